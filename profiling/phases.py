@@ -1,0 +1,34 @@
+"""Names of the `record_function` ranges dpscope puts into its traces.
+
+The recorder (launch) and the reader (analysis) share these and nothing else about a trace's inside.
+A range of `nn.DataParallel` that belongs to one replica ends in `#<replica index>`: replica threads are new in
+every step, so their thread ids say nothing.
+"""
+
+PREFIX = "dpscope::"
+
+DATA = PREFIX + "data"
+HOST_TO_DEVICE = PREFIX + "host_to_device"
+FORWARD = PREFIX + "forward"
+BACKWARD = PREFIX + "backward"
+OPTIMIZER = PREFIX + "optimizer"
+
+REPLICATE = PREFIX + "dp_replicate"
+SCATTER = PREFIX + "dp_scatter"
+PARALLEL_APPLY = PREFIX + "dp_parallel_apply"
+GATHER = PREFIX + "dp_gather"
+GRADIENT_REDUCE = PREFIX + "dp_gradient_reduce"
+
+STEP_PHASES = (DATA, HOST_TO_DEVICE, FORWARD, BACKWARD, OPTIMIZER)
+DP_PHASES = (REPLICATE, SCATTER, PARALLEL_APPLY, GATHER, GRADIENT_REDUCE)
+DP_COMMUNICATION_PHASES = (REPLICATE, SCATTER, GATHER, GRADIENT_REDUCE)
+
+
+def replica_range(phase: str, replica: int) -> str:
+    """Name of one replica's range of a DP phase, such as ``dpscope::dp_scatter#1``."""
+    return f"{phase}#{replica}"
+
+
+def base_name(range_name: str) -> str:
+    """Phase of a range: its name without the replica's index."""
+    return range_name.partition("#")[0]

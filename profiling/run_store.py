@@ -1,0 +1,209 @@
+"""The run folder: where each file lies, and writing it whole or not at all. Imports no torch.
+
+    runs/<run>/manifest.json
+    runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
+    runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
+    runs/<run>/cells/<cell>/repeat<k>/counters/   <node>_<rank>.pt.trace.json.gz, <node>_<rank>.json
+    runs/<run>/report/
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pandas as pd
+
+from dpscope.profiling.run_types import (
+    SCHEMA_VERSION,
+    Cell,
+    CellResult,
+    DdpCounters,
+    Manifest,
+    RankResult,
+)
+
+MANIFEST_NAME = "manifest.json"
+RESULT_NAME = "result.json"
+TRACE_SUFFIX = ".pt.trace.json.gz"
+
+_Stored = TypeVar("_Stored")
+
+
+class DpscopeError(Exception):
+    """A mistake of the user's or of a file's, told in one line: what, where, what to do."""
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends, and vanishes if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    with atomic_path(path) as temporary:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a UTF-8 text file whole or not at all."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a stored type (or plain data) as indented JSON, whole or not at all."""
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def read_json(path: Path, kind: type[_Stored]) -> _Stored:
+    """Read a stored type; raises DpscopeError naming file and field when it does not fit."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DpscopeError(
+            f"{path} is not a {kind.__name__} this version of dpscope can read: {error}; "
+            "measure the run again, or read it with the dpscope that wrote it"
+        ) from error
+
+
+class RepeatFolder:
+    """One repeat of one cell."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def result_path(self) -> Path:
+        return self.path / RESULT_NAME
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    def rank_path(self, node: int, rank: int) -> Path:
+        return self.path / f"rank_{node}_{rank}.json"
+
+    def samples_path(self, node: int, rank: int) -> Path:
+        return self.path / f"samples_{node}_{rank}.parquet"
+
+    def trace_path(self, node: int, rank: int) -> Path:
+        return self.path / "traces" / f"{node}_{rank}{TRACE_SUFFIX}"
+
+    def counters_trace_path(self, node: int, rank: int) -> Path:
+        return self.path / "counters" / f"{node}_{rank}{TRACE_SUFFIX}"
+
+    def counters_path(self, node: int, rank: int) -> Path:
+        return self.path / "counters" / f"{node}_{rank}.json"
+
+    def result(self) -> CellResult | None:
+        """The repeat's result, None while it is not done."""
+        return read_json(self.result_path, CellResult) if self.result_path.exists() else None
+
+    def ranks(self) -> list[RankResult]:
+        """What each process said, in rank order."""
+        found = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
+        return sorted(found, key=lambda result: result.rank)
+
+    def samples(self) -> pd.DataFrame:
+        """All ranks' samples: SAMPLE_COLUMNS plus `rank`; empty frame when there are none."""
+        frames = [
+            pd.read_parquet(self.samples_path(result.node, result.rank)).assign(rank=result.rank)
+            for result in self.ranks()
+        ]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def traces(self) -> list[Path]:
+        return sorted((self.path / "traces").glob(f"*{TRACE_SUFFIX}"))
+
+    def counters_traces(self) -> list[Path]:
+        return sorted((self.path / "counters").glob(f"*{TRACE_SUFFIX}"))
+
+    def counters(self, node: int, rank: int) -> list[DdpCounters]:
+        return read_json(self.counters_path(node, rank), list[DdpCounters])
+
+    def clear(self) -> None:
+        """Remove everything of an attempt that did not finish, or that is to be redone."""
+        if self.path.exists():
+            # The result goes first: a folder half removed must not read as done.
+            self.result_path.unlink(missing_ok=True)
+            shutil.rmtree(self.path)
+
+    def clear_measurements(self) -> None:
+        """Remove what a failed attempt measured; its log stays."""
+        for path in self.path.iterdir() if self.path.exists() else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != self.log_path:
+                path.unlink()
+
+
+class RunFolder:
+    """A run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / MANIFEST_NAME
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report"
+
+    def manifest(self) -> Manifest:
+        """The manifest; raises DpscopeError when this is not a run folder or of another schema."""
+        if not self.manifest_path.exists():
+            raise DpscopeError(
+                f"{self.path} is not a run folder: it has no {MANIFEST_NAME}; "
+                "name a folder that `dpscope run` made, or trace files"
+            )
+        manifest = read_json(self.manifest_path, Manifest)
+        if manifest.schema_version != SCHEMA_VERSION:
+            raise DpscopeError(
+                f"{self.manifest_path} has schema version {manifest.schema_version}, this dpscope reads "
+                f"{SCHEMA_VERSION}; read it with the dpscope {manifest.dpscope_version} that wrote it"
+            )
+        return manifest
+
+    def repeat(self, cell: Cell, repeat: int) -> RepeatFolder:
+        return RepeatFolder(self.path / "cells" / cell.name / f"repeat{repeat}")
+
+    def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
+        """Repeats of a cell that ended well, in order."""
+        folders = sorted(
+            (int(path.name.removeprefix("repeat")), RepeatFolder(path))
+            for path in (self.path / "cells" / cell.name).glob("repeat*")
+            if path.name.removeprefix("repeat").isdigit()
+        ) if (self.path / "cells" / cell.name).exists() else []
+        return [(index, folder) for index, folder in folders if _is_ok(folder)]
+
+
+def _is_ok(folder: RepeatFolder) -> bool:
+    result = folder.result()
+    return result is not None and result.status == "ok"
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST_NAME).is_file()
+

@@ -1,0 +1,222 @@
+"""What a run folder holds, as types: configuration, plan, samples, results. Imports no torch.
+
+Every type is a frozen msgspec struct; a field this version does not know is an error, so that a run folder
+written by a newer dpscope is refused and not half understood. Units stand in names: `_us`, `_s`, `_bytes`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+Strategy = Literal["single", "dp", "ddp"]
+CellStrategy = Literal["single", "dp", "dp-host", "ddp"]
+CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every stored type."""
+
+
+class RunConfig(_Stored):
+    """What the user asked for. `None` means "choose for this machine"; a manifest holds no such `None`.
+
+    `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
+    numbers are read both ways and the union of the cells is measured once.
+    """
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    strategies: tuple[Strategy, ...] = ("single", "dp", "ddp")
+    devices: tuple[int, ...] | None = None  # device counts, 1 for the single-device baseline
+    batch_sizes: tuple[int, ...] | None = None
+    batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
+    scaling: Literal["weak", "strong", "both"] = "weak"
+    model: str = "resnet18_cifar"  # that, a torchvision classification model, or package.module:function
+    data: Literal["synthetic", "fake", "cifar10"] = "synthetic"
+    data_dir: str = "data"
+    download: bool = False
+    samples: int = 50_000  # samples an epoch, for synthetic and fake data (cifar10 has its own)
+    workers: int = 2  # DataLoader workers per process
+    workers_total: int | None = None  # DataLoader workers per cell, shared by its processes
+    pin_memory: bool = False
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    warmup_steps: int = 5
+    steps: int | None = None  # timed steps per repeat
+    epochs: int | None = None  # or whole timed epochs, after one untimed
+    traced_steps: int = 3  # whole traced steps asked for; one more is traced
+    repeats: int = 2
+    seed: int = 0
+    timeout_s: float = 900.0  # of one cell's job
+
+
+class Cell(_Stored):
+    """One thing that is measured: a strategy on a number of devices at a batch size per device."""
+
+    strategy: CellStrategy
+    devices: int
+    batch_size: int  # per device
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """Folder name, such as ``ddp-d4-b128``; the batch in it is per device."""
+        base = f"{self.strategy}-d{self.devices}-b{self.batch_size}"
+        return f"{base}-{self.variant}" if self.variant else base
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples one step trains on, over all devices."""
+        return self.devices * self.batch_size
+
+    @property
+    def processes(self) -> int:
+        """Processes torchrun starts: one per device under DDP, one otherwise."""
+        return self.devices if self.strategy == "ddp" else 1
+
+
+class PlannedCell(_Stored):
+    """A cell of the plan, or why it is left out."""
+
+    cell: Cell
+    skip_reason: str | None = None  # set: never started
+
+
+class Finding(_Stored):
+    """A warning or conclusion as data: what was seen, what it means, what to do."""
+
+    severity: Literal["info", "warning", "error"]
+    code: str
+    message: str
+    next_step: str
+
+
+class DeviceState(_Stored):
+    """One GPU at one moment, as NVML reports it; None where it does not."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    other_process_ids: tuple[int, ...] | None = None  # compute processes that are not the run's own
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+
+
+class Environment(_Stored):
+    """Where a run took place."""
+
+    hostname: str
+    platform: str
+    cpu_name: str | None
+    cpu_count: int  # cores this process may use
+    memory_bytes: int | None
+    python_version: str
+    torch_version: str | None
+    torchvision_version: str | None
+    cuda_version: str | None  # the one torch was built with
+    nccl_version: str | None
+    driver_version: str | None
+    accelerators: tuple[DeviceState, ...] = ()
+    settings: dict[str, str] = {}  # NCCL_*, GLOO_*, TORCH_*, OMP_*, CUDA_* variables that are set
+
+
+class Manifest(_Stored):
+    """`manifest.json`: written once, by the sweep (or by a worker started by hand)."""
+
+    schema_version: int
+    dpscope_version: str
+    created_at: str  # ISO 8601, UTC
+    config: RunConfig
+    device_type: Literal["cuda", "cpu"]
+    threads_per_process: int  # intra-op threads each process (dp-host: each replica) computes with
+    environment: Environment
+    plan: tuple[PlannedCell, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+class TimedBlock(_Stored):
+    """Steps timed as one block between two synchronisations: the throughput's source."""
+
+    epoch: int | None  # set when the block is a whole epoch
+    steps: int
+    samples: int  # of this process (DDP) or of all replicas (DP)
+    duration_s: float
+    data_wait_s: float  # of it, waiting for the loader
+
+
+class DeviceMemory(_Stored):
+    """Peak memory of one device over the timed steps, from torch's allocator."""
+
+    device: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+class ParameterSizes(_Stored):
+    """Sizes of the model: what a strategy has to move."""
+
+    parameter_count: int
+    parameter_bytes: int
+    gradient_bytes: int  # of parameters that require a gradient
+    buffer_bytes: int
+
+
+class RankResult(_Stored):
+    """`rank_<node>_<rank>.json`: what one process says of its job, beside its samples."""
+
+    rank: int
+    node: int
+    local_rank: int
+    world_size: int
+    device_names: tuple[str, ...]
+    threads: int
+    backend: str | None  # the process group's backend that really ran, None without one
+    nccl_engine: str | None  # torch >= 2.15 has two
+    loader_workers: int
+    steps_per_epoch: int
+    model: ParameterSizes
+    blocks: tuple[TimedBlock, ...]
+    memory: tuple[DeviceMemory, ...]  # empty on CPU: the allocator keeps no such figure there
+    device_states_before: tuple[DeviceState, ...] = ()
+    device_states_after: tuple[DeviceState, ...] = ()
+    last_loss: float | None = None
+
+
+class CellResult(_Stored):
+    """`result.json`: renamed into place last; a repeat without it is not done."""
+
+    cell: Cell
+    repeat: int
+    status: CellStatus
+    duration_s: float  # of the whole job, start of torchrun to its end
+    message: str = ""  # why it is not ok, in one line
+    log_tail: tuple[str, ...] = ()  # each line with its rank, the first rank to fail first
+
+
+class DdpCounters(_Stored):
+    """One step of DDP's own runtime counters; durations in microseconds, as DDP defines them.
+
+    Source: `torch.distributed` DDPLoggingData. `backward_comm_us` is a span: from the launch of the first
+    bucket to the end of the last one.
+    """
+
+    step: int  # the number in ProfilerStep# of the same step
+    forward_compute_us: float
+    backward_compute_us: float
+    backward_comm_us: float
+    overlap_us: float
+    bucket_bytes: tuple[int, ...]  # rebuilt_bucket_sizes
+
+
+SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
+"""Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
+includes `data_wait_us`, the wait for the loader; transfer and optimizer belong to the step either way."""
