@@ -1,0 +1,153 @@
+"""Which step each event of a trace belongs to: on a device by its launch, on the CPU by its creation."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpscope.analysis.event_kind import Kind, cpu_event_kinds, event_kinds, named_annotations
+from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn, Trace
+from dpscope.profiling.run_types import Finding
+
+NO_STEP = -1
+_STEP_NAME = re.compile(r"^ProfilerStep#(\d+)$")
+_DEVICE_KINDS = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY)
+
+
+@dataclass(frozen=True)
+class StepRanges:
+    """The steps of a trace in time order; one step without a number when the trace has no ProfilerStep."""
+
+    numbers: tuple[int | None, ...]
+    start_us: FloatColumn
+    end_us: FloatColumn
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def index_at(self, times: FloatColumn) -> IntColumn:
+        """Index of the step each time lies in, NO_STEP outside of all; NaN lies in none."""
+        index = np.searchsorted(self.start_us, times, side="right").astype(np.int64) - 1
+        inside = (index >= 0) & (times < self.end_us[np.maximum(index, 0)]) if len(self) else np.zeros_like(index, bool)
+        return np.where(inside & np.isfinite(times), index, NO_STEP)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Per row of the event table: its kind, its launch and its step (an index into `steps`)."""
+
+    trace: Trace
+    steps: StepRanges
+    kind: npt.NDArray[np.uint8]
+    launch_row: IntColumn  # the runtime call that launched a device event, -1 for none
+    launch_us: FloatColumn  # when; NaN for none
+    step: IntColumn
+
+    @property
+    def on_device(self) -> bool:
+        """Whether this is a device's timeline, else the CPU's."""
+        return self.trace.has_accelerator
+
+    @property
+    def events(self) -> EventTable:
+        return self.trace.events
+
+    def rows(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
+        """Rows of any of these kinds."""
+        return np.isin(self.kind, [int(kind) for kind in kinds])
+
+
+def attribute(trace: Trace) -> Attribution:
+    """Attribute every event of a trace.
+
+    A device event belongs to the step in whose ProfilerStep range the runtime call of its correlation id lies; one
+    without such a call in the trace belongs to none. A CPU event belongs to the step in which it starts.
+    """
+    events = trace.events
+    steps = step_ranges(events)
+    if not trace.has_accelerator:
+        kind = cpu_event_kinds(events)
+        none = np.full(len(events), -1, dtype=np.int64)
+        return Attribution(
+            trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us)
+        )
+    kind = event_kinds(events)
+    launch_row = _launch_rows(events, np.isin(kind, _DEVICE_KINDS))
+    launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)
+    return Attribution(trace, steps, kind, launch_row, launch_us, steps.index_at(launch_us))
+
+
+def step_ranges(events: EventTable) -> StepRanges:
+    """The ProfilerStep ranges of the CPU side, the longest of each number (several threads may carry one)."""
+    rows = np.flatnonzero(named_annotations(events, "ProfilerStep#"))
+    longest: dict[int, tuple[float, float]] = {}
+    for row in rows:
+        match = _STEP_NAME.match(events.names[events.name[row]])
+        if match is None:
+            continue
+        start, duration = float(events.start_us[row]), float(events.duration_us[row])
+        number = int(match[1])
+        if number not in longest or duration > longest[number][1] - longest[number][0]:
+            longest[number] = (start, start + duration)
+    if not longest:
+        return StepRanges((None,), np.array([-np.inf]), np.array([np.inf]))
+    ordered = sorted(longest.items(), key=lambda item: item[1])
+    bounds = np.array([bound for _, bound in ordered])
+    return StepRanges(tuple(number for number, _ in ordered), bounds[:, 0], bounds[:, 1])
+
+
+def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntColumn:
+    """For each device event the row of the runtime call with its correlation id, else -1."""
+    launch = np.full(len(events), -1, dtype=np.int64)
+    calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))
+    wanted = np.flatnonzero(device_rows & (events.correlation >= 0))
+    if not len(calls) or not len(wanted):
+        return launch
+    calls = calls[np.argsort(events.correlation[calls], kind="stable")]
+    correlations = events.correlation[calls]
+    position = np.minimum(np.searchsorted(correlations, events.correlation[wanted]), len(calls) - 1)
+    found = correlations[position] == events.correlation[wanted]
+    launch[wanted[found]] = calls[position[found]]
+    return launch
+
+
+def attribution_findings(attribution: Attribution) -> list[Finding]:
+    """Device events that no step launched, and a device trace that shows no device work."""
+    trace, events = attribution.trace, attribution.events
+    if not attribution.on_device:
+        return []
+    device = attribution.rows(*_DEVICE_KINDS)
+    findings = []
+    if not attribution.rows(Kind.COMPUTE, Kind.COLLECTIVE).any():
+        findings.append(
+            Finding(
+                severity="error",
+                code="no_kernels",
+                message=f"{trace.source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
+                next_step="another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
+            )
+        )
+    lost = device & (attribution.step == NO_STEP)
+    if lost.any():
+        total_us = float(events.duration_us[lost].sum())
+        collectives = int((lost & attribution.rows(Kind.COLLECTIVE)).sum())
+        findings.append(
+            Finding(
+                severity="warning",
+                code="events_of_no_step",
+                message=f"{int(lost.sum())} device events of {trace.source} ({total_us:,.1f} us, {collectives} of them "
+                "collectives) were launched in no traced step and are in no step's sums",
+                next_step="usual at a trace's edges; if they are many, trace more steps after a warm-up",
+            )
+        )
+    if attribution.steps.numbers == (None,):
+        findings.append(
+            Finding(
+                severity="warning",
+                code="no_steps",
+                message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step",
+                next_step="call profiler.step() once per training step to get per-step numbers",
+            )
+        )
+    return findings

@@ -1,0 +1,101 @@
+"""What an event is: compute, collective, peer copy, other copy, host work; and which collective a name means."""
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from dpscope.analysis.event_table import BoolColumn, Category, EventTable
+from dpscope.profiling.phases import DP_COMMUNICATION_PHASES, base_name
+
+
+class Kind(IntEnum):
+    """DESIGN's split of a timeline: K is COMPUTE, C is COLLECTIVE and PEER_COPY, H is COPY."""
+
+    OTHER = 0
+    COMPUTE = 1  # a kernel that is no communication; on a CPU timeline, an operator
+    COLLECTIVE = 2
+    PEER_COPY = 3  # from device to another device
+    COPY = 4  # any other copy, and memsets
+    HOST_RANGE = 5  # dp-host's stand-in for communication
+
+
+# NCCL by its generations (ncclAllReduceRingLLKernel..., ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...), RCCL and
+# MSCCL among them.
+_COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|mscclKernel", re.IGNORECASE)
+_PEER_COPY = re.compile(r"PtoP|Peer", re.IGNORECASE)
+_CPU_COMMUNICATION_OP = re.compile(r"^(?:c10d::|gloo:|nccl:|record_param_comms)")
+
+# The longer names first: "reduce" is part of three others.
+_COLLECTIVE_WORDS = (
+    ("allreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("sendrecv", "send_recv"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+
+ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather", "send", "recv", "send_recv"})
+"""Collectives that do not make every rank wait for every other: no transfer and no wait can be told from them."""
+
+
+@lru_cache(maxsize=4096)
+def collective_kind(name: str) -> str | None:
+    """Which collective a kernel's, an operator's or an annotation's name means; None where it does not tell.
+
+    >>> collective_kind("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    'all_reduce'
+    >>> collective_kind("nccl:_all_gather_base")
+    'all_gather'
+    """
+    letters = re.sub(r"[^a-z]", "", name.partition("(")[0].lower())
+    for word, kind in _COLLECTIVE_WORDS:
+        if word in letters:
+            return kind
+    return None
+
+
+def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
+    """The Kind of every row of a trace with a device timeline."""
+    collective_name = np.array([bool(_COLLECTIVE_KERNEL.search(name)) for name in events.names], dtype=bool)
+    peer_name = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)
+    kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
+    kernels = events.is_category(Category.KERNEL)
+    kinds[kernels] = Kind.COMPUTE
+    kinds[events.is_category(Category.MEMCPY, Category.MEMSET)] = Kind.COPY
+    if len(events):
+        kinds[kernels & events.has_name(collective_name)] = Kind.COLLECTIVE
+        kinds[events.is_category(Category.MEMCPY) & events.has_name(peer_name)] = Kind.PEER_COPY
+    return kinds
+
+
+def cpu_event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
+    """The Kind of every row of a trace without a device: operators compute, gloo's annotations communicate."""
+    communication_op = np.array([bool(_CPU_COMMUNICATION_OP.match(name)) for name in events.names], dtype=bool)
+    gloo = np.array([name.startswith("gloo:") for name in events.names], dtype=bool)
+    dp_range = np.array([base_name(name) in DP_COMMUNICATION_PHASES for name in events.names], dtype=bool)
+    kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
+    if not len(events):
+        return kinds
+    annotations = events.is_category(Category.USER_ANNOTATION)
+    kinds[events.is_category(Category.CPU_OP) & ~events.has_name(communication_op)] = Kind.COMPUTE
+    kinds[annotations & events.has_name(gloo)] = Kind.COLLECTIVE
+    kinds[annotations & events.has_name(dp_range)] = Kind.HOST_RANGE
+    return kinds
+
+
+def named_annotations(events: EventTable, prefix: str) -> BoolColumn:
+    """User annotations whose name starts with `prefix`."""
+    if not len(events):
+        return np.zeros(0, dtype=bool)
+    wanted = np.array([name.startswith(prefix) for name in events.names], dtype=bool)
+    return events.is_category(Category.USER_ANNOTATION) & events.has_name(wanted)

@@ -1,0 +1,104 @@
+"""The event table: one row per trace event that matters here, as numpy columns."""
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from dpscope.profiling.run_types import Finding
+
+FloatColumn = npt.NDArray[np.float64]
+IntColumn = npt.NDArray[np.int64]
+BoolColumn = npt.NDArray[np.bool_]
+
+
+class Category(IntEnum):
+    """What sort of record an event is."""
+
+    CPU_OP = 0
+    USER_ANNOTATION = 1
+    RUNTIME = 2  # a call of the CUDA or HIP runtime or driver: where device work is launched
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationArgs:
+    """What a trace says of one collective's size and group; None where it says nothing."""
+
+    collective_name: str | None = None
+    input_elements: int | None = None
+    output_elements: int | None = None
+    dtype: str | None = None
+    group: str | None = None
+    group_size: int | None = None
+    sequence: int | None = None
+    input_bytes: int | None = None  # from `Input Dims` and `Input type`, where both are there
+
+
+@dataclass(frozen=True)
+class EventTable:
+    """Rows in file order; every column has one entry per event.
+
+    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device`,
+    `stream`, `correlation` and `external_id`, and `bytes` is -1 where the trace gives no size.
+    """
+
+    start_us: FloatColumn
+    duration_us: FloatColumn
+    category: npt.NDArray[np.uint8]
+    name: IntColumn  # index into `names`
+    thread: IntColumn  # CPU thread, or the device's stream as the trace numbers it
+    device: IntColumn
+    stream: IntColumn
+    correlation: IntColumn
+    external_id: IntColumn
+    bytes: IntColumn
+    names: list[str]
+    communication: dict[int, CommunicationArgs]  # row -> what the trace says of it
+
+    def __len__(self) -> int:
+        return len(self.start_us)
+
+    @property
+    def end_us(self) -> FloatColumn:
+        return self.start_us + self.duration_us
+
+    def is_category(self, *categories: Category) -> BoolColumn:
+        """Rows of any of these categories."""
+        return np.isin(self.category, [int(category) for category in categories])
+
+    def has_name(self, predicate_of_names: BoolColumn) -> BoolColumn:
+        """Rows whose name is one of those marked; `predicate_of_names` has one entry per entry of `names`."""
+        return predicate_of_names[self.name]
+
+    def select(self, mask: BoolColumn) -> "EventTable":
+        """The rows that `mask` marks, in order."""
+        kept = np.flatnonzero(mask)
+        new_row = {int(old): new for new, old in enumerate(kept)}
+        columns = {
+            column.name: getattr(self, column.name)[kept]
+            for column in fields(self)
+            if column.name not in ("names", "communication")
+        }
+        communication = {
+            new_row[row]: args for row, args in self.communication.items() if row in new_row
+        }
+        return EventTable(**columns, names=self.names, communication=communication)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One process's trace: its events and what its header says of it; None where it says nothing."""
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    device_names: tuple[str, ...]
+    events: EventTable
+    has_accelerator: bool  # the trace shows a device, or calls of a device's runtime
+    findings: tuple[Finding, ...] = field(default=())

@@ -1,0 +1,164 @@
+"""Collectives of several ranks set side by side: transfer, waiting, bandwidth, who made whom wait.
+
+No clock is shared between ranks, and none is needed: collective j of a group is the same one on every rank, found by
+its sequence number, else by its order with the sizes checked. A rank that comes late shows a short duration and makes the
+others wait, so the shortest duration is the closest to the transfer itself (an upper bound of it).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.event_kind import ROOTED
+from dpscope.profiling.run_types import Finding
+
+MATCHED_COLUMNS = ("transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps")
+
+
+@dataclass(frozen=True)
+class MatchedCollectives:
+    """`table`: the ranks' rows with MATCHED_COLUMNS; `unmatched`: rows whose partners were not found."""
+
+    table: pd.DataFrame
+    unmatched: int
+    findings: tuple[Finding, ...]
+
+
+def bus_factor(kind: str | None, group_size: int) -> float | None:
+    """busbw / algbw of a collective on N ranks; None for one that has no such factor, or at N = 1.
+
+    Source: nccl-tests, doc/PERFORMANCE.md: 2(N-1)/N for all-reduce, (N-1)/N for all-gather, reduce-scatter and
+    all-to-all, 1 for broadcast, reduce and send/recv.
+    """
+    if group_size < 2:
+        return None
+    if kind == "all_reduce":
+        return 2 * (group_size - 1) / group_size
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (group_size - 1) / group_size
+    if kind in ("broadcast", "reduce", "send", "recv", "send_recv"):
+        return 1.0
+    return None
+
+
+def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
+    """Match the `collectives` tables of the ranks of one job; adds MATCHED_COLUMNS.
+
+    transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for rooted collectives,
+    which do not synchronise, and unless all ranks of the group are there. Bandwidths in GB/s (1e9 B/s).
+    """
+    table = pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
+    if table.empty:
+        return MatchedCollectives(table.reindex(columns=[*table.columns, *MATCHED_COLUMNS]), 0, ())
+    rank = table["rank"].fillna(-1)
+    by_sequence = table["sequence"].notna()
+    # Key of "the same collective": its number in its group, and the traced step where only the order is known.
+    table["_number"] = np.where(by_sequence, table["sequence"].fillna(-1), _order_in_step(table))
+    table["_keyed"] = by_sequence
+    keys = ["group", "_keyed", "_number"] + ["step"]
+    groups = table.groupby(keys, dropna=False, sort=False)
+    present = groups["rank"].transform("nunique")
+    same_kind = groups["kind"].transform("nunique") <= 1
+    same_size = groups["bytes"].transform("nunique") <= 1
+    one_each = groups["rank"].transform("size") == present
+    variable_size = table["kind"].eq("all_to_all").fillna(False)  # each rank may send another amount
+    sound = same_kind & (same_size | variable_size) & one_each
+    whole = (present == table["group_size"]).fillna(False) & sound & (table["group_size"] > 1)
+    synchronising = ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()
+    shortest = groups["duration_us"].transform("min")
+    largest = groups["bytes"].transform("max")
+    matched = whole & synchronising
+    table["transfer_us"] = shortest.where(matched)
+    table["wait_us"] = (table["duration_us"] - shortest).where(matched)
+    factor = pd.Series(
+        [
+            bus_factor(kind, int(size)) if pd.notna(size) and pd.notna(kind) else None
+            for kind, size in zip(table["kind"], table["group_size"], strict=True)
+        ],
+        index=table.index,
+        dtype="Float64",
+    )
+    table["algbw_gbps"] = _gbps(largest, table["transfer_us"])
+    table["busbw_gbps"] = table["algbw_gbps"] * factor
+    table["lower_bound_gbps"] = _gbps(table["bytes"], table["duration_us"])
+    several = rank.nunique() > 1
+    disagree = several & ~sound
+    unmatched = int((several & (table["group_size"] > 1).fillna(False) & ~whole).sum())
+    table = table.drop(columns=["_number", "_keyed"])
+    return MatchedCollectives(table, unmatched, tuple(_findings(unmatched, int(disagree.sum()), table)))
+
+
+def _order_in_step(table: pd.DataFrame) -> pd.Series:
+    """Position of a collective among its rank's of the same group and step."""
+    return table.groupby(["rank", "group", "step"], dropna=False).cumcount()
+
+
+def _gbps(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:
+    """1e9 bytes per second; NA where the time is 0 or unknown."""
+    return (size_bytes / time_us.where(time_us > 0) / 1e3).astype("Float64")
+
+
+def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Finding]:
+    findings = []
+    if unmatched:
+        findings.append(
+            Finding(
+                severity="warning",
+                code="collectives_unmatched",
+                message=f"{unmatched} of {len(table)} collectives have no counterpart on every rank of their group"
+                + (f" ({disagree} by kind or size)" if disagree else "")
+                + ": no transfer and no wait is given for them",
+                next_step="read the traces of all ranks, over the same steps",
+            )
+        )
+    return findings
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank the others waited for: how late it came, as the mean over steps of a step's longest wait for it.
+
+    The longest and not the sum: a rank that is late once in a step is late to every collective that follows, and the
+    others lose that time once.
+    """
+
+    rank: int
+    lateness_us: float
+    share: float  # of all waiting, 0..1
+    steps: int  # in which it was the last to come, out of...
+    of_steps: int
+
+
+def find_straggler(table: pd.DataFrame) -> Straggler | None:
+    """The rank that made the others wait longest; None where nobody waited or nothing is matched.
+
+    The last to arrive at a collective is the one whose duration is the transfer itself.
+    """
+    known = table[table["wait_us"].notna() & table["step"].notna()].reset_index(drop=True)
+    if known.empty or known["rank"].nunique() < 2:
+        return None
+    key = known.assign(number=_order_in_step(known)).groupby(["step", "group", "number"], dropna=False).ngroup()
+    first_rows = known.groupby(key)["duration_us"].idxmin()
+    per_collective = pd.DataFrame(
+        {
+            "step": known.loc[first_rows, "step"].to_numpy(),
+            "last": known.loc[first_rows, "rank"].to_numpy(),
+            "wait_us": known.groupby(key)["wait_us"].max().to_numpy(dtype=float),
+        }
+    )
+    total = per_collective["wait_us"].sum()
+    if total <= 0:
+        return None
+    caused = per_collective.groupby("last")["wait_us"].sum()
+    rank = caused.idxmax()
+    own = per_collective[per_collective["last"] == rank]
+    lateness = own.groupby("step")["wait_us"].max()
+    of_steps = known["step"].nunique()
+    return Straggler(
+        rank=int(rank),
+        lateness_us=float(lateness.sum()) / of_steps,
+        share=float(caused.max() / total),
+        steps=len(lateness),
+        of_steps=of_steps,
+    )

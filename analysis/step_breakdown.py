@@ -1,0 +1,223 @@
+"""Per (rank, device, step): compute, communication, what is exposed, copies, idle, phases.
+
+Definitions: docs/measures.md. A step is a window of its process, shared by the process's devices; on the CPU it is the
+ProfilerStep range.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis import intervals
+from dpscope.analysis.attribution import Attribution
+from dpscope.analysis.event_kind import Kind, named_annotations
+from dpscope.analysis.event_table import BoolColumn, Category, FloatColumn
+from dpscope.analysis.intervals import Intervals
+from dpscope.profiling import phases
+
+COLUMNS = (
+    "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",
+    "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
+    "backward_us", "optimizer_us", "collective_count",
+)  # fmt: skip
+
+_COMMUNICATION = (Kind.COLLECTIVE, Kind.PEER_COPY)
+_PHASE_COLUMNS = {
+    "data_us": phases.DATA,
+    "host_to_device_us": phases.HOST_TO_DEVICE,
+    "forward_us": phases.FORWARD,
+    "backward_us": phases.BACKWARD,
+    "optimizer_us": phases.OPTIMIZER,
+}
+
+
+def step_breakdown(attribution: Attribution) -> pd.DataFrame:
+    """One row per (rank, device, step), COLUMNS; times in microseconds, unknown is NA.
+
+    step_us = compute_us + exposed_us + idle_us. `device` is NA on a CPU timeline, `step` where the trace marks none.
+    """
+    rows = _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
+    frame = pd.DataFrame(list(rows), columns=[column for column in COLUMNS if column != "rank"])
+    frame.insert(0, "rank", attribution.trace.rank)
+    whole = ["rank", "device", "step", "collective_count"]
+    frame[whole] = frame[whole].astype("Int64")
+    times = [column for column in COLUMNS if column.endswith("_us")]
+    frame[times] = frame[times].astype("Float64")
+    frame["partial_window"] = frame["partial_window"].astype("boolean")
+    return frame
+
+
+def step_windows(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, BoolColumn]:
+    """Start, end and "has a start of its own" of each step's window; NaN for a step that launched nothing.
+
+    A window runs from the end of the latest event launched in the previous step to the end of the latest launched in
+    its own; the first one runs from its own first event.
+    """
+    events, count = attribution.events, len(attribution.steps)
+    device = attribution.rows(Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY) & (attribution.step >= 0)
+    ends = np.full(count, -np.inf)
+    np.maximum.at(ends, attribution.step[device], events.end_us[device])
+    first = np.full(count, np.inf)
+    np.minimum.at(first, attribution.step[device], events.start_us[device])
+    launched = np.isfinite(ends)
+    reach = np.maximum.accumulate(ends)
+    starts = np.concatenate(([-np.inf], reach[:-1]))
+    whole = np.isfinite(starts)
+    starts = np.where(whole, starts, first)
+    return np.where(launched, starts, np.nan), np.where(launched, reach, np.nan), whole
+
+
+def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
+    events = attribution.events
+    starts, ends, whole = step_windows(attribution)
+    launched = attribution.step >= 0
+    device_kinds = attribution.rows(Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY) & launched
+    phase_of_row = _phase_of_launch(attribution)
+    for device in np.unique(events.device[device_kinds]):
+        own = device_kinds & (events.device == device)
+        compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
+        communication = _union(attribution, own & attribution.rows(*_COMMUNICATION))
+        copies = _union(attribution, own & attribution.rows(Kind.COPY))
+        either = intervals.merge(compute, communication)
+        lengths = {
+            name: intervals.length_before(kind, ends) - intervals.length_before(kind, starts)
+            for name, kind in {
+                "compute": compute,
+                "communication": communication,
+                "either": either,
+                "all": intervals.merge(either, copies),
+            }.items()
+        }
+        for index in np.flatnonzero(np.isfinite(ends)):
+            in_step = own & (attribution.step == index)
+            either_us = lengths["either"][index]
+            step_us = ends[index] - starts[index]
+            yield {
+                "device": int(device),
+                "step": attribution.steps.numbers[index],
+                "step_us": step_us,
+                "compute_us": lengths["compute"][index],
+                "communication_us": lengths["communication"][index],
+                "overlapped_us": lengths["compute"][index] + lengths["communication"][index] - either_us,
+                "exposed_us": either_us - lengths["compute"][index],
+                "host_copy_us": lengths["all"][index] - either_us,
+                "idle_us": step_us - either_us,
+                "clipped_us": _clipped_us(attribution, in_step, starts[index]),
+                "partial_window": not whole[index],
+                "collective_count": int((in_step & attribution.rows(Kind.COLLECTIVE)).sum()),
+            } | _device_phases(attribution, in_step, phase_of_row)
+
+
+def _union(attribution: Attribution, rows: BoolColumn) -> Intervals:
+    return intervals.union(attribution.events.start_us[rows], attribution.events.end_us[rows])
+
+
+def _clipped_us(attribution: Attribution, in_step: BoolColumn, window_start: float) -> float:
+    """Device time of this step's own events that lies in an earlier window."""
+    early = in_step & (attribution.events.start_us < window_start)
+    if not early.any():
+        return 0.0
+    return intervals.length(intervals.clip(_union(attribution, early), -np.inf, window_start))
+
+
+def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
+    """Index of the phase in whose range each device event was launched, -1 for none; None without ranges.
+
+    By time, whatever the thread: the backward pass launches from autograd's own threads.
+    """
+    events = attribution.events
+    rows = np.flatnonzero(named_annotations(events, phases.PREFIX))
+    names = list(_PHASE_COLUMNS.values())
+    ranges = sorted(
+        (float(events.start_us[row]), float(events.end_us[row]), names.index(events.names[events.name[row]]))
+        for row in rows
+        if events.names[events.name[row]] in names
+    )
+    if not ranges:
+        return None
+    starts, ends, codes = (np.array(column) for column in zip(*ranges, strict=True))
+    index = np.searchsorted(starts, attribution.launch_us, side="right") - 1
+    inside = (index >= 0) & (attribution.launch_us < ends[np.maximum(index, 0)])
+    return np.where(inside, codes[np.maximum(index, 0)], -1)
+
+
+def _device_phases(
+    attribution: Attribution, in_step: BoolColumn, phase_of_row: np.ndarray | None
+) -> dict[str, object]:
+    """Device time of the work launched in each phase, communication left out; NA without ranges."""
+    if phase_of_row is None:
+        return dict.fromkeys(_PHASE_COLUMNS, None)
+    own = in_step & ~attribution.rows(*_COMMUNICATION)
+    return {
+        column: intervals.length(_union(attribution, own & (phase_of_row == code)))
+        for code, column in enumerate(_PHASE_COLUMNS)
+    }
+
+
+def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
+    events = attribution.events
+    if not len(events):
+        return
+    compute = cpu_compute(attribution)
+    communication_rows = attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
+    for index in range(len(attribution.steps)):
+        start = max(float(attribution.steps.start_us[index]), float(events.start_us.min()))
+        end = min(float(attribution.steps.end_us[index]), float(events.end_us.max()))
+        in_step = attribution.step == index
+        window = np.array([[start, end]])
+        communication = intervals.clip(_union(attribution, communication_rows & in_step), start, end)
+        compute_us = intervals.length_within(compute, window)
+        communication_us = intervals.length(communication)
+        overlapped_us = intervals.length_within(compute, communication)
+        late = _union(attribution, communication_rows & in_step)
+        yield {
+            "device": None,
+            "step": attribution.steps.numbers[index],
+            "step_us": end - start,
+            "compute_us": compute_us,
+            "communication_us": communication_us,
+            "overlapped_us": overlapped_us,
+            "exposed_us": communication_us - overlapped_us,
+            "host_copy_us": None,
+            "idle_us": (end - start) - compute_us - (communication_us - overlapped_us),
+            "clipped_us": intervals.length(late) - communication_us,
+            "partial_window": attribution.steps.numbers[index] is None,
+            "collective_count": int((in_step & attribution.rows(Kind.COLLECTIVE)).sum()),
+        } | _cpu_phases(attribution, compute, in_step)
+
+
+def cpu_compute(attribution: Attribution) -> Intervals:
+    """K of a CPU timeline: operators of all threads, without what their own thread spends in DP's four ranges.
+
+    An operator may enclose such a range (autograd's node around the gradient reduction), so the ranges are taken out
+    of their thread's time and not only the operators inside them.
+    """
+    events = attribution.events
+    ranges = attribution.rows(Kind.HOST_RANGE)
+    compute = attribution.rows(Kind.COMPUTE)
+    if not ranges.any():
+        return _union(attribution, compute)
+    parts = []
+    for thread in np.unique(events.thread[compute]):
+        own = events.thread == thread
+        parts.append(
+            intervals.difference(_union(attribution, compute & own), _union(attribution, ranges & own))
+        )
+    return intervals.merge(*parts)
+
+
+def _cpu_phases(attribution: Attribution, compute: Intervals, in_step: BoolColumn) -> dict[str, object]:
+    """Compute time inside each phase's ranges; NA where the trace has no such ranges at all."""
+    events = attribution.events
+    annotations = events.is_category(Category.USER_ANNOTATION)
+    known = set(events.names)
+    result: dict[str, object] = {}
+    for column, phase in _PHASE_COLUMNS.items():
+        if phases.FORWARD not in known:
+            result[column] = None
+            continue
+        wanted = np.array([name == phase for name in events.names], dtype=bool)
+        ranges = _union(attribution, annotations & in_step & events.has_name(wanted))
+        result[column] = intervals.length_within(compute, ranges)
+    return result

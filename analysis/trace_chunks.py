@@ -1,0 +1,184 @@
+"""From a trace file to runs of whole events, as bytes, a few megabytes at a time.
+
+A trace is a JSON object whose `traceEvents` array holds nearly all of it. Kineto writes one event after another,
+each closed by a line of two blanks and a brace; a raw newline never occurs inside a JSON string, so such a line is
+a safe place to cut even when an event's own text is damaged. Files saved again by another tool (one line, or other
+indentation) are cut where one object ends and the next begins; whether that cut was right shows when it is decoded.
+"""
+
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+
+from isal import isal_zlib
+
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Finding
+
+BLOCK_BYTES = 1 << 16  # read from the file at once; compressed, it can expand a thousandfold
+CHUNK_BYTES = 4 << 20  # decoded at once
+DEFAULT_MAX_BYTES = 16 << 30
+
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_KINETO_CUT = b"\n  },"
+_ANY_CUT = re.compile(rb"\}\s*,\s*\{")
+_GZIP_MAGIC = b"\x1f\x8b"
+
+Report = Callable[[Finding], None]
+
+
+@dataclass
+class TraceText:
+    """A trace's text, in pieces: `head` before the events, the events' chunks, `tail` after them."""
+
+    head: bytes
+    chunks: Iterator[bytes]  # each a run of whole events, comma-separated, without the array's brackets
+    kineto_layout: bool
+    tail: bytearray = field(default_factory=bytearray)  # filled once `chunks` is exhausted
+    complete: bool = True  # False when the text ended inside the array
+
+
+def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
+    """Open a trace file, gzip-compressed or plain.
+
+    Raises DpscopeError when the file cannot be read, is empty or holds no `traceEvents`; what is lost of a damaged
+    file goes to `report` as findings.
+    """
+    blocks = _limited(_blocks(path, report), path, max_bytes, report)
+    buffer = bytearray()
+    for block in blocks:
+        buffer += block
+        start = _events_start(buffer)
+        if start is not None:
+            break
+    else:
+        if not buffer.strip():
+            raise DpscopeError(f"{path} is empty: not a trace; was the process killed before it exported one?")
+        raise DpscopeError(
+            f'{path} is not a torch.profiler trace: it has no "traceEvents" list; name a file that '
+            "export_chrome_trace or tensorboard_trace_handler wrote"
+        )
+    head = bytes(buffer[:start])
+    del buffer[:start]
+    while len(buffer) < 4096 and (block := next(blocks, b"")):
+        buffer += block
+    kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
+    text = TraceText(head=head, chunks=iter(()), kineto_layout=kineto_layout)
+    text.chunks = _chunks(buffer, blocks, text)
+    return text
+
+
+def _events_start(buffer: bytearray) -> int | None:
+    """Offset just behind the opening bracket of the events, None while it is not in the buffer."""
+    if match := _EVENTS_KEY.search(buffer):
+        return match.end()
+    stripped = buffer.lstrip()
+    if stripped[:1] == b"[":  # Chrome's other form: the bare array
+        return len(buffer) - len(stripped) + 1
+    return None
+
+
+def _chunks(buffer: bytearray, blocks: Iterator[bytes], text: TraceText) -> Iterator[bytes]:
+    """Whole events, CHUNK_BYTES or more at a time; the last chunk still holds the array's end and the tail."""
+    wanted = CHUNK_BYTES
+    for block in blocks:
+        buffer += block
+        if len(buffer) < wanted:
+            continue
+        cut = _last_cut(buffer, text.kineto_layout)
+        if cut is None:  # one event larger than a chunk
+            wanted = 2 * len(buffer)
+            continue
+        yield bytes(buffer[: cut + 1])
+        del buffer[: cut + 1]
+        while buffer[:1].isspace() or buffer[:1] == b",":
+            del buffer[:1]
+        wanted = CHUNK_BYTES
+    if buffer:
+        yield bytes(buffer)
+
+
+def _last_cut(buffer: bytearray, kineto_layout: bool) -> int | None:
+    """Offset of the brace that closes the last event known to be whole."""
+    if kineto_layout:
+        found = buffer.rfind(_KINETO_CUT)
+        return found + len(_KINETO_CUT) - 2 if found >= 0 else None
+    tail_start = max(0, len(buffer) - (1 << 16))
+    matches = list(_ANY_CUT.finditer(buffer, tail_start)) or list(_ANY_CUT.finditer(buffer))
+    return matches[-1].start() if matches else None
+
+
+def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report) -> Iterator[bytes]:
+    """Stop after `max_bytes`: a small compressed file can expand without end."""
+    total = 0
+    for block in blocks:
+        if total + len(block) > max_bytes:
+            yield block[: max_bytes - total]
+            report(
+                Finding(
+                    severity="error",
+                    code="trace_too_large",
+                    message=f"{path} expands to more than {max_bytes} bytes; what lies beyond was not read",
+                    next_step="trace fewer steps, or raise --max-bytes",
+                )
+            )
+            return
+        total += len(block)
+        yield block
+
+
+def _blocks(path: Path, report: Report) -> Iterator[bytes]:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DpscopeError(f"{path} is not a regular file; name a trace file or a folder of them")
+        with open(path, "rb") as file:
+            magic = file.read(2)
+            file.seek(0)
+            yield from _inflated(file, path, report) if magic == _GZIP_MAGIC else _plain(file)
+    except OSError as error:
+        raise DpscopeError(f"cannot read {path}: {error.strerror}; check the name and its permissions") from error
+
+
+def _plain(file: IO[bytes]) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
+    """The text of a gzip file of one or more members, up to where it is damaged."""
+    inflater = isal_zlib.decompressobj(wbits=31)
+    for block in _plain(file):
+        data = block
+        while data:
+            try:
+                text = cast(bytes, inflater.decompress(data))
+            except isal_zlib.error as error:
+                report(_gzip_damage(path, f"is damaged ({error})"))
+                return
+            if text:
+                yield text
+            if not inflater.eof:
+                break
+            data = inflater.unused_data
+            if not data:
+                data = file.read(BLOCK_BYTES)
+                if not data:
+                    return
+            if not data.startswith(_GZIP_MAGIC):
+                if data.strip(b"\0"):
+                    report(_gzip_damage(path, "has other bytes behind its end", severity="warning"))
+                return
+            inflater = isal_zlib.decompressobj(wbits=31)
+    report(_gzip_damage(path, "is cut short"))
+
+
+def _gzip_damage(path: Path, what: str, severity: str = "error") -> Finding:
+    return Finding(
+        severity="warning" if severity == "warning" else "error",
+        code="gzip_trailing_bytes" if severity == "warning" else "gzip_damaged",
+        message=f"the gzip file {path} {what}; what came before was read",
+        next_step="copy the file again, or trace again, if the missing part matters",
+    )

@@ -1,0 +1,326 @@
+"""From a torch.profiler trace file to an event table, streaming: memory is bounded by the table, not the text."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, IntColumn, Trace
+from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
+from dpscope.analysis.trace_events import NONE, Event, EventArgs, decode_chunk, int64
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Finding
+
+_CATEGORIES = {
+    "cpu_op": Category.CPU_OP,
+    "operator": Category.CPU_OP,
+    "user_annotation": Category.USER_ANNOTATION,
+    "cuda_runtime": Category.RUNTIME,
+    "cuda_driver": Category.RUNTIME,
+    "hip_runtime": Category.RUNTIME,
+    "hip_driver": Category.RUNTIME,
+    "runtime": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "memset": Category.MEMSET,
+}
+_CATEGORIES |= {name.capitalize(): category for name, category in _CATEGORIES.items()}
+
+_COMMUNICATION_NAME = re.compile(r"^(?:nccl:|gloo:|c10d::|record_param_comms)")
+_EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
+_FILE_NAME_RANK = (
+    re.compile(r"^\d+_(\d+)\.pt\.trace\.json"),
+    re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE),
+)
+
+# bytes per element, by the names ATen's `Input type` and c10d's `dtype` use
+_ELEMENT_BYTES = {
+    "float": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "double": 8, "long": 8,
+    "long int": 8, "int": 4, "short": 2, "short int": 2, "char": 1, "signed char": 1, "byte": 1,
+    "unsigned char": 1, "bool": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}  # fmt: skip
+
+
+def element_bytes(dtype: str | None) -> int | None:
+    """Bytes of one element of a dtype as traces name it; None for an unknown name."""
+    return _ELEMENT_BYTES.get(dtype.lower()) if dtype else None
+
+
+def read_trace(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
+    """Read one trace file, `.json` or `.json.gz`, made by torch 1.13 or later.
+
+    Times of the table are microseconds from the trace's first event. Raises DpscopeError when the file cannot be
+    read or is no trace; damage that leaves something readable becomes findings of the trace.
+    """
+    path = Path(path)
+    findings: list[Finding] = []
+    text = open_trace(path, max_bytes, findings.append)
+    columns = _Columns()
+    skipped = repaired = 0
+    ended = False
+    for chunk in text.chunks:
+        if ended:  # a tail longer than a chunk
+            text.tail += chunk
+            continue
+        decoded = decode_chunk(columns.rebased(chunk), text.kineto_layout)
+        columns.add(decoded.events)
+        skipped += decoded.skipped
+        repaired += decoded.repaired
+        ended = decoded.tail is not None
+        text.tail += decoded.tail or b""
+    findings += _damage_findings(path, skipped, repaired, ended, columns)
+    header = _header(text, path, findings)
+    events = columns.table()
+    return Trace(
+        source=str(path),
+        rank=_rank(header, path),
+        world_size=int64(_distributed(header).get("world_size")),
+        backend=_text(_distributed(header).get("backend")),
+        host=_text(header.get("host_name")),
+        device_names=_device_names(header),
+        events=events,
+        has_accelerator=bool(
+            events.is_category(Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET).any()
+        )
+        or any(name.startswith("nccl:") for name in events.names),
+        findings=tuple(findings),
+    )
+
+
+class _Columns:
+    """Grows the event table chunk by chunk."""
+
+    def __init__(self) -> None:
+        self.base_us: int | None = None
+        self.base_text = 0  # subtracted from the text itself, where a float would not hold the time
+        self.parts: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
+        self.name_codes: dict[str, int] = {}
+        self.communication: dict[int, CommunicationArgs] = {}
+        self.rows = 0
+        self.without_time = 0
+        self.negative = 0
+
+    def rebased(self, chunk: bytes) -> bytes:
+        """Microseconds since 1970 with a fraction do not fit a float: shorten them in the text."""
+        match = _EPOCH_MICROSECONDS.search(chunk, 0, 1 << 16)
+        if match is None and not self.base_text:
+            return chunk
+        self.base_text = self.base_text or int(match[1] if match else 0)
+        return re.sub(
+            rb'("ts"\s*:\s*"?)(\d{16,})',
+            lambda found: found[1] + str(int(found[2]) - self.base_text).encode(),
+            chunk,
+        )
+
+    def add(self, decoded: Sequence[Event]) -> None:
+        events = [event for event in decoded if event.ph == "X" and event.cat in _CATEGORIES]
+        if not events:
+            return
+        starts = np.array([event.ts for event in events], dtype=np.float64)
+        durations = np.array([event.dur for event in events], dtype=np.float64)
+        sound = np.isfinite(starts) & (durations >= 0)  # a comparison with NaN is False
+        if not sound.all():
+            negative = durations < 0
+            self.negative += int(negative.sum())
+            self.without_time += int((~sound & ~negative).sum())
+            events = [event for event, keep in zip(events, sound, strict=True) if keep]
+            starts, durations = starts[sound], durations[sound]
+            if not events:
+                return
+        if self.base_us is None:
+            self.base_us = int(np.floor(starts.min()))
+        args = [event.args for event in events]
+        codes = self.name_codes
+        names = np.array([codes.setdefault(event.name, len(codes)) for event in events], dtype=np.int64)
+        self._append(
+            start_us=starts - self.base_us,
+            duration_us=durations,
+            category=np.array([_CATEGORIES[event.cat] for event in events], dtype=np.uint8),
+            name=names,
+            thread=_integers([event.tid for event in events]),
+            device=_integers([arg.device for arg in args]),
+            stream=_integers([arg.stream for arg in args]),
+            correlation=_integers([arg.correlation for arg in args]),
+            external_id=_integers([arg.external_id for arg in args]),
+            bytes=_integers([arg.bytes for arg in args]),
+        )
+        for row, (event, arg) in enumerate(zip(events, args, strict=True), self.rows):
+            if arg.collective_name is not None or arg.input_dims and _COMMUNICATION_NAME.match(event.name):
+                self.communication[row] = communication_args(arg)
+        self.rows += len(events)
+
+    def _append(self, **columns: Any) -> None:  # noqa: ANN401 - numpy arrays of several types
+        for name, column in columns.items():
+            self.parts[name].append(column.astype(_COLUMN_TYPES[name], copy=False))
+
+    def table(self) -> EventTable:
+        columns = {
+            name: np.concatenate(parts) if parts else np.empty(0, dtype=_COLUMN_TYPES[name])
+            for name, parts in self.parts.items()
+        }
+        return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
+
+
+_COLUMN_TYPES: dict[str, type] = {
+    "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
+    "thread": np.int64, "device": np.int64, "stream": np.int64, "correlation": np.int64,
+    "external_id": np.int64, "bytes": np.int64,
+}  # fmt: skip
+
+
+def _integers(values: list[Any]) -> IntColumn:
+    try:
+        return np.array(values, dtype=np.int64)
+    except (OverflowError, ValueError, TypeError):  # beyond 64 bits, or a thread with a name
+        return np.array([_integer_or_hash(value) for value in values], dtype=np.int64)
+
+
+def _integer_or_hash(value: object) -> int:
+    number = int64(value)
+    if number is not None:
+        return number
+    return -2 - (hash(value) & 0x7FFFFFFF) if isinstance(value, str) else NONE
+
+
+def communication_args(args: EventArgs) -> CommunicationArgs:
+    """What the arguments of one event say of a collective's size and group."""
+    return CommunicationArgs(
+        collective_name=args.collective_name,
+        input_elements=args.input_elements,
+        output_elements=args.output_elements,
+        dtype=args.dtype,
+        group=str(args.group) if args.group is not None else None,
+        group_size=args.group_size,
+        sequence=args.sequence,
+        input_bytes=_input_bytes(args),
+    )
+
+
+def _input_bytes(args: EventArgs) -> int | None:
+    """Bytes of the tensors in `Input Dims` and `Input type`; None where shape or type is unknown."""
+    try:
+        dims = msgspec.json.decode(args.input_dims)
+        types = msgspec.json.decode(args.input_type)
+    except msgspec.DecodeError:
+        return None
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None
+    total = 0
+    for shape, kind in zip(dims, types, strict=False):
+        size = element_bytes(kind) if isinstance(kind, str) else None
+        if size is None or not shape:
+            continue
+        total += size * _elements(shape)
+    return total or None
+
+
+def _elements(shape: object) -> int:
+    """Elements of one tensor's shape; of a list of shapes (a tensor list), of them all."""
+    if not isinstance(shape, list):
+        return 0
+    if shape and all(isinstance(extent, list) for extent in shape):
+        return sum(_elements(inner) for inner in shape)
+    count = 1
+    for extent in shape:
+        count *= extent if isinstance(extent, int) else 0
+    return count
+
+
+def _damage_findings(path: Path, skipped: int, repaired: int, ended: bool, columns: _Columns) -> list[Finding]:
+    found: list[tuple[str, str]] = []
+    if skipped:
+        found.append(("events_unreadable", f"{skipped} events of {path} are not readable JSON and were left out"))
+    if repaired:
+        found.append(
+            ("events_repaired", f"{repaired} events of {path} hold text that is no strict JSON; their times were read")
+        )
+    if not ended and not columns.rows:
+        found.append(("trace_truncated", f"{path} ends before its first whole event"))
+    elif not ended:
+        found.append(("trace_truncated", f"{path} ends before its events do; the {columns.rows} read are whole"))
+    if columns.without_time:
+        found.append(("events_without_time", f"{columns.without_time} events of {path} have no usable time"))
+    if columns.negative:
+        found.append(("negative_durations", f"{columns.negative} events of {path} end before they start; left out"))
+    return [
+        Finding(
+            severity="warning",
+            code=code,
+            message=message,
+            next_step="sums hold what was read; trace again if the missing events matter",
+        )
+        for code, message in found
+    ]
+
+
+def _header(text: TraceText, path: Path, findings: list[Finding]) -> dict[str, Any]:
+    """What stands beside the events: before and behind them."""
+    if text.head.lstrip()[:1] == b"[":
+        return {}
+    for closing in (bytes(text.tail), b"]}"):
+        try:
+            value = json.loads((text.head + closing).decode("utf-8", errors="replace"), strict=False)
+        except (ValueError, RecursionError):
+            continue
+        return value if isinstance(value, dict) else {}
+    findings.append(
+        Finding(
+            severity="warning",
+            code="header_unreadable",
+            message=f"the header of {path} is not readable: rank and world size are unknown",
+            next_step="name the file <node>_<rank>.pt.trace.json.gz to give the rank",
+        )
+    )
+    return {}
+
+
+def _distributed(header: dict[str, Any]) -> dict[str, Any]:
+    found = header.get("distributedInfo")
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _rank(header: dict[str, Any], path: Path) -> int | None:
+    rank = int64(_distributed(header).get("rank"))
+    if rank is not None:
+        return rank
+    for pattern in _FILE_NAME_RANK:
+        if match := pattern.search(path.name):
+            return int(match[1])
+    return None
+
+
+def _device_names(header: dict[str, Any]) -> tuple[str, ...]:
+    devices = header.get("deviceProperties")
+    if not isinstance(devices, list):
+        return ()
+    return tuple(str(device.get("name", "unknown")) for device in devices if isinstance(device, dict))
+
+
+def trace_files(paths: Sequence[Path]) -> list[Path]:
+    """Trace files among the paths: files as named, folders searched for `*.json` and `*.json.gz`.
+
+    Raises DpscopeError when a path does not exist or a folder holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for pattern in ("*.json", "*.json.gz") for file in path.rglob(pattern))
+            if not inside:
+                raise DpscopeError(f"{path} holds no trace: no *.json or *.json.gz in it; name a folder with traces")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
+    return found
