@@ -12,7 +12,6 @@ import numpy as np
 from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, IntColumn, Trace
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
 from dpscope.analysis.trace_events import NONE, Event, EventArgs, decode_chunk, int64
-from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
 _CATEGORIES = {
@@ -306,21 +305,3 @@ def _device_names(header: dict[str, Any]) -> tuple[str, ...]:
         return ()
     return tuple(str(device.get("name", "unknown")) for device in devices if isinstance(device, dict))
 
-
-def trace_files(paths: Sequence[Path]) -> list[Path]:
-    """Trace files among the paths: files as named, folders searched for `*.json` and `*.json.gz`.
-
-    Raises DpscopeError when a path does not exist or a folder holds none.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(file for pattern in ("*.json", "*.json.gz") for file in path.rglob(pattern))
-            if not inside:
-                raise DpscopeError(f"{path} holds no trace: no *.json or *.json.gz in it; name a folder with traces")
-            found += inside
-        elif path.exists():
-            found.append(path)
-        else:
-            raise DpscopeError(f"{path} does not exist; name trace files, a folder of them, or a run folder")
-    return found

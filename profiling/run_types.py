@@ -161,6 +161,13 @@ class DeviceMemory(_Stored):
     reserved_bytes: int
 
 
+class TensorSize(_Stored):
+    """One parameter or buffer; DP's chunks are counted from these."""
+
+    dtype: str
+    bytes: int
+
+
 class ParameterSizes(_Stored):
     """Sizes of the model: what a strategy has to move."""
 
@@ -168,6 +175,8 @@ class ParameterSizes(_Stored):
     parameter_bytes: int
     gradient_bytes: int  # of parameters that require a gradient
     buffer_bytes: int
+    parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
+    buffer_tensors: tuple[TensorSize, ...] = ()
 
 
 class RankResult(_Stored):

@@ -1,0 +1,83 @@
+"""DDP's own runtime counters against the trace of the same steps: an oracle nobody here wrote."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis import intervals
+from dpscope.profiling.run_types import Cell, DdpCounters, Finding
+
+SPAN_TOLERANCE = 0.10
+
+
+@dataclass(frozen=True)
+class CounterCheck:
+    """One rank's comparison: `span_ratio` is trace span / DDP's span, median over `steps` steps."""
+
+    rank: int
+    steps: int
+    span_ratio: float | None
+    buckets_equal: bool
+    union_within_span: bool
+
+
+def check_counters(counters: Sequence[DdpCounters], collectives: pd.DataFrame, rank: int) -> CounterCheck:
+    """Compare one rank's counters with its collectives of the counters pass.
+
+    DDP's backward_comm_us is a span, first bucket launched to last gradient copied out: it is compared with the span from
+    the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order.
+    """
+    ratios, buckets_equal, within, compared = [], True, True, 0
+    own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
+    for counter in counters:
+        step = own[own["step"] == counter.step]
+        if step.empty or counter.backward_comm_us <= 0:
+            continue
+        compared += 1
+        starts = step["start_us"].to_numpy(dtype=float)
+        ends = starts + step["duration_us"].to_numpy(dtype=float)
+        ratios.append((ends.max() - starts.min()) / counter.backward_comm_us)
+        busy_us = intervals.length(intervals.union(starts, ends))
+        within &= busy_us <= counter.backward_comm_us * (1 + SPAN_TOLERANCE)
+        sizes = [int(size) if pd.notna(size) else -1 for size in step["bytes"]]
+        buckets_equal &= sorted(sizes) == sorted(counter.bucket_bytes)
+    return CounterCheck(
+        rank=rank,
+        steps=compared,
+        span_ratio=float(np.median(ratios)) if ratios else None,
+        buckets_equal=buckets_equal,
+        union_within_span=within,
+    )
+
+
+def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding]:
+    """A mismatch is an error: either the trace or its reading is wrong."""
+    findings = []
+    for check in checks:
+        if not check.steps:
+            continue
+        if not check.buckets_equal:
+            findings.append(
+                _mismatch(cell, check, "error", "bucket_mismatch", "the all-reduces' sizes are not DDP's bucket sizes")
+            )
+        if not check.union_within_span:
+            findings.append(
+                _mismatch(
+                    cell, check, "error", "span_exceeded", "the all-reduces take longer than DDP's communication span"
+                )
+            )
+        if check.span_ratio is not None and abs(check.span_ratio - 1) > SPAN_TOLERANCE:
+            what = f"the communication span by the trace is {check.span_ratio:.3f} of DDP's own"
+            findings.append(_mismatch(cell, check, "warning", "span_mismatch", what))
+    return findings
+
+
+def _mismatch(cell: Cell, check: CounterCheck, severity: str, code: str, what: str) -> Finding:
+    return Finding(
+        severity="error" if severity == "error" else "warning",
+        code=code,
+        message=f"{cell.name}: rank {check.rank}: {what} ({check.steps} steps of the counters pass)",
+        next_step="trust the cell's communication numbers only after measuring it again without a mismatch",
+    )

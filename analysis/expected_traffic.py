@@ -1,0 +1,174 @@
+"""What a strategy must have moved in every step, and whether the trace shows it.
+
+A trace that shows nothing must never read as "no communication": profilers lose kernels, and not every kernel has its
+size beside it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.attribution import NO_STEP, Attribution
+from dpscope.analysis.event_kind import Kind, named_annotations
+from dpscope.profiling import phases
+from dpscope.profiling.run_types import Cell, Finding, ParameterSizes, TensorSize
+
+TOLERANCE = 0.05
+DP_CHUNK_BYTES = 10 << 20  # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls
+
+
+def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
+    """How often each of dpscope's own ranges stands in each step."""
+    counts: dict[str, dict[int | None, int]] = defaultdict(lambda: defaultdict(int))
+    events = attribution.events
+    steps = attribution.steps.index_at(events.start_us)
+    for row in np.flatnonzero(named_annotations(events, phases.PREFIX)):
+        step = steps[row]
+        if step != NO_STEP:
+            counts[events.names[events.name[row]]][attribution.steps.numbers[step]] += 1
+    return {name: dict(by_step) for name, by_step in counts.items()}
+
+
+def peer_copies(attribution: Attribution) -> pd.DataFrame:
+    """Copies between devices per (device, step): columns device, step, bytes, count."""
+    events = attribution.events
+    rows = np.flatnonzero(attribution.rows(Kind.PEER_COPY) & (attribution.step >= 0))
+    frame = pd.DataFrame(
+        {
+            "device": events.device[rows],
+            "step": [attribution.steps.numbers[step] for step in attribution.step[rows]],
+            "bytes": events.bytes[rows],
+            "count": 1,
+        }
+    )
+    return frame.groupby(["device", "step"], as_index=False, dropna=False).sum()
+
+
+def dp_chunk_count(tensors: Sequence[TensorSize], limit_bytes: int = DP_CHUNK_BYTES) -> int:
+    """Chunks in which DataParallel broadcasts or reduces these tensors.
+
+    Source: torch/csrc/utils/tensor_flatten.cpp, `take_tensors`: per dtype, a chunk closes once it holds the limit or more;
+    sparse tensors, which stand alone, are not considered.
+    """
+    open_bytes: dict[str, int] = defaultdict(int)
+    chunks = 0
+    for tensor in tensors:
+        open_bytes[tensor.dtype] += tensor.bytes
+        if open_bytes[tensor.dtype] >= limit_bytes:
+            chunks += 1
+            open_bytes[tensor.dtype] = 0
+    return chunks + sum(size > 0 for size in open_bytes.values())
+
+
+def check_traffic(
+    cell: Cell,
+    sizes: ParameterSizes,
+    steps: pd.DataFrame,
+    collectives: pd.DataFrame,
+    ranges: Iterable[dict[str, dict[int | None, int]]],
+    copies: pd.DataFrame,
+) -> list[Finding]:
+    """`trace_incomplete` findings for a multi-device cell whose trace does not show what it must have moved.
+
+    `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts, `copies` its
+    peer copies. DDP must all-reduce the gradients' bytes on every rank; DP must broadcast parameters and buffers in that
+    many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass its four ranges for each
+    replica. Kernels without metadata are counted, not summed.
+    """
+    if cell.strategy == "single" or cell.devices == 1:
+        return []
+    if steps.empty:
+        return [_incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
+    if cell.strategy == "ddp":
+        return _check_ddp(cell, sizes, steps, collectives)
+    if cell.strategy == "dp-host":
+        return _check_dp_host(cell, steps, ranges)
+    return _check_dp(cell, sizes, steps, collectives, copies)
+
+
+def _check_ddp(
+    cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame
+) -> list[Finding]:
+    ranks = set(steps["rank"].dropna())
+    if len(ranks) < cell.devices:
+        return [_incomplete(cell, f"traces of {cell.devices} ranks", f"{len(ranks)}", "a rank saved no trace")]
+    reduced = collectives[collectives["kind"] == "all_reduce"]
+    moved = reduced.groupby(["rank", "step"])["bytes"].sum(min_count=1)
+    for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
+        found = moved.get((rank, step))
+        known = found is not None and pd.notna(found)
+        if known and abs(float(found) - sizes.gradient_bytes) <= TOLERANCE * sizes.gradient_bytes:
+            continue
+        count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
+        if not known and count:
+            shown = f"{count} without sizes"
+        else:
+            shown = f"{float(found):,.0f} B" if known else "none"
+        return [
+            _incomplete(
+                cell,
+                f"all-reduces of {sizes.gradient_bytes:,} B a step (the gradients)",
+                f"{shown} (rank {rank}, step {step})",
+                "the tracer lost events, or the model leaves parameters unused",
+            )
+        ]
+    return []
+
+
+def _check_dp_host(
+    cell: Cell, steps: pd.DataFrame, ranges: Iterable[dict[str, dict[int | None, int]]]
+) -> list[Finding]:
+    counts = next(iter(ranges), {})
+    for phase in phases.DP_COMMUNICATION_PHASES:
+        for replica in range(cell.devices):
+            name = phases.replica_range(phase, replica)
+            for step in steps["step"].dropna().unique():
+                if not counts.get(name, {}).get(int(step)):
+                    return [
+                        _incomplete(
+                            cell,
+                            f"range {name} in every step",
+                            f"none (step {step})",
+                            "the tracer did not see the replicas' threads",
+                        )
+                    ]
+    return []
+
+
+def _check_dp(
+    cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, copies: pd.DataFrame
+) -> list[Finding]:
+    """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
+    broadcasts = dp_chunk_count(sizes.parameter_tensors) + dp_chunk_count(sizes.buffer_tensors)
+    reduces = dp_chunk_count(sizes.parameter_tensors)
+    # By copies device 0 sends everything to each other device and receives each one's gradients.
+    copy_bytes = (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
+    for step in steps["step"].dropna().unique():
+        copied = int(copies.loc[copies["step"] == step, "bytes"].sum()) if len(copies) else 0
+        if copied >= (1 - TOLERANCE) * copy_bytes:
+            continue
+        own = collectives[collectives["step"] == step]
+        for device in range(cell.devices):
+            on_device = own.loc[own["device"] == device, "kind"]
+            found = (int((on_device == "broadcast").sum()), int((on_device == "reduce").sum()))
+            if found != (broadcasts, reduces):
+                return [
+                    _incomplete(
+                        cell,
+                        f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied",
+                        f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})",
+                        "the tracer lost events, or parameters are not trained",
+                    )
+                ]
+    return []
+
+
+def _incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
+    return Finding(
+        severity="error",
+        code="trace_incomplete",
+        message=f"{cell.name}: expected {expected}, the trace shows {found}; its communication is not given",
+        next_step=f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
+    )
