@@ -1,0 +1,224 @@
+"""Builds the events of one process the way Kineto records them.
+
+The CPU side is laid out by program order: every thread has a clock, which a range or a launch moves on. The device
+side is placed: each kernel and copy comes with its own start and duration. All times given are microseconds after
+the trace's zero.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.generated.model import Trace
+
+ZERO_US = 4458676416788.0
+BASE_TIME_NANOSECONDS = 1711964646000000000
+ENTER_US = 0.5
+CALL_US = 3.0
+
+_CUDA_CALLS = {
+    "kernel": ("cudaLaunchKernel", 211),
+    "collective": ("cudaLaunchKernelExC", 430),
+    "gpu_memcpy": ("cudaMemcpyAsync", 41),
+    "gpu_memset": ("cudaMemsetAsync", 51),
+}
+_HIP_CALLS = {
+    "kernel": ("hipLaunchKernel", 211),
+    "collective": ("hipExtLaunchKernel", 430),
+    "gpu_memcpy": ("hipMemcpyWithStream", 41),
+    "gpu_memset": ("hipMemsetAsync", 51),
+}
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A kernel, copy or memset: where it runs and when. `to_device` makes it a peer copy recorded on `device`."""
+
+    device: int
+    stream: int
+    name: str
+    start: float
+    duration: float
+    category: str = "kernel"
+    bytes: int = 0
+    to_device: int | None = None
+    metadata: dict[str, object] = field(default_factory=dict)
+
+
+class TraceBuilder:
+    """Collects the events of one process; `trace` closes it."""
+
+    def __init__(self, pid: int, hip: bool = False) -> None:
+        self.pid = pid
+        self.events: list[Trace] = []
+        self.clock: dict[int, float] = {}
+        self._calls = _HIP_CALLS if hip else _CUDA_CALLS
+        self._operators: dict[int, list[int]] = {}
+        self._correlation = 19000
+        self._external_id = 0
+        self._flow = 0
+
+    def join(self, *threads: int) -> None:
+        """Set these threads' clocks to the latest of them: they waited for one another."""
+        latest = max(self.clock.get(thread, 0.0) for thread in threads)
+        self.clock.update(dict.fromkeys(threads, latest))
+
+    @contextmanager
+    def annotation(self, name: str, thread: int, **args: object) -> Iterator[None]:
+        """A `record_function` range."""
+        with self._span("user_annotation", name, thread, args):
+            yield
+
+    @contextmanager
+    def op(self, name: str, thread: int, **args: object) -> Iterator[None]:
+        """An operator; work launched inside it carries its `External id`."""
+        self._operators.setdefault(thread, []).append(self._external_id + 1)
+        with self._span("cpu_op", name, thread, args):
+            yield
+        self._operators[thread].pop()
+
+    @contextmanager
+    def _span(self, category: str, name: str, thread: int, args: dict[str, object]) -> Iterator[None]:
+        self._external_id += 1
+        start = self.clock.setdefault(thread, 0.0)
+        index = len(self.events)
+        details = {"External id": self._external_id, "Record function id": 0, **args, "Ev Idx": index}
+        event = _complete(category, name, self.pid, thread, start, 0.0, details)
+        self.events.append(event)
+        self.clock[thread] += ENTER_US
+        yield
+        self.clock[thread] += ENTER_US
+        event["dur"] = self.clock[thread] - start
+
+    def launch(self, thread: int, *works: DeviceWork) -> None:
+        """Launch each work from the thread: the device event, the runtime call, and the flow between them."""
+        for work in works:
+            self.clock[thread] += ENTER_US
+            self._correlation += 1
+            self._device_event(work, thread)
+            self._runtime_event(work, thread)
+            self.clock[thread] += CALL_US
+
+    def unlaunched(self, work: DeviceWork) -> None:
+        """A device event that was launched before the trace began."""
+        self._correlation += 1
+        self._device_event(work, None)
+
+    def _device_event(self, work: DeviceWork, thread: int | None) -> None:
+        args = self._external(thread) | _device_args(work, self._correlation) | work.metadata
+        device, stream = work.device, work.stream
+        self.events.append(_complete(work.category, work.name, device, stream, work.start, work.duration, args))
+        if thread is not None:
+            self._flow_event("f", "ac2g", self._correlation, (device, stream, work.start))
+
+    def _runtime_event(self, work: DeviceWork, thread: int) -> None:
+        is_collective = "nccl" in work.name
+        name, cbid = self._calls["collective" if is_collective else work.category]
+        args = self._external(thread) | {"cbid": cbid, "correlation": self._correlation}
+        start = self.clock[thread]
+        self.events.append(_complete("cuda_runtime", name, self.pid, thread, start, CALL_US, args))
+        self._flow_event("s", "ac2g", self._correlation, (self.pid, thread, start))
+
+    def _external(self, thread: int | None) -> dict[str, object]:
+        operators = self._operators.get(thread, []) if thread is not None else []
+        return {"External id": operators[-1]} if operators else {}
+
+    def synchronize(self, thread: int, until: float) -> None:
+        """The thread waits for the devices."""
+        self._correlation += 1
+        start = self.clock[thread] + ENTER_US
+        args: dict[str, object] = {"cbid": 165, "correlation": self._correlation}
+        name = "cudaDeviceSynchronize"
+        self.events.append(_complete("cuda_runtime", name, self.pid, thread, start, until - start, args))
+        self.clock[thread] = until
+
+    def forward_backward(self, forward: tuple[int, float], backward: tuple[int, float]) -> None:
+        """The flow from a forward operator to its backward one, each given as (thread, start)."""
+        self._flow += 1
+        self._flow_event("s", "fwdbwd", self._flow, (self.pid, *forward))
+        self._flow_event("f", "fwdbwd", self._flow, (self.pid, *backward))
+
+    def device_annotation(self, name: str, device: int, stream: int, span: tuple[float, float]) -> None:
+        """A range as Kineto mirrors it onto the device's timeline."""
+        args: dict[str, object] = {"External id": self._external_id}
+        category = "gpu_user_annotation"
+        self.events.append(_complete(category, name, device, stream, span[0], span[1] - span[0], args))
+
+    def at(self, category: str, name: str, thread: int, span: tuple[float, float], **args: object) -> None:
+        """A CPU event at a given place, whatever the thread's clock says."""
+        self._external_id += 1
+        details = {"External id": self._external_id, **args, "Ev Idx": len(self.events)}
+        self.events.append(_complete(category, name, self.pid, thread, span[0], span[1] - span[0], details))
+
+    def _flow_event(self, phase: str, category: str, flow: int, place: tuple[int, int, float]) -> None:
+        pid, tid, start = place
+        event: Trace = {"ph": phase, "id": flow, "pid": pid, "tid": tid, "ts": ZERO_US + start}
+        event |= {"cat": category, "name": category}
+        self.events.append(event | ({"bp": "e"} if phase == "f" else {}))
+
+    def trace(self, devices: Sequence[str], distributed: Trace | None = None) -> Trace:
+        """The whole trace; `devices` are the names of the machine's devices, in order."""
+        starts = [event["ts"] for event in self.events]
+        ends = [event["ts"] + event.get("dur", 0.0) for event in self.events]
+        header: Trace = {"schemaVersion": 1, "deviceProperties": _device_properties(devices)}
+        if distributed is not None:
+            header["distributedInfo"] = distributed
+        events = [*self.events, *self._process_names(min(starts), len(devices))]
+        events += _window_events(min(starts) - 50.0, max(ends) + 50.0)
+        return {
+            **header,
+            "traceEvents": events,
+            "traceName": "/tmp/trace.json",
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": BASE_TIME_NANOSECONDS,
+        }
+
+    def _process_names(self, start: float, device_count: int) -> list[Trace]:
+        labels = [(self.pid, "CPU"), *((device, f"GPU {device}") for device in range(device_count))]
+        events: list[Trace] = []
+        for pid, label in labels:
+            common: Trace = {"ph": "M", "ts": start, "pid": pid, "tid": 0}
+            events.append({"name": "process_name", **common, "args": {"name": "python3"}})
+            events.append({"name": "process_labels", **common, "args": {"labels": label}})
+        threads = {(event["pid"], event["tid"]) for event in self.events}
+        for pid, tid in sorted(threads):
+            name = f"thread {tid} (python3)" if pid == self.pid else f"stream {tid} "
+            place: Trace = {"ph": "M", "ts": start, "pid": pid, "tid": tid}
+            events.append({"name": "thread_name", **place, "args": {"name": name}})
+        return events
+
+
+def _complete(
+    category: str, name: str, pid: int, tid: int, start: float, duration: float, args: dict[str, object]
+) -> Trace:
+    place = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid}
+    return {**place, "ts": ZERO_US + start, "dur": float(duration), "args": args}
+
+
+def _device_args(work: DeviceWork, correlation: int) -> dict[str, object]:
+    link: dict[str, object] = {"stream": work.stream, "correlation": correlation}
+    if work.category == "kernel":
+        where: dict[str, object] = {"queued": 0, "device": work.device, "context": 1}
+        shape = {"registers per thread": 96, "shared memory": 0, "grid": [8, 1, 1], "block": [512, 1, 1]}
+        return where | link | shape
+    size = {"bytes": work.bytes, "memory bandwidth (GB/s)": work.bytes / work.duration / 1e3}
+    if work.to_device is None:
+        return {"device": work.device, "context": 1} | link | size
+    # Kineto gives a peer copy these fields in place of "device".
+    peers = {"fromDevice": work.device, "inDevice": work.device, "toDevice": work.to_device}
+    return peers | {"fromContext": 1, "inContext": 1, "toContext": 2} | link | size
+
+
+def _device_properties(devices: Sequence[str]) -> list[Trace]:
+    limits = {"maxThreadsPerBlock": 1024, "warpSize": 32, "numSms": 108}
+    return [{"id": index, "name": name, **limits} for index, name in enumerate(devices)]
+
+
+def _window_events(start: float, end: float) -> list[Trace]:
+    profiler = "PyTorch Profiler"
+    span = _complete("Trace", f"{profiler} (0)", 0, 0, start - ZERO_US, end - start, {"Op count": 0})
+    span |= {"pid": "Spans", "tid": profiler}
+    instant: Trace = {"ph": "i", "s": "g"}
+    begin = {"name": f"Iteration Start: {profiler}", **instant, "pid": "Traces", "tid": f"Trace {profiler}"}
+    finish = {"name": "Record Window End", **instant, "pid": "", "tid": ""}
+    return [span, {**begin, "ts": start}, {**finish, "ts": end}]

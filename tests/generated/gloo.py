@@ -1,0 +1,155 @@
+"""Traces of one rank of a CPU-only DistributedDataParallel job over gloo, and what must be found in them.
+
+Times are microseconds after the step's beginning; steps 5 to 7 begin at 0, 1005 and 2010 and last 1000, 1000, 1040.
+
+compute = 200 + 75 (forward) + 5 (loss) + 170 + 130 + 50 (backward) + 100, in the last step 140 (optimizer) = 730, 770.
+communication: 6 (buffers), then the buckets' ranges from 505 (later by LATE_START_US of the rank) to 790 without a
+gap = 285, then 50 of the metric's all-reduce, which outlasts the step by 30 except in the last, where all 80 count.
+overlapped = 130 (510 to 640) + 50 (650 to 700).
+"""
+
+from tests.generated.builder import ZERO_US, TraceBuilder
+from tests.generated.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace
+
+MAIN = 6100
+AUTOGRAD = 6150
+WORKERS = (6160, 6161, 6162)
+STEPS = (5, 6, 7)
+Span = tuple[float, float]
+
+BEGINNINGS_US = (0.0, 1005.0, 2010.0)
+STEP_US = (1000.0, 1000.0, 1040.0)
+COMPUTE_US = (730.0, 730.0, 770.0)
+COMMUNICATION_US = (341.0, 341.0, 371.0)  # of rank 0; less LATE_START_US of the others
+OVERLAPPED_US = 180.0
+EXPOSED_US = (161.0, 161.0, 191.0)  # as communication
+IDLE_US = (109.0, 109.0, 79.0)  # more by LATE_START_US
+CLIPPED_US = (30.0, 30.0, 0.0)
+LATE_START_US = {2: (0, 5), 4: (0, 5, 2, 3)}  # by rank, of the first bucket
+FIRST_BUCKET_WAITS_US = {2: (5, 0), 4: (5, 0, 3, 2)}
+
+# name, thread, span; nested operators lie within their parents.
+OPERATORS: tuple[tuple[str, int, Span], ...] = (
+    ("c10d::broadcast_", MAIN, (10, 14)),
+    ("aten::conv2d", MAIN, (20, 220)),
+    ("aten::convolution", MAIN, (25, 215)),
+    ("aten::batch_norm", MAIN, (225, 300)),
+    ("aten::cross_entropy_loss", MAIN, (305, 310)),
+    ("autograd::engine::evaluate_function: AddmmBackward0", AUTOGRAD, (330, 500)),
+    ("AddmmBackward0", AUTOGRAD, (335, 490)),
+    ("c10d::allreduce_", AUTOGRAD, (501, 506)),
+    ("autograd::engine::evaluate_function: NativeBatchNormBackward0", AUTOGRAD, (510, 640)),
+    ("c10d::allreduce_", AUTOGRAD, (641, 646)),
+    ("autograd::engine::evaluate_function: ConvolutionBackward0", AUTOGRAD, (650, 700)),
+    ("c10d::allreduce_", AUTOGRAD, (702, 712)),
+    ("record_param_comms", AUTOGRAD, (703, 711)),
+    ("c10d::allreduce_", MAIN, (948, 952)),
+)
+OPTIMIZER: tuple[Span, ...] = ((800, 900), (800, 900), (800, 940))  # by step
+ANNOTATIONS: tuple[tuple[str, Span], ...] = (
+    ("dpscope::data", (1, 3)),
+    ("dpscope::host_to_device", (4, 5)),
+    ("dpscope::forward", (6, 312)),
+    ("DistributedDataParallel.forward", (8, 302)),
+    ("dpscope::backward", (320, 792)),
+)
+
+# worker, kind, elements, span, algbw, busbw of 2 and 4 ranks
+Work = tuple[int, str, int, Span, float | None, tuple[float, float] | None]
+WORKS: tuple[Work, ...] = (
+    (0, "broadcast", 9600, (12, 18), None, None),
+    (0, "all_reduce", 1500000, (505, 660), 40, (40, 60)),
+    (1, "all_reduce", 2880000, (645, 765), 96, (96, 144)),
+    (2, "all_reduce", 500000, (710, 790), 25, (25, 37.5)),
+    (1, "all_reduce", 1000, (950, 1030), 0.05, (0.05, 0.075)),
+)
+TRANSFERS_US = (None, 150.0, 120.0, 80.0, 80.0)
+BYTES = (38400, 6000000, 11520000, 2000000, 4000)
+FIRST_BUCKET = 1
+
+
+def gloo_trace(rank: int = 0, world_size: int = 2) -> GeneratedTrace:
+    """Three steps of one rank of 2 or 4: no device at all, communication on gloo's worker threads."""
+    if world_size not in (2, 4) or not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size}; the schedule has 2 or 4 ranks")
+    builder = TraceBuilder(pid=MAIN + 1000 * rank)
+    for index, step in enumerate(STEPS):
+        _add_step(builder, index, step, LATE_START_US[world_size][rank])
+    ranks = list(range(world_size))
+    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cpu:gloo", "pg_size": world_size}
+    distributed = {"backend": "gloo", "rank": rank, "world_size": world_size, "pg_count": 1}
+    trace = builder.trace([], distributed | {"pg_config": [{**group, "ranks": ranks}]})
+    return GeneratedTrace(trace, _expected(rank, world_size))
+
+
+def _add_step(builder: TraceBuilder, index: int, step: int, late_start: float) -> None:
+    beginning = BEGINNINGS_US[index]
+
+    def moved(span: Span) -> Span:
+        return beginning + span[0], beginning + span[1]
+
+    builder.at("user_annotation", f"ProfilerStep#{step}", MAIN, moved((0, STEP_US[index])))
+    for annotation, span in ANNOTATIONS:
+        builder.at("user_annotation", annotation, MAIN, moved(span))
+    for name, thread, span in OPERATORS:
+        builder.at("cpu_op", name, thread, moved(span))
+    start, end = OPTIMIZER[index]
+    builder.at("user_annotation", "dpscope::optimizer", MAIN, moved((start - 7, end + 7)))
+    builder.at("user_annotation", "Optimizer.step#SGD.step", MAIN, moved((start - 5, end + 5)))
+    builder.at("cpu_op", "aten::_foreach_add_", MAIN, moved((start, end)))
+    for number, (worker, kind, elements, span, _, _) in enumerate(WORKS):
+        begin = span[0] + (late_start if number == FIRST_BUCKET else 0)
+        dims: list[list[int]] = [[elements]]
+        place = moved((begin, span[1]))
+        args: dict[str, object] = {"Input type": ["float"], "Input Dims": dims}
+        builder.at("user_annotation", f"gloo:{kind}", WORKERS[worker], place, **args)
+
+
+def _expected(rank: int, world_size: int) -> Expected:
+    late_start = LATE_START_US[world_size][rank]
+    steps: dict[tuple[int | None, int], ExpectedStep] = {}
+    for index, step in enumerate(STEPS):
+        beginning, length = BEGINNINGS_US[index], STEP_US[index]
+        steps[None, step] = ExpectedStep(
+            None,
+            step,
+            window_us=(beginning, beginning + length),
+            step_us=length,
+            compute_us=COMPUTE_US[index],
+            communication_us=COMMUNICATION_US[index] - late_start,
+            overlapped_us=OVERLAPPED_US,
+            exposed_us=EXPOSED_US[index] - late_start,
+            host_copy_us=0,
+            idle_us=IDLE_US[index] + late_start,
+            clipped_us=CLIPPED_US[index],
+            collective_count=5,
+        )
+    collectives = [
+        _collective(rank, world_size, index, number) for index in range(len(STEPS)) for number in range(len(WORKS))
+    ]
+    return Expected(ZERO_US, steps, tuple(collectives), gradient_bytes=19520000, buffer_bytes=38400)
+
+
+def _collective(rank: int, world_size: int, index: int, number: int) -> ExpectedCollective:
+    _, kind, _, span, algbw, busbw = WORKS[number]
+    is_first_bucket = number == FIRST_BUCKET
+    late_start = LATE_START_US[world_size][rank] if is_first_bucket else 0
+    wait = FIRST_BUCKET_WAITS_US[world_size][rank] if is_first_bucket else 0
+    transfer = TRANSFERS_US[number]
+    return ExpectedCollective(
+        rank,
+        None,
+        STEPS[index],
+        kind,
+        group=None,
+        sequence=None,
+        bytes=BYTES[number],
+        dtype="float32",
+        group_size=None,
+        start_us=BEGINNINGS_US[index] + span[0] + late_start,
+        duration_us=span[1] - span[0] - late_start,
+        transfer_us=transfer,
+        wait_us=wait if transfer is not None else None,
+        algbw_gbps=algbw,
+        busbw_gbps=None if busbw is None else busbw[0 if world_size == 2 else 1],
+    )

@@ -1,0 +1,55 @@
+"""Generated torch.profiler traces whose measures are known: they share no code with what they test.
+
+Each function returns a `GeneratedTrace`: the trace as `json.load` gives it, and an `Expected` with literals worked
+out by hand beside the tables the trace is made of. `test_trace_generator` counts every one of them again on a grid.
+
+    generated = dp_trace(devices=4, transport="peer_copy", named_ranges=False)
+    write_trace(generated.trace, tmp_path / "node_0.pt.trace.json.gz")
+    generated.expected.steps[0, 5].communication_us
+
+`dp_trace`    one process, `nn.DataParallel` on 2 or 4 GPUs
+`ddp_trace`   one rank of 2 or 4, NCCL or RCCL; `DdpOptions` names its variants
+`gloo_trace`  one rank of 2 or 4 without a GPU
+`relabel`     any loaded trace with other times, ids, streams and step numbers
+`write_trace` to `.json` or `.json.gz`, as Kineto writes it, on one line, indented, or cut short
+"""
+
+from tests.generated.builder import ZERO_US
+from tests.generated.ddp import ddp_trace
+from tests.generated.ddp_schedule import DdpOptions, Metadata
+from tests.generated.dp import Inputs, Transport, dp_trace
+from tests.generated.gloo import gloo_trace
+from tests.generated.model import (
+    Expected,
+    ExpectedCollective,
+    ExpectedPhase,
+    ExpectedStep,
+    GeneratedTrace,
+    Trace,
+)
+from tests.generated.nccl_names import Generation
+from tests.generated.relabeling import relabel
+from tests.generated.writing import Layout, cut_file, trace_text, write_trace
+
+__all__ = [
+    "ZERO_US",
+    "DdpOptions",
+    "Expected",
+    "ExpectedCollective",
+    "ExpectedPhase",
+    "ExpectedStep",
+    "GeneratedTrace",
+    "Generation",
+    "Inputs",
+    "Layout",
+    "Metadata",
+    "Trace",
+    "Transport",
+    "cut_file",
+    "ddp_trace",
+    "dp_trace",
+    "gloo_trace",
+    "relabel",
+    "trace_text",
+    "write_trace",
+]
