@@ -1,10 +1,10 @@
 """The run folder: where each file lies, and writing it whole or not at all. Imports no torch.
 
-    runs/<run>/manifest.json
-    runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
-    runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
-    runs/<run>/cells/<cell>/repeat<k>/counters/   <node>_<rank>.pt.trace.json.gz, <node>_<rank>.json
-    runs/<run>/report/
+runs/<run>/manifest.json
+runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
+runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
+runs/<run>/cells/<cell>/repeat<k>/counters/   <node>_<rank>.pt.trace.json.gz, <node>_<rank>.json
+runs/<run>/report/
 """
 
 import os
@@ -190,11 +190,15 @@ class RunFolder:
 
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
-        folders = sorted(
-            (int(path.name.removeprefix("repeat")), RepeatFolder(path))
-            for path in (self.path / "cells" / cell.name).glob("repeat*")
-            if path.name.removeprefix("repeat").isdigit()
-        ) if (self.path / "cells" / cell.name).exists() else []
+        folders = (
+            sorted(
+                (int(path.name.removeprefix("repeat")), RepeatFolder(path))
+                for path in (self.path / "cells" / cell.name).glob("repeat*")
+                if path.name.removeprefix("repeat").isdigit()
+            )
+            if (self.path / "cells" / cell.name).exists()
+            else []
+        )
         return [(index, folder) for index, folder in folders if _is_ok(folder)]
 
 
@@ -206,4 +210,3 @@ def _is_ok(folder: RepeatFolder) -> bool:
 def is_run_folder(path: Path) -> bool:
     """Whether `path` is a folder with a manifest."""
     return (path / MANIFEST_NAME).is_file()
-

@@ -1,0 +1,156 @@
+"""One process's whole job: process group, model, passes, and what is saved of them."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from dpscope.launch.cell_passes import CellProcess, Measured, run_passes
+from dpscope.launch.input_data import open_stream
+from dpscope.launch.strategies import wrap
+from dpscope.launch.train_step import TrainStep, with_precision
+from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
+from dpscope.launch.workloads import build_workload, parameter_sizes
+from dpscope.profiling.environment import device_states, open_nvml, own_processes_seen
+from dpscope.profiling.run_store import write_json
+from dpscope.profiling.run_types import Cell, CellResult, DeviceState, ParameterSizes, RankResult
+from dpscope.profiling.step_timer import save_samples
+
+
+def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callable[[str], None]) -> None:
+    """Measure a cell in this process and save it; global rank 0 writes the result, after everyone has saved.
+
+    `began` is the Unix time the job started, `report` is told which pass begins.
+    """
+    torch.set_num_threads(job.threads)
+    before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
+    devices = _devices(job, place)
+    if job.cell.strategy == "ddp":
+        _join_process_group(job, devices[0])
+    process, sizes = _prepare(job, place, devices, report)
+    measured = run_passes(process)
+    after = _device_states(job, place, own_process_ids=_own_process_ids())
+    report("saving")
+    save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
+    rank = _rank_result(job, place, process, sizes, measured, (before, after))
+    write_json(job.folder.rank_path(place.node, place.rank), rank)
+    if distributed.is_initialized():
+        distributed.barrier()
+    if place.rank == 0:
+        result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
+        write_json(job.folder.result_path, result)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _devices(job: WorkerJob, place: TorchrunPlace) -> tuple[torch.device, ...]:
+    """The devices this process drives, its first one first."""
+    if job.kind == "cpu":
+        return (torch.device("cpu"),)
+    if job.cell.strategy == "ddp":
+        devices: tuple[torch.device, ...] = (torch.device("cuda", place.local_rank),)
+    else:
+        devices = tuple(torch.device("cuda", index) for index in range(job.cell.devices))
+    torch.cuda.set_device(devices[0])
+    return devices
+
+
+def _join_process_group(job: WorkerJob, device: torch.device) -> None:
+    timeout = timedelta(seconds=job.config.timeout_s)
+    if device.type == "cuda":
+        distributed.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        distributed.init_process_group("gloo", timeout=timeout)
+
+
+def _prepare(
+    job: WorkerJob, place: TorchrunPlace, devices: tuple[torch.device, ...], report: Callable[[str], None]
+) -> tuple[CellProcess, ParameterSizes]:
+    torch.manual_seed(job.config.seed)
+    workload = build_workload(job.config.model)
+    sizes = parameter_sizes(workload.model)
+    model = with_precision(workload.model.to(devices[0]), job.config.amp, devices[0])
+    wrapped = wrap(model.train(), job.cell.strategy, job.cell.devices, devices[0])
+    data_rank = place.rank if job.cell.strategy == "ddp" else 0
+    batches = open_stream(job.config, job.cell, workload, data_rank, devices[0])
+    process = CellProcess(
+        config=job.config,
+        cell=job.cell,
+        node=place.node,
+        rank=place.rank,
+        devices=devices,
+        model=wrapped,
+        step=TrainStep(wrapped, batches, job.config, devices[0]),
+        folder=job.folder,
+        report=report,
+    )
+    return process, sizes
+
+
+def _device_states(
+    job: WorkerJob, place: TorchrunPlace, own_process_ids: tuple[int, ...] | None
+) -> tuple[DeviceState, ...]:
+    """State of this process's devices; empty on the CPU."""
+    if job.kind == "cpu":
+        return ()
+    states = device_states(open_nvml(), own_process_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if job.cell.strategy == "ddp":
+        return tuple(state for state in states if state.index == place.local_rank)
+    return states[: job.cell.devices]
+
+
+def _own_process_ids() -> tuple[int, ...] | None:
+    """Process ids of this job on this host; None where NVML counts in another namespace."""
+    if not own_processes_seen(open_nvml(), os.getpid()):
+        return None
+    if not distributed.is_initialized():
+        return (os.getpid(),)
+    everyone: list[int] = [0] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, os.getpid())
+    return tuple(everyone)
+
+
+def _rank_result(
+    job: WorkerJob,
+    place: TorchrunPlace,
+    process: CellProcess,
+    sizes: ParameterSizes,
+    measured: Measured,
+    states: tuple[tuple[DeviceState, ...], tuple[DeviceState, ...]],
+) -> RankResult:
+    loss = process.step.last_loss
+    return RankResult(
+        rank=place.rank,
+        node=place.node,
+        local_rank=place.local_rank,
+        world_size=place.world_size,
+        device_names=_device_names(job.cell, process.devices),
+        threads=torch.get_num_threads(),
+        backend=distributed.get_backend() if distributed.is_initialized() else None,
+        nccl_engine=_nccl_engine(process.devices[0]),
+        loader_workers=process.step.batches.loader_workers,
+        steps_per_epoch=process.step.batches.steps_per_epoch,
+        model=sizes,
+        blocks=measured.blocks,
+        memory=measured.memory,
+        device_states_before=states[0],
+        device_states_after=states[1],
+        last_loss=None if loss is None else loss.item(),
+    )
+
+
+def _device_names(cell: Cell, devices: tuple[torch.device, ...]) -> tuple[str, ...]:
+    if devices[0].type == "cuda":
+        return tuple(torch.cuda.get_device_name(device) for device in devices)
+    return ("cpu",) * (cell.devices if cell.strategy == "dp-host" else 1)
+
+
+def _nccl_engine(device: torch.device) -> str | None:
+    """Class of the process group behind NCCL, None without NCCL: torch >= 2.15 has two."""
+    if device.type != "cuda" or not distributed.is_initialized():
+        return None
+    group = distributed.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__

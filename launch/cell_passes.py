@@ -1,0 +1,133 @@
+"""The passes over one cell in one process: warm-up, timed, traced, DDP's counters. Never mixed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dpscope.launch.train_step import TrainStep
+from dpscope.profiling import ddp_counters
+from dpscope.profiling.run_store import RepeatFolder, write_json
+from dpscope.profiling.run_types import Cell, DeviceMemory, RunConfig, TimedBlock
+from dpscope.profiling.step_timer import StepSample, time_block
+from dpscope.profiling.trace_recorder import record_trace
+
+
+@dataclass(frozen=True)
+class CellProcess:
+    """One process of a cell, ready to train."""
+
+    config: RunConfig
+    cell: Cell
+    node: int
+    rank: int
+    devices: tuple[torch.device, ...]  # all the devices this process drives, its first one first
+    model: nn.Module  # wrapped by the strategy
+    step: TrainStep
+    folder: RepeatFolder
+    report: Callable[[str], None]  # tells which pass begins
+
+    def synchronise(self) -> None:
+        """Wait for this process's devices and for the other processes."""
+        self._finish_device_work()
+        if distributed.is_initialized():
+            distributed.barrier()
+            self._finish_device_work()
+
+    def _finish_device_work(self) -> None:
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the passes found."""
+
+    samples: tuple[StepSample, ...]
+    blocks: tuple[TimedBlock, ...]
+    memory: tuple[DeviceMemory, ...]
+
+
+def run_passes(process: CellProcess) -> Measured:
+    """Run every pass of a cell; traces and counters are saved on the way, the rest is returned."""
+    process.report("warm-up")
+    _warm_up(process)
+    process.report("timed")
+    _reset_peak_memory(process.devices)
+    blocks, samples = _timed(process)
+    memory = _peak_memory(process.devices)
+    process.report("traced")
+    traced = record_trace(
+        process.step,
+        process.config.traced_steps,
+        process.folder.trace_path(process.node, process.rank),
+        process.devices[0],
+        all_threads=process.cell.strategy in ("dp", "dp-host"),
+        synchronise=process.synchronise,
+    )
+    if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:
+        process.report("counters")
+        _count(process, process.model)
+    return Measured(samples=(*samples, *traced), blocks=tuple(blocks), memory=memory)
+
+
+def _warm_up(process: CellProcess) -> None:
+    steps = process.config.warmup_steps
+    if isinstance(process.model, DistributedDataParallel):
+        ddp_counters.stop_counting(process.model)
+        steps = ddp_counters.warmup_iterations(steps, process.devices[0])
+    if process.config.epochs is not None:
+        per_epoch = process.step.batches.steps_per_epoch
+        steps = -(-steps // per_epoch) * per_epoch  # whole epochs, so that the timed ones start at their start
+    for _ in range(steps):
+        process.step()
+
+
+def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
+    """One block of `steps` steps, or one block per epoch."""
+    device = process.devices[0]
+    if process.config.epochs is None:
+        assert process.config.steps is not None
+        block, samples = time_block(process.step, process.config.steps, device, process.synchronise)
+        return [block], samples
+    blocks, all_samples = [], []
+    per_epoch = process.step.batches.steps_per_epoch
+    for epoch in range(process.config.epochs):
+        first_step = epoch * per_epoch
+        block, samples = time_block(process.step, per_epoch, device, process.synchronise, first_step, epoch)
+        blocks.append(block)
+        all_samples += samples
+    return blocks, all_samples
+
+
+def _count(process: CellProcess, model: DistributedDataParallel) -> None:
+    counters = ddp_counters.record_counters(
+        model,
+        process.step,
+        process.config.traced_steps,
+        process.folder.counters_trace_path(process.node, process.rank),
+        process.devices[0],
+        process.synchronise,
+    )
+    write_json(process.folder.counters_path(process.node, process.rank), counters)
+
+
+def _reset_peak_memory(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_memory(devices: Sequence[torch.device]) -> tuple[DeviceMemory, ...]:
+    return tuple(
+        DeviceMemory(
+            device=device.index,
+            allocated_bytes=torch.cuda.max_memory_allocated(device),
+            reserved_bytes=torch.cuda.max_memory_reserved(device),
+        )
+        for device in devices
+        if device.type == "cuda"
+    )

@@ -1,0 +1,214 @@
+"""`dp-host`: DataParallel's schedule on CPU threads, for machines where `nn.DataParallel` only passes through.
+
+The four steps of `nn.DataParallel.forward` are kept and each is given a meaning on one host: copies between
+the master's memory and the replicas' stand for the copies between devices. No link is involved, so its
+communication times say something of the schedule and nothing of an interconnect.
+
+CPU autograd runs a whole backward on the one thread that called it. Here each replica's graph ends in leaves
+of its own, and a custom function joins them to the master: its backward runs every replica's backward on a
+thread of its own and then sums the gradients, as DataParallel's devices do.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from dpscope.profiling.phases import (
+    GATHER,
+    GRADIENT_REDUCE,
+    PARALLEL_APPLY,
+    REPLICATE,
+    SCATTER,
+    replica_range,
+)
+
+# `nn.DataParallel` is generic to type checkers and not at run time.
+_DataParallel: Any = nn.DataParallel
+
+
+class HostDataParallel(_DataParallel):  # type: ignore[misc]
+    """`nn.DataParallel` with `replica_count` replicas on threads of one CPU process.
+
+    The model must be on the CPU, take tensors whose first dimension is the batch, and return one tensor whose
+    first dimension is the batch. Inputs receive no gradient. As under `nn.DataParallel`, replica 0 uses the
+    module's own buffers, so running statistics persist; the other replicas' changes to theirs are lost.
+    Every replica thread computes with as many intra-op threads as the calling thread has.
+    """
+
+    def __init__(self, module: nn.Module, replica_count: int) -> None:
+        # Not nn.DataParallel.__init__: it takes no device for a replica but an accelerator.
+        nn.Module.__init__(self)
+        self.module = module
+        self.dim = 0
+        self.device_ids = list(range(replica_count))
+        self.output_device = 0
+        self.src_device_obj = torch.device("cpu")
+        # In a list: as a submodule, a replica's parameters would count as the model's.
+        self._replicas: list[nn.Module] = []
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
+        """Each replica's chunk of every tensor, copied; anything else is passed to all."""
+        keywords = kwargs or {}
+        sizes = {len(value) for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)}
+        assert len(sizes) == 1, f"inputs with different batch sizes: {sorted(sizes)}"
+        splits = [len(chunk) for chunk in torch.empty(sizes.pop()).chunk(len(device_ids))]
+        starts = [sum(splits[:index]) for index in range(len(splits))]
+
+        def share(value: Any, index: int) -> Any:
+            return (
+                value.narrow(0, starts[index], splits[index]).clone() if isinstance(value, Tensor) else value
+            )
+
+        scattered_inputs, scattered_keywords = [], []
+        for index in range(len(splits)):
+            with record_function(replica_range(SCATTER, index)):
+                scattered_inputs.append(tuple(share(value, index) for value in inputs))
+                scattered_keywords.append({name: share(value, index) for name, value in keywords.items()})
+        return tuple(scattered_inputs), tuple(scattered_keywords)
+
+    def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
+        """The replicas, each holding a fresh copy of the module's parameters and buffers."""
+        while len(self._replicas) < len(device_ids):
+            self._replicas.append(copy.deepcopy(module))
+        replicas = self._replicas[: len(device_ids)]
+        for index, replica in enumerate(replicas):
+            with record_function(replica_range(REPLICATE, index)):
+                _refresh(replica, module, share_buffers=index == 0)
+        return replicas
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Any, kwargs: Any) -> list[Any]:
+        """Forward of every replica, each on its own thread."""
+
+        def forward(index: int) -> Any:
+            with record_function(replica_range(PARALLEL_APPLY, index)):
+                return replicas[index](*inputs[index], **kwargs[index])
+
+        return _on_threads(forward, len(replicas))
+
+    def gather(self, outputs: Any, output_device: int | torch.device) -> Tensor:
+        """The replicas' outputs as one tensor, from which backward reaches every replica and the master."""
+        if not all(isinstance(output, Tensor) for output in outputs):
+            raise TypeError(
+                f"dp-host needs a model that returns one tensor, got {type(outputs[0]).__name__}; "
+                "wrap the model so that forward returns its logits alone"
+            )
+        master = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        replicas = [
+            [parameter for parameter in replica.parameters() if parameter.requires_grad]
+            for replica in self._replicas[: len(outputs)]
+        ]
+        if not torch.is_grad_enabled() or not master:
+            return _concatenate(outputs)
+        joined: Tensor = _JoinReplicas.apply(outputs, replicas, *master)
+        return joined
+
+
+class _JoinReplicas(torch.autograd.Function):
+    """Forward concatenates the replicas' outputs; backward runs their graphs and sums into the master."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor
+    ) -> Tensor:
+        ctx.outputs, ctx.replicas = outputs, replicas
+        return _concatenate(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *output_gradients: Tensor) -> Any:
+        outputs, replicas = ctx.outputs, ctx.replicas
+        ctx.outputs = ctx.replicas = None
+        shares, start = [], 0
+        for index, output in enumerate(outputs):
+            with record_function(replica_range(SCATTER, index)):
+                shares.append(output_gradients[0].narrow(0, start, len(output)).clone())
+            start += len(output)
+
+        def backward(index: int) -> tuple[Tensor | None, ...]:
+            with record_function(replica_range(PARALLEL_APPLY, index)):
+                return torch.autograd.grad(
+                    outputs[index], replicas[index], grad_outputs=shares[index], allow_unused=True
+                )
+
+        gradients = _on_threads(backward, len(outputs))
+        return (None, None, *_sum_gradients(gradients))
+
+
+def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
+    """Sum over replicas in their order; None where no replica used the parameter."""
+    totals: list[Tensor | None] = [None] * len(gradients[0])
+    for index, of_replica in enumerate(gradients):
+        with record_function(replica_range(GRADIENT_REDUCE, index)):
+            for position, gradient in enumerate(of_replica):
+                total = totals[position]
+                if gradient is None:
+                    continue
+                if total is None:
+                    totals[position] = gradient.clone()
+                else:
+                    total.add_(gradient)
+    return totals
+
+
+def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None:
+    """Copy the module's parameters, buffers and mode into a replica of the same structure."""
+    with torch.no_grad():
+        for copied, parameter in zip(replica.parameters(), module.parameters(), strict=True):
+            copied.requires_grad_(parameter.requires_grad)
+        torch._foreach_copy_(list(replica.parameters()), list(module.parameters()))
+        for copied_module, source in zip(replica.modules(), module.modules(), strict=True):
+            copied_module.training = source.training
+            for name, buffer in source._buffers.items():
+                own = copied_module._buffers[name]
+                if share_buffers or buffer is None or own is None:
+                    copied_module._buffers[name] = buffer
+                else:
+                    own.copy_(buffer)
+
+
+def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
+    """Copy the outputs one after the other into one tensor, each in its replica's gather range."""
+    joined = outputs[0].new_empty((sum(len(output) for output in outputs), *outputs[0].shape[1:]))
+    start = 0
+    with torch.no_grad():
+        for index, output in enumerate(outputs):
+            with record_function(replica_range(GATHER, index)):
+                joined.narrow(0, start, len(output)).copy_(output)
+            start += len(output)
+    return joined
+
+
+def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:
+    """Results of `function(0..count-1)`, each on a new thread under the caller's torch modes.
+
+    The first replica's error, in replica order, is raised in the caller.
+    """
+    results: list[Any] = [None] * count
+    errors: list[Exception | None] = [None] * count
+    threads_each = torch.get_num_threads()
+    grad_enabled = torch.is_grad_enabled()
+    autocast_enabled = torch.is_autocast_enabled("cpu")
+    autocast_dtype = torch.get_autocast_dtype("cpu")
+
+    def run(index: int) -> None:
+        torch.set_num_threads(threads_each)  # OpenMP keeps this per thread
+        autocast = torch.autocast("cpu", dtype=autocast_dtype, enabled=autocast_enabled)
+        try:
+            with torch.set_grad_enabled(grad_enabled), autocast:
+                results[index] = function(index)
+        except Exception as error:  # raised again in the caller
+            errors[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), name=f"replica-{index}") for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if error is not None:
+            raise error
+    return results

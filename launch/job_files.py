@@ -1,0 +1,97 @@
+"""What the processes of one job leave for whoever started them: their pass, and why they failed. Imports no torch.
+
+Both lie in the repeat's folder while the job runs and are removed when it is recorded.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dpscope.profiling.run_store import write_json, write_text
+
+JOB_TOKEN_VARIABLE = "DPSCOPE_JOB"  # same value in every process of a job, so that all can be found
+STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
+PROGRESS_NAME = "progress.txt"
+
+_OUT_OF_MEMORY_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cudaerrormemoryallocation",
+    "status_alloc_failed",
+    "not enough memory",
+)
+_PEER_LOST_SIGNS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "socket",
+    "remote process exited",
+    "timed out waiting",
+    "ncclremoteerror",
+    "ncclsystemerror",
+)
+
+
+class FailureNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why one process failed, in its own words."""
+
+    rank: int
+    at_ns: int  # Unix time
+    kind: Literal["out_of_memory", "crashed"]
+    message: str
+    peer_lost: bool  # a consequence of another rank's failure rather than a cause
+
+
+def looks_like_out_of_memory(text: str) -> bool:
+    """Whether an error's text is that of an allocator, a GPU's or the host's."""
+    lowered = text.lower()
+    return any(sign in lowered for sign in _OUT_OF_MEMORY_SIGNS)
+
+
+def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
+    """Leave a note on why this process ends."""
+    text = f"{type(error).__name__}: {error}"
+    first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
+    lowered = text.lower()
+    note = FailureNote(
+        rank=rank,
+        at_ns=time.time_ns(),
+        kind="out_of_memory"
+        if isinstance(error, MemoryError) or looks_like_out_of_memory(text)
+        else "crashed",
+        message=first_line[:400],
+        peer_lost=any(sign in lowered for sign in _PEER_LOST_SIGNS),
+    )
+    write_json(folder / f"failure_{node}_{rank}.json", note)
+
+
+def read_failures(folder: Path) -> list[FailureNote]:
+    """The notes of a job, in the order in which its processes failed."""
+    notes = [msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")]
+    return sorted(notes, key=lambda note: note.at_ns)
+
+
+def write_progress(folder: Path, state: str) -> None:
+    """Tell which pass the job is in."""
+    write_text(folder / PROGRESS_NAME, state)
+
+
+def read_progress(folder: Path) -> str | None:
+    """The pass the job is in, None before its first."""
+    path = folder / PROGRESS_NAME
+    return path.read_text() if path.exists() else None
+
+
+def remove_job_files(folder: Path) -> None:
+    """Remove the notes and the progress of a job that is over."""
+    for path in [*folder.glob("failure_*.json"), folder / PROGRESS_NAME]:
+        path.unlink(missing_ok=True)
+
+
+def started_at() -> float:
+    """Unix time at which this job's torchrun was started, now for one started by hand."""
+    return float(os.environ.get(STARTED_AT_VARIABLE, time.time()))

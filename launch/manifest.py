@@ -1,0 +1,27 @@
+"""Makes a run's manifest. Imports torch only when asked to make one."""
+
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from dpscope.launch.devices import DeviceType
+from dpscope.launch.plan import plan_findings
+from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
+from dpscope.profiling.run_types import SCHEMA_VERSION, Manifest, PlannedCell, RunConfig
+
+
+def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequence[PlannedCell]) -> Manifest:
+    """The manifest of a run that starts now, on this machine."""
+    environment = collect_environment(open_nvml() if kind == "cuda" else None)
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        dpscope_version=importlib.metadata.version("dpscope"),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=config,
+        device_type=kind,
+        threads_per_process=threads,
+        environment=environment,
+        plan=tuple(plan),
+        findings=(*device_findings(environment.accelerators), *plan_findings(config, kind)),
+    )

@@ -1,0 +1,170 @@
+"""What will be measured: the cells of a run, for this machine. Imports no torch unless a model's name needs it."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dpscope.launch.devices import Devices, DeviceType
+from dpscope.profiling.environment import usable_cores
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
+
+CIFAR_SAMPLES = 50_000
+DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
+DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 10}
+
+PASS_THROUGH_REASON = (
+    "nn.DataParallel does not replicate on one device: it would be the single-device run under another name"
+)
+
+
+def resolve(config: RunConfig, devices: Devices) -> RunConfig:
+    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
+    if config.amp == "fp16" and devices.kind == "cpu":
+        raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
+    counts = config.devices or _default_device_counts(devices)
+    _check_device_counts(counts, devices)
+    resolved = msgspec.structs.replace(
+        config,
+        device=devices.kind,
+        devices=counts,
+        batch_sizes=config.batch_sizes or _default_batch_sizes(config, devices.kind, counts),
+        steps=config.steps if config.steps or config.epochs else DEFAULT_STEPS[devices.kind],
+        samples=CIFAR_SAMPLES if config.data == "cifar10" else config.samples,
+        data_dir=str(Path(config.data_dir).expanduser()),
+    )
+    _check_split(resolved)
+    return resolved
+
+
+def _default_device_counts(devices: Devices) -> tuple[int, ...]:
+    if devices.count is None:
+        return (1, 2)
+    powers = [2**exponent for exponent in range(devices.count.bit_length())]
+    return tuple(sorted({count for count in powers if count <= devices.count} | {devices.count}))
+
+
+def _default_batch_sizes(config: RunConfig, kind: DeviceType, counts: Sequence[int]) -> tuple[int, ...]:
+    if config.scaling == "weak":
+        return DEFAULT_BATCH_SIZES[kind]
+    multiple = math.lcm(*counts)  # a global batch that every device count divides
+    return tuple(sorted({math.ceil(size / multiple) * multiple for size in DEFAULT_BATCH_SIZES[kind]}))
+
+
+def _check_device_counts(counts: Sequence[int], devices: Devices) -> None:
+    if devices.count is not None and max(counts) > devices.count:
+        raise DpscopeError(
+            f"--devices {max(counts)}: this machine has {devices.count} GPU(s) that torch can use; "
+            f"ask for {devices.count} at most"
+        )
+    most = max(8, 4 * usable_cores())
+    if devices.count is None and max(counts) > most:
+        raise DpscopeError(
+            f"--devices {max(counts)}: on the CPU a device is a process, and {usable_cores()} cores are there "
+            f"for them; ask for {usable_cores()}, {most} at most"
+        )
+
+
+def _check_split(config: RunConfig) -> None:
+    if config.scaling == "weak":
+        return
+    for devices in config.devices or ():
+        for batch_size in config.batch_sizes or ():
+            if batch_size % devices:
+                raise DpscopeError(
+                    f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
+                    f"cannot be split over {devices} devices; choose a multiple of {devices}"
+                )
+
+
+def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
+    """The cells of a resolved configuration, small batches first; batches in them are per device.
+
+    Weak scaling puts each listed batch on every device; strong scaling splits it, with single-device cells at
+    the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
+    """
+    assert config.devices is not None
+    assert config.batch_sizes is not None
+    cells: dict[Cell, str | None] = {}
+    for count in config.devices:
+        for size in _weak_sizes(config, count) if config.scaling != "strong" else ():
+            _add(cells, config, kind, count, size)
+        for size in _strong_sizes(config, count) if config.scaling != "weak" else ():
+            _add(cells, config, kind, count, size // count)
+            if "single" in config.strategies:
+                cells.setdefault(_cell("single", kind, 1, size // count))
+    planned = [PlannedCell(cell=cell, skip_reason=reason) for cell, reason in cells.items()]
+    if all(entry.skip_reason for entry in planned):
+        raise DpscopeError(
+            f"nothing to measure: --strategy {','.join(config.strategies)} with --devices "
+            f"{','.join(str(count) for count in config.devices)} and batches "
+            f"{','.join(str(size) for size in config.batch_sizes)} leaves no cell; "
+            "single needs 1 device, dp 2 or more, and a step at most the data set's samples"
+        )
+    order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
+    key = lambda entry: (entry.cell.batch_size, entry.cell.devices, order[entry.cell.strategy])  # noqa: E731
+    return tuple(sorted(planned, key=key))
+
+
+def _weak_sizes(config: RunConfig, count: int) -> tuple[int, ...]:
+    assert config.batch_sizes is not None
+    if config.batch_growth is None:
+        return config.batch_sizes
+    return _grown(config.batch_sizes[0], config.batch_growth, config.samples // count)
+
+
+def _strong_sizes(config: RunConfig, count: int) -> tuple[int, ...]:
+    assert config.batch_sizes is not None
+    if config.batch_growth is None:
+        return config.batch_sizes
+    return _grown(config.batch_sizes[0], config.batch_growth, config.samples)
+
+
+def _grown(first: int, growth: int, largest: int) -> tuple[int, ...]:
+    sizes = []
+    size = first
+    while size <= largest:
+        sizes.append(size)
+        size *= growth
+    return tuple(sizes)
+
+
+def _add(cells: dict[Cell, str | None], config: RunConfig, kind: DeviceType, count: int, size: int) -> None:
+    assert config.devices is not None
+    only_one = max(config.devices) == 1
+    if count == 1 and "single" in config.strategies:
+        cells.setdefault(_cell("single", kind, 1, size))
+    if (count > 1 or only_one) and "dp" in config.strategies:
+        cells.setdefault(_cell("dp", kind, count, size), PASS_THROUGH_REASON if only_one else None)
+    if (count > 1 or only_one) and "ddp" in config.strategies:
+        cells.setdefault(_cell("ddp", kind, count, size))
+
+
+def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -> Cell:
+    named: CellStrategy = "dp-host" if strategy == "dp" and kind == "cpu" else strategy
+    return Cell(strategy=named, devices=devices, batch_size=batch_size)
+
+
+def threads_per_process(config: RunConfig) -> int:
+    """Intra-op threads of every process, equal for all cells: the cores over the largest device count."""
+    assert config.devices is not None
+    return max(1, usable_cores() // max(config.devices))
+
+
+def plan_findings(config: RunConfig, kind: DeviceType) -> list[Finding]:
+    """What about this plan will mislead a reader who is not told."""
+    assert config.devices is not None
+    largest, cores = max(config.devices), usable_cores()
+    if kind == "cuda" or largest <= cores:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="cpu_oversubscribed",
+            message=f"{largest} processes share {cores} cores: they wait for each other's turns, and times on "
+            f"{largest} devices are no measure of scaling.",
+            next_step=f"Use --devices up to {cores} on this machine.",
+        )
+    ]

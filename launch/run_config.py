@@ -1,0 +1,218 @@
+"""From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+
+MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations
+
+_FIELD_OF_FLAG = {
+    "strategy": "strategies",
+    "batch_size": "batch_sizes",
+    "lr": "learning_rate",
+    "warmup": "warmup_steps",
+    "timeout": "timeout_s",
+}
+_FLAG_OF_FIELD = {field: flag for flag, field in _FIELD_OF_FLAG.items()}
+
+
+def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig:
+    """The configuration of a TOML file overlaid by flags.
+
+    Keys of both are the flags' names, with ``_`` or ``-`` (`batch_size = "32,128"`), or RunConfig's field
+    names; lists may be given as lists or as text. `flags` holds only the flags that were given; None counts as
+    not given. Raises DpscopeError naming field, value and fix.
+    """
+    given: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    if config_path is not None:
+        for key, value in _read_toml(config_path).items():
+            field = _field_name(key, f"{config_path}: {key}")
+            given[field], origins[field] = value, f"{config_path}: {key} ="
+    for key, value in flags.items():
+        if value is not None:
+            field = _field_name(key, f"--{key}")
+            given[field], origins[field] = value, flag_name(field)
+    return _build(given, origins)
+
+
+def flag_name(field: str) -> str:
+    """The flag that sets a field of RunConfig, such as ``--batch-size`` for ``batch_sizes``."""
+    return "--" + _FLAG_OF_FIELD.get(field, field).replace("_", "-")
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """Device counts from ``1,2,4``; raises ValueError."""
+    return tuple(sorted({_whole_number(part) for part in text.split(",")}))
+
+
+def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
+    """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...).
+
+    Raises ValueError.
+    """
+    growing = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
+    if growing:
+        return (int(growing[1]),), int(growing[2])
+    return tuple(sorted({_whole_number(part) for part in text.split(",")})), None
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch(r"\s*-?\d+\s*", text):
+        raise ValueError(f"{text.strip() or 'nothing'} is not a whole number")
+    return int(text)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise DpscopeError(f"--config {path}: cannot read it: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DpscopeError(f"--config {path}: not TOML: {error}; correct that line") from error
+
+
+def _field_name(key: str, origin: str) -> str:
+    name = key.replace("-", "_")
+    field = _FIELD_OF_FLAG.get(name, name)
+    if field not in RunConfig.__struct_fields__:
+        known = ", ".join(sorted(_FLAG_OF_FIELD.get(name, name) for name in RunConfig.__struct_fields__))
+        raise DpscopeError(f"{origin}: no such setting; known are {known}")
+    return field
+
+
+def _build(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
+    values = dict(given)
+    for field, parse in _TEXT_PARSERS.items():
+        if isinstance(values.get(field), str | int):
+            _parse_text(values, field, parse, origins)
+    for field in ("devices", "batch_sizes"):
+        if isinstance(values.get(field), list | tuple):
+            values[field] = tuple(values[field])  # type: ignore[arg-type]
+    try:
+        config = msgspec.convert(values, RunConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise DpscopeError(_conversion_message(str(error), values, origins)) from error
+    config = _in_order(config)
+    for field, ok, fix in _checks(config):
+        if not ok:
+            raise DpscopeError(
+                f"{origins.get(field, flag_name(field))} {_shown(getattr(config, field))}: {fix}"
+            )
+    _check_together(config, origins)
+    return config
+
+
+def _in_order(config: RunConfig) -> RunConfig:
+    """Lists without repetition: numbers ascending, strategies in the order of the report."""
+    order = ("single", "dp", "ddp")
+    return msgspec.structs.replace(
+        config,
+        strategies=tuple(strategy for strategy in order if strategy in config.strategies),
+        devices=None if config.devices is None else tuple(sorted(set(config.devices))),
+        batch_sizes=None if config.batch_sizes is None else tuple(sorted(set(config.batch_sizes))),
+    )
+
+
+def _parse_text(
+    values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]
+) -> None:
+    text = str(values[field])
+    try:
+        parsed = parse(text)
+    except ValueError as error:
+        example = "32,128 or 32x4" if field == "batch_sizes" else "1,2,4"
+        raise DpscopeError(f"{origins[field]} {text}: {error}; write it as {example}") from error
+    if field == "batch_sizes":
+        assert isinstance(parsed, tuple)
+        values["batch_sizes"], growth = parsed
+        if growth is not None:
+            values["batch_growth"] = growth
+            origins.setdefault("batch_growth", origins[field])
+    else:
+        values[field] = parsed
+
+
+_TEXT_PARSERS: dict[str, Callable[[str], object]] = {
+    "devices": parse_devices,
+    "batch_sizes": parse_batch_sizes,
+    "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
+}
+
+
+def _conversion_message(error: str, values: dict[str, object], origins: dict[str, str]) -> str:
+    where = re.search(r"at `\$\.(\w+)", error)
+    field = where[1] if where else ""
+    reason = error.partition(" - at ")[0]
+    if "Invalid enum value" in reason:
+        choices = {
+            "strategies": "single, dp, ddp",
+            "device": "auto, cuda, cpu",
+            "scaling": "weak, strong, both",
+            "data": "synthetic, fake, cifar10",
+            "amp": "off, bf16, fp16",
+        }
+        reason = f"unknown; choose from {choices.get(field, 'the documented values')}"
+    return f"{origins.get(field, flag_name(field))} {_shown(values.get(field))}: {reason}"
+
+
+def _shown(value: object) -> str:
+    return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
+    """(field, whether it holds, the fix) of every field that can be wrong by itself."""
+    return [
+        ("strategies", bool(config.strategies), "no strategy; choose from single, dp, ddp"),
+        ("devices", _all_positive(config.devices), "every device count must be 1 or more"),
+        ("batch_sizes", _all_positive(config.batch_sizes), "every batch size must be 1 or more"),
+        ("batch_growth", config.batch_growth is None or config.batch_growth >= 2, "growth must be 2 or more"),
+        ("samples", config.samples >= 1, "an epoch needs 1 sample or more"),
+        ("workers", config.workers >= 0, "must be 0 or more; 0 loads in the training process"),
+        ("workers_total", (config.workers_total or 0) >= 0, "must be 0 or more"),
+        ("learning_rate", config.learning_rate > 0, "must be above 0"),
+        ("momentum", config.momentum >= 0, "must be 0 or more"),
+        ("weight_decay", config.weight_decay >= 0, "must be 0 or more"),
+        (
+            "warmup_steps",
+            config.warmup_steps >= MINIMUM_WARMUP_STEPS,
+            f"must be {MINIMUM_WARMUP_STEPS} or more: DDP rebuilds its buckets in the first steps",
+        ),
+        ("steps", config.steps is None or config.steps >= 1, "must be 1 or more"),
+        ("epochs", config.epochs is None or config.epochs >= 1, "must be 1 or more"),
+        ("traced_steps", config.traced_steps >= 1, "must be 1 or more"),
+        ("repeats", config.repeats >= 1, "must be 1 or more"),
+        ("timeout_s", config.timeout_s > 0, "must be above 0 seconds"),
+    ]
+
+
+def _all_positive(numbers: tuple[int, ...] | None) -> bool:
+    return numbers is None or (len(numbers) > 0 and min(numbers) >= 1)
+
+
+def _check_together(config: RunConfig, origins: dict[str, str]) -> None:
+    if config.steps is not None and config.epochs is not None:
+        raise DpscopeError(
+            f"--steps {config.steps} and --epochs {config.epochs}: give one of them; "
+            "--epochs times whole epochs, --steps that many steps"
+        )
+    if config.batch_growth is not None and len(config.batch_sizes or ()) != 1:
+        raise DpscopeError(
+            f"{origins.get('batch_growth', 'batch_growth')} {config.batch_growth}: "
+            "growth needs one batch size to start from, as in --batch-size 32x4"
+        )
+    if config.scaling == "weak":
+        return
+    for devices in config.devices or ():
+        for batch_size in config.batch_sizes or ():
+            if batch_size % devices:
+                raise DpscopeError(
+                    f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
+                    f"cannot be split over {devices} devices; choose a multiple of {devices}"
+                )

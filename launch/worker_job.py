@@ -1,0 +1,225 @@
+"""Which job a worker has: from torchrun's environment, its arguments, and the run's manifest. Imports no torch."""
+
+import argparse
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpscope.launch.devices import DeviceType, resolve_devices
+from dpscope.launch.manifest import new_manifest
+from dpscope.launch.plan import resolve
+from dpscope.launch.run_config import load_config
+from dpscope.profiling.environment import usable_cores
+from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, is_run_folder, write_json
+from dpscope.profiling.run_types import Cell, Manifest, PlannedCell, RunConfig
+
+# Fields in which cells of one run may differ: what is measured, not how.
+_FIELDS_OF_THE_PLAN = ("strategies", "devices", "batch_sizes", "batch_growth", "scaling", "repeats", "timeout_s")
+
+
+@dataclass(frozen=True)
+class TorchrunPlace:
+    """This process's place in its job, as torchrun says."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: int
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What this process is to measure, and where it goes."""
+
+    config: RunConfig
+    cell: Cell
+    repeat: int
+    kind: DeviceType
+    threads: int
+    folder: RepeatFolder
+
+
+def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
+    """Read torchrun's variables; raises DpscopeError when this process was not started by it."""
+    try:
+        return TorchrunPlace(
+            rank=int(environment["RANK"]),
+            local_rank=int(environment["LOCAL_RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+            node=int(environment["GROUP_RANK"]),
+        )
+    except KeyError as missing:
+        raise DpscopeError(
+            f"{missing.args[0]} is not set: the worker runs under torchrun; start it with "
+            "torchrun --standalone --nproc-per-node=N launch/worker.py ..."
+        ) from missing
+
+
+def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> WorkerJob:
+    """The job the arguments name; one started by hand is entered into the run's manifest by rank 0."""
+    options = vars(_parser().parse_args(arguments))
+    out: Path = options.pop("out")
+    cell_name, repeat = options.pop("cell"), options.pop("repeat")
+    if cell_name is not None:
+        return _planned_job(RunFolder(out), cell_name, repeat, place)
+    return _job_by_hand(RunFolder(out), options, repeat, place)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="worker.py", description="Measure one cell; run it under torchrun.")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="the run folder; several cells may share one")
+    add("--cell", help="a cell of the run's manifest, such as ddp-d4-b128, instead of the flags below")
+    add("--repeat", type=int, help="number of the repeat; the next free one by default")
+    add("--config", type=Path, help="TOML file with the same settings")
+    add("--strategy", help="single, dp or ddp")
+    add("--devices", help="devices of dp; ddp has one per process")
+    add("--batch-size", help="samples per device")
+    for name in ("--device", "--model", "--data", "--data-dir", "--samples", "--workers", "--workers-total", "--amp"):
+        add(name)
+    for name in ("--lr", "--momentum", "--weight-decay", "--warmup", "--steps", "--epochs", "--traced-steps", "--seed"):
+        add(name)
+    add("--pin-memory", action="store_true", default=None)
+    return parser
+
+
+def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: TorchrunPlace) -> WorkerJob:
+    manifest = run.manifest()
+    cells = {planned.cell.name: planned.cell for planned in manifest.plan if planned.skip_reason is None}
+    if cell_name not in cells:
+        raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
+    cell = cells[cell_name]
+    _check_place(cell, place)
+    return WorkerJob(
+        config=manifest.config,
+        cell=cell,
+        repeat=repeat or 0,
+        kind=manifest.device_type,
+        threads=manifest.threads_per_process,
+        folder=run.repeat(cell, repeat or 0),
+    )
+
+
+def _job_by_hand(
+    run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace
+) -> WorkerJob:
+    config_path = options.pop("config")
+    assert config_path is None or isinstance(config_path, Path)
+    if options["strategy"] not in ("single", "dp", "ddp"):
+        raise DpscopeError(f"--strategy {options['strategy']}: a worker measures one; give single, dp or ddp")
+    if options["batch_size"] is None:
+        raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
+    given = load_config(config_path, options)
+    devices = resolve_devices(given.device)
+    count = _device_count(given, place, devices.count)
+    config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices)
+    assert config.batch_sizes is not None
+    if len(config.batch_sizes) != 1 or config.batch_growth is not None:
+        raise DpscopeError(f"--batch-size {options['batch_size']}: a worker measures one batch size; give one")
+    strategy = config.strategies[0]
+    cell = Cell(
+        strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
+        devices=count,
+        batch_size=config.batch_sizes[0],
+    )
+    _check_place(cell, place)
+    local_devices = place.local_world_size if strategy == "ddp" else count
+    threads = max(1, usable_cores() // local_devices)
+    with _locked(run.path):
+        manifest = _manifest_with(run, config, cell, devices.kind, threads, repeat)
+        chosen = _free_repeat(run, cell) if repeat is None else repeat
+        if place.rank == 0:
+            write_json(run.manifest_path, manifest)
+            run.repeat(cell, chosen).path.mkdir(parents=True, exist_ok=True)
+    return WorkerJob(
+        config=config,
+        cell=cell,
+        repeat=chosen,
+        kind=devices.kind,
+        threads=manifest.threads_per_process,
+        folder=run.repeat(cell, chosen),
+    )
+
+
+def _device_count(config: RunConfig, place: TorchrunPlace, gpus: int | None) -> int:
+    strategy = config.strategies[0]
+    if strategy == "ddp":
+        return place.world_size
+    if strategy == "single":
+        return 1
+    if config.devices is None:
+        return gpus or 2
+    if len(config.devices) != 1:
+        raise DpscopeError(
+            f"--devices {','.join(str(count) for count in config.devices)}: a worker measures one device count"
+        )
+    return config.devices[0]
+
+
+def _check_place(cell: Cell, place: TorchrunPlace) -> None:
+    if cell.processes != place.world_size:
+        raise DpscopeError(
+            f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
+            f"use --nproc-per-node={cell.processes}"
+        )
+
+
+def _free_repeat(run: RunFolder, cell: Cell) -> int:
+    """The first repeat without a result; one that was cut short is done again."""
+    repeat = 0
+    while run.repeat(cell, repeat).result_path.exists():
+        repeat += 1
+    return repeat
+
+
+def _manifest_with(
+    run: RunFolder, config: RunConfig, cell: Cell, kind: DeviceType, threads: int, repeat: int | None
+) -> Manifest:
+    """The run's manifest with this cell in its plan; a new one where there is none."""
+    planned = PlannedCell(cell=cell)
+    if not is_run_folder(run.path):
+        return new_manifest(config, kind, threads, (planned,))
+    manifest = run.manifest()
+    for field in RunConfig.__struct_fields__:
+        had, has = getattr(manifest.config, field), getattr(config, field)
+        if field not in _FIELDS_OF_THE_PLAN and had != has:
+            raise DpscopeError(
+                f"{run.path} was measured with {field} = {had}, not {has}: its cells would not compare; "
+                "give the same settings or another --out"
+            )
+    if planned in manifest.plan:
+        return manifest
+    return msgspec.structs.replace(
+        manifest, config=_widened(manifest.config, config), plan=(*manifest.plan, planned)
+    )
+
+
+def _widened(config: RunConfig, added: RunConfig) -> RunConfig:
+    """A run's configuration that also covers an added cell's."""
+    order = ("single", "dp", "ddp")
+    together = {*config.strategies, *added.strategies}
+    return msgspec.structs.replace(
+        config,
+        strategies=tuple(strategy for strategy in order if strategy in together),
+        devices=tuple(sorted({*(config.devices or ()), *(added.devices or ())})),
+        batch_sizes=tuple(sorted({*(config.batch_sizes or ()), *(added.batch_sizes or ())})),
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one process at a time: jobs started by hand share a manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,132 @@
+"""The models dpscope can train: CIFAR's ResNet-18, torchvision's classification models, the user's own."""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import ParameterSizes
+
+CIFAR_RESNET = "resnet18_cifar"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and the batches it takes."""
+
+    model: nn.Module
+    input_shape: tuple[int, ...]  # of one sample, without the batch dimension
+    classes: int
+
+
+class AutocastModel(nn.Module):
+    """Runs a model's forward in a lower precision.
+
+    The autocast context is inside the model because its dtype does not follow into DataParallel's threads.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of `images`, in the lower precision."""
+        with torch.autocast(self.device_type, dtype=self.dtype):
+            logits: Tensor = self.model(images)
+        return logits
+
+
+def build_workload(name: str) -> Workload:
+    """Build the model called `name`, on the CPU, from the current random state.
+
+    `name` is ``resnet18_cifar``, a torchvision classification model (224 x 224 pixels, 1000 classes), or
+    ``package.module:function``, found from the working directory. That function takes no arguments and returns
+    a module, which then is fed 3 x 32 x 32 pixels and 10 classes, or a tuple (module, shape of a sample,
+    classes). Raises DpscopeError for a name that leads nowhere.
+    """
+    if name == CIFAR_RESNET:
+        return Workload(model=cifar_resnet18(), input_shape=(3, 32, 32), classes=10)
+    if ":" in name:
+        return _user_workload(name)
+    return _torchvision_workload(name)
+
+
+def cifar_resnet18() -> nn.Module:
+    """ResNet-18 for 32 x 32 pixels: 3x3 stem of stride 1, no max-pool, 10 classes; 11,173,962 parameters."""
+    from torchvision.models import resnet18
+
+    model: nn.Module = resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def classification_models() -> list[str]:
+    """Names of torchvision's classification models."""
+    from torchvision import models
+
+    return sorted(models.list_models(module=models))
+
+
+def parameter_sizes(model: nn.Module) -> ParameterSizes:
+    """What a strategy has to move for this model; shared parameters count once."""
+    parameters = list(model.parameters())
+    return ParameterSizes(
+        parameter_count=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=_total_bytes(parameters),
+        gradient_bytes=_total_bytes([parameter for parameter in parameters if parameter.requires_grad]),
+        buffer_bytes=_total_bytes(list(model.buffers())),
+    )
+
+
+def _total_bytes(tensors: list[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _torchvision_workload(name: str) -> Workload:
+    from torchvision import models
+
+    known = classification_models()
+    if name not in known:
+        close = difflib.get_close_matches(name, [CIFAR_RESNET, *known], n=3)
+        hint = f"did you mean {', '.join(close)}? Otherwise" if close else f"{CIFAR_RESNET} is the default;"
+        raise DpscopeError(
+            f"--model {name}: no such model; {hint} name a torchvision classification model or your own "
+            "as package.module:function"
+        )
+    # These two return auxiliary outputs in training unless told otherwise.
+    options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    model: nn.Module = models.get_model(name, weights=None, **options)
+    return Workload(model=model, input_shape=(3, 224, 224), classes=1000)
+
+
+def _user_workload(name: str) -> Workload:
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise DpscopeError(
+            f"--model {name}: cannot import {module_name} ({error}); "
+            "start dpscope in the folder that holds it, or install it"
+        ) from error
+    function: Callable[[], Any] | None = getattr(module, function_name, None)
+    if not callable(function):
+        raise DpscopeError(
+            f"--model {name}: {module.__file__} has no function {function_name}; name one that returns a module"
+        )
+    made = function()
+    if isinstance(made, nn.Module):
+        return Workload(model=made, input_shape=(3, 32, 32), classes=10)
+    if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
+        return Workload(model=made[0], input_shape=tuple(made[1]), classes=int(made[2]))
+    raise DpscopeError(
+        f"--model {name}: {function_name}() returned {type(made).__name__}; "
+        "return a torch.nn.Module or (module, shape of a sample, number of classes)"
+    )

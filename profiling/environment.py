@@ -1,0 +1,222 @@
+"""Where a run takes place: versions, devices and their state, settings. Imports torch only to ask its versions."""
+
+import importlib.metadata
+import os
+import platform
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpscope.profiling.run_types import DeviceState, Environment, Finding
+
+_SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
+
+# NVML's clock throttle (event) reasons, nvml.h; idle and applications-clock settings do not slow a busy device.
+_THROTTLE_REASONS = {
+    0x0000000000000004: "sw_power_cap",
+    0x0000000000000008: "hw_slowdown",
+    0x0000000000000010: "sync_boost",
+    0x0000000000000020: "sw_thermal_slowdown",
+    0x0000000000000040: "hw_thermal_slowdown",
+    0x0000000000000080: "hw_power_brake_slowdown",
+}
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def open_nvml() -> Any | None:
+    """NVML, initialised, or None where there is no NVIDIA driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def driver_version(nvml: Any | None) -> str | None:
+    """The NVIDIA driver's version, None without one."""
+    return None if nvml is None else _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
+
+
+def device_states(
+    nvml: Any | None, own_process_ids: Sequence[int] | None, visible: str | None = None
+) -> tuple[DeviceState, ...]:
+    """State of every visible GPU at this moment, in CUDA's numbering; empty without NVML.
+
+    `visible` is the value of CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as others; None says that
+    they are not known (as in a container, where NVML counts in the host's process ids): others then are None.
+    """
+    if nvml is None:
+        return ()
+    handles = _visible_handles(nvml, visible)
+    return tuple(_device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles))
+
+
+def own_processes_seen(nvml: Any | None, process_id: int) -> bool:
+    """Whether NVML lists `process_id`, so that its process ids are those of this process's namespace."""
+    if nvml is None:
+        return False
+    handles = _visible_handles(nvml, None)
+    return any(process_id in (_process_ids(nvml, handle) or ()) for handle in handles)
+
+
+def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if visible is None:
+        return handles
+    by_uuid = {_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)) or "": handle for handle in handles}
+    chosen = []
+    for name in (part.strip() for part in visible.split(",")):
+        if name.isdigit() and int(name) < len(handles):
+            chosen.append(handles[int(name)])
+            continue
+        matching = [handle for uuid, handle in by_uuid.items() if name and uuid.startswith(name)]
+        if not matching:
+            break  # CUDA stops at the first name it cannot resolve
+        chosen.append(matching[0])
+    return chosen
+
+
+def _device_state(nvml: Any, handle: Any, index: int, own_process_ids: Sequence[int] | None) -> DeviceState:
+    power_mw = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    processes = _process_ids(nvml, handle)
+    others = None
+    if processes is not None and own_process_ids is not None:
+        others = tuple(process for process in processes if process not in own_process_ids)
+    return DeviceState(
+        index=index,
+        uuid=_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)),
+        name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        max_sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        temperature_c=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power_w=None if power_mw is None else power_mw / 1000,
+        throttle_reasons=None
+        if reasons is None
+        else tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit),
+        other_process_ids=others,
+        pcie_generation=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+    )
+
+
+def _process_ids(nvml: Any, handle: Any) -> tuple[int, ...] | None:
+    processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return None if processes is None else tuple(process.pid for process in processes)
+
+
+def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any | None:
+    """NVML's answer, None where this device or driver has none."""
+    try:
+        return question(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def collect_environment(nvml: Any | None) -> Environment:
+    """This machine as it is now. Imports torch."""
+    import torch
+
+    return Environment(
+        hostname=socket.gethostname(),
+        platform=platform.platform(),
+        cpu_name=_cpu_name(),
+        cpu_count=usable_cores(),
+        memory_bytes=_memory_bytes(),
+        python_version=platform.python_version(),
+        torch_version=str(torch.__version__),
+        torchvision_version=_version("torchvision"),
+        cuda_version=torch.version.cuda,
+        nccl_version=_nccl_version(torch),
+        driver_version=driver_version(nvml),
+        accelerators=device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        settings={
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)
+        },
+    )
+
+
+def _nccl_version(torch: Any) -> str | None:
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str | None:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
+    """What about these devices makes a comparison between them, or with another day, unfair."""
+    findings = []
+    for state in states:
+        if state.throttle_reasons:
+            findings.append(
+                Finding(
+                    severity="warning",
+                    code="device_throttled",
+                    message=f"GPU {state.index} is slowed down by {', '.join(state.throttle_reasons)}"
+                    + (f" at {state.temperature_c} C" if state.temperature_c is not None else "")
+                    + ": its times are those of a slower device.",
+                    next_step="Let it cool or raise its power limit, and measure again.",
+                )
+            )
+        if state.other_process_ids:
+            listed = ", ".join(str(process) for process in state.other_process_ids)
+            findings.append(
+                Finding(
+                    severity="warning",
+                    code="device_shared",
+                    message=f"GPU {state.index} is shared with other processes ({listed}): "
+                    "their work is in the measured times.",
+                    next_step="Stop them, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
+                )
+            )
+    findings += _mixed(states, "name", "mixed_devices", "GPU models differ")
+    findings += _mixed(states, "pcie_width", "mixed_links", "PCIe link widths differ")
+    return findings
+
+
+def _mixed(states: Sequence[DeviceState], field: str, code: str, title: str) -> list[Finding]:
+    counts = Counter(getattr(state, field) for state in states if getattr(state, field) is not None)
+    if len(counts) < 2:
+        return []
+    listed = ", ".join(f"{count} x {value}" for value, count in counts.most_common())
+    return [
+        Finding(
+            severity="warning",
+            code=code,
+            message=f"{title} ({listed}): every synchronous step waits for the slowest device.",
+            next_step="Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES.",
+        )
+    ]
