@@ -62,17 +62,30 @@ class ClaimSetting:
     @property
     def row(self) -> EpochTime:
         """The one multi-device row the claim speaks of."""
-        found = [
-            row
-            for row in self._rows
-            if row.devices == self.claim.devices and row.devices > 1
-            and row.batch_size == self.claim.batch_size
-            and self.claim.run in (None, row.run)
-            and self.claim.strategy in (None, row.strategy)
-        ]  # fmt: skip
+        found = [row for row in self.rows_at_devices if row.batch_size == self.claim.batch_size]
         if len(found) != 1:
             what = "no row" if not found else f"{len(found)} rows"
             raise NotComputable(f"the table has {what} for it")
+        return found[0]
+
+    @property
+    def rows_at_devices(self) -> list[EpochTime]:
+        """The multi-device rows of the claim's study, run, strategy and number of devices, at any batch."""
+        return [
+            row
+            for row in self._rows
+            if row.devices == self.claim.devices
+            and row.devices > 1
+            and self.claim.run in (None, row.run)
+            and self.claim.strategy in (None, row.strategy)
+        ]
+
+    @property
+    def any_row(self) -> EpochTime:
+        """A row that stands for all batches: those at these devices must be of one strategy."""
+        found = self.rows_at_devices
+        if len({row.strategy for row in found}) != 1:
+            raise NotComputable("the table has no rows, or several strategies, at this number of devices")
         return found[0]
 
     @property
@@ -166,7 +179,7 @@ def agreement(value: float, printed: str) -> str:
 
     The last printed digit counts; a value printed with all of a float's digits may differ by its last bits.
     """
-    last_digit = 10.0 ** int(Decimal(printed).as_tuple().exponent)
+    last_digit = last_printed_digit(printed)
     slack = 4 * math.ulp(value)
     distance = abs(value) - abs(float(printed))
     if value * float(printed) < 0:
@@ -174,6 +187,11 @@ def agreement(value: float, printed: str) -> str:
     if abs(distance) <= last_digit / 2 + slack:
         return "digits"
     return "truncated" if 0 <= distance < last_digit else "differs"
+
+
+def last_printed_digit(printed: str) -> float:
+    """Worth of one in the last printed digit: 0.01 for `4.20`."""
+    return 10.0 ** min(300, int(Decimal(printed).as_tuple().exponent))
 
 
 _Formula = Callable[[ClaimSetting, re.Match[str]], float]

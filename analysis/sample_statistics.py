@@ -45,6 +45,12 @@ def _resampled(repeats: Sequence[Samples], generator: np.random.Generator) -> Sa
     return medians
 
 
+def pooled_median(repeats: Sequence[Samples]) -> float | None:
+    """Median over all repeats' samples, None without any."""
+    kept = [repeat for repeat in repeats if len(repeat)]
+    return float(np.median(np.concatenate(kept))) if kept else None
+
+
 def median_estimate(repeats: Sequence[Samples]) -> Estimate:
     """Median over all repeats' samples with a hierarchical block-bootstrap interval.
 

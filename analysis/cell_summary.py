@@ -1,0 +1,257 @@
+"""One cell of a run as one row of the comparison table; what is missing says why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.columns import NAMES
+from dpscope.analysis.cost_models import ring_all_reduce_us
+from dpscope.analysis.rank_matching import bus_factor
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.sample_statistics import Estimate, mean_range, median_estimate, pooled_median
+from dpscope.analysis.subtraction import subtraction_estimates
+
+_MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
+_COMMUNICATION = (
+    "communication_us", "communication_low_us", "communication_high_us", "overlapped_us", "exposed_us",
+    "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "communication_share", "exposed_share",
+    "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps",
+)  # fmt: skip
+
+
+@dataclass
+class Row:
+    """Values by column name, None where missing; `reasons` has one for every missing value."""
+
+    values: dict[str, object] = field(default_factory=lambda: dict.fromkeys(NAMES))
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def number(self, column: str) -> float | None:
+        value = self.values[column]
+        return float(value) if isinstance(value, int | float) else None
+
+    def put(self, reason: str, **values: object) -> None:
+        """Set values; None is missing for this reason."""
+        for column, value in values.items():
+            missing = value is None or value is pd.NA or (isinstance(value, float) and not np.isfinite(value))
+            self.values[column] = None if missing else value
+            if missing:
+                self.reasons[column] = reason
+            else:
+                self.reasons.pop(column, None)
+
+    def clear(self, columns: tuple[str, ...], reason: str) -> None:
+        """Mark columns as missing."""
+        self.put(reason, **dict.fromkeys(columns))
+
+
+def summarise_cell(data: CellData, singles: Mapping[int, CellData], link_gbps: float | None) -> Row:
+    """The row of one cell. `singles` are the measured single-device cells by batch size."""
+    row, cell = Row(), data.cell
+    row.put(
+        "",
+        cell=cell.name,
+        strategy=cell.strategy,
+        devices=cell.devices,
+        batch_size=cell.batch_size,
+        global_batch_size=cell.global_batch_size,
+        status=_status(data),
+    )
+    if not data.measured:
+        row.clear(tuple(name for name in NAMES if row.values[name] is None), f"not measured: {row.values['status']}")
+        return row
+    _put_times(row, data)
+    _put_scaling(row, data, singles)
+    _put_breakdown(row, data)
+    _put_bandwidth(row, data)
+    _put_checks(row, data)
+    if cell.devices == 1:
+        row.clear(_COMMUNICATION, "one device: nothing to communicate")
+    elif not data.communication_known:
+        row.clear(_COMMUNICATION, "the trace does not show what the strategy must have moved (trace_incomplete)")
+    _put_estimates(row, data, singles, link_gbps)
+    for column in NAMES:
+        if row.values[column] is None:
+            row.reasons.setdefault(column, "not measured")
+    return row
+
+
+def _status(data: CellData) -> str:
+    if data.skip_reason is not None and not data.measured:
+        return f"skipped: {data.skip_reason}"
+    failed = [result for result in data.results if result.status != "ok"]
+    if data.measured:
+        return "ok" if not failed else f"ok, {len(failed)} repeats {failed[0].status}"
+    if failed:
+        return failed[-1].status
+    return "not run"
+
+
+def _put_times(row: Row, data: CellData) -> None:
+    step = median_estimate(data.step_samples())
+    without = [
+        total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)
+    ]
+    row.put(
+        "fewer than 5 timed steps: no interval",
+        step_us=step.value,
+        step_low_us=step.low,
+        step_high_us=step.high,
+        step_count=step.count,
+        step_without_wait_us=pooled_median(without),
+    )
+    with_wait, without_wait = throughput(data, without_wait=False), throughput(data, without_wait=True)
+    row.put(
+        "no block was timed",
+        samples_per_s=with_wait.value,
+        samples_per_s_low=with_wait.low,
+        samples_per_s_high=with_wait.high,
+        samples_per_s_without_wait=without_wait.value,
+        block_count=with_wait.count,
+    )
+
+
+def throughput(data: CellData, without_wait: bool) -> Estimate:
+    """Samples per second of the timed blocks: all processes' samples over the slowest process's time."""
+    rates = []
+    for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
+        per_rank = [rank.blocks for number, rank in data.ranks if number == repeat]
+        for blocks in zip(*per_rank, strict=False):
+            slowest = max(block.duration_s - (block.data_wait_s if without_wait else 0.0) for block in blocks)
+            if slowest > 0:
+                rates.append(sum(block.samples for block in blocks) / slowest)
+    return mean_range(rates)
+
+
+def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData]) -> None:
+    cell, step = data.cell, row.number("step_us")
+    same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
+    weak = same / step if same is not None and step else None
+    strong = total / step if total is not None and step else None
+    row.put(
+        "no single-device cell at this batch per device",
+        weak_speedup=weak * cell.devices if weak is not None else None,
+        weak_efficiency=weak,
+    )
+    row.put(
+        "no single-device cell at the global batch",
+        strong_speedup=strong,
+        strong_efficiency=strong / cell.devices if strong is not None else None,
+    )
+
+
+def single_step_us(singles: Mapping[int, CellData], batch_size: int) -> float | None:
+    """Median step time of the single-device cell at a batch size, None without one."""
+    single = singles.get(batch_size)
+    return pooled_median(single.step_samples()) if single is not None else None
+
+
+def _put_breakdown(row: Row, data: CellData) -> None:
+    windows = data.whole_windows()
+    if windows.empty:
+        row.clear((*_MEANS, "traced_step_us"), "no whole traced step")
+        return
+    means = {column: _mean(windows[column]) for column in (*_MEANS, "step_us", "transfer_us", "wait_us")}
+    row.put("", traced_step_us=means["step_us"], traced_step_count=len(windows))
+    row.put("not told by a CPU trace", **{column: means[column] for column in _MEANS})
+    no_match = (
+        "host copies within one process: no collective to match"
+        if data.cell.strategy in ("dp", "dp-host")
+        else "needs matched collectives of every rank"
+    )
+    row.put(no_match, transfer_us=means["transfer_us"], wait_us=means["wait_us"])
+    for name in ("communication", "exposed"):
+        per_rank = windows.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
+        spread = mean_range([float(value) for value in per_rank])
+        row.put("not measured", **{f"{name}_low_us": spread.low, f"{name}_high_us": spread.high})
+        value = means[f"{name}_us"]
+        row.put(
+            "not measured",
+            **{f"{name}_share": value / means["step_us"] if value is not None and means["step_us"] else None},
+        )
+
+
+def _mean(column: pd.Series) -> float | None:
+    known = column.dropna()
+    return float(known.mean()) if len(known) else None
+
+
+def _put_bandwidth(row: Row, data: CellData) -> None:
+    windows, table = data.whole_windows(), data.collectives
+    if windows.empty or table.empty:
+        row.clear(
+            ("bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps"),
+            "the trace shows no collective" + (" (dp-host copies within one process)" if not table.size else ""),
+        )
+        return
+    keys = ["repeat", "rank", "device", "step"]
+    own = table.merge(windows[keys], on=keys)
+    sizes_known = bool(len(own)) and bool(own["bytes"].notna().all())
+    row.put(
+        "the trace gives no sizes for some collectives",
+        bytes_per_step=float(own["bytes"].sum()) / len(windows) if sizes_known else None,
+        collectives_per_step=len(own) / len(windows),
+    )
+    reduced = own[(own["kind"] == "all_reduce") & own["transfer_us"].notna() & own["bytes"].notna()]
+    transfer_us = float(reduced["transfer_us"].sum())
+    algbw = float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None
+    factor = bus_factor("all_reduce", data.cell.devices)
+    row.put(
+        "no matched all-reduce with a size",
+        algbw_gbps=algbw,
+        busbw_gbps=algbw * factor if algbw is not None and factor is not None else None,
+    )
+
+
+def _put_checks(row: Row, data: CellData) -> None:
+    timed = pooled_median(data.step_samples())
+    traced = pooled_median(data.step_samples(measuring_pass="traced"))
+    row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
+    ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
+    row.put(
+        "only DDP keeps counters",
+        counter_span_ratio=float(np.median(ratios)) if ratios else None,
+        counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
+    )
+    peaks = [memory for _, rank in data.ranks for memory in rank.memory]
+    row.put(
+        "the CPU's allocator keeps no peak",
+        peak_allocated_bytes=max((peak.allocated_bytes for peak in peaks), default=None),
+        peak_reserved_bytes=max((peak.reserved_bytes for peak in peaks), default=None),
+    )
+
+
+def _put_estimates(row: Row, data: CellData, singles: Mapping[int, CellData], link_gbps: float | None) -> None:
+    cell, step = data.cell, row.number("step_us")
+    columns = tuple(name for name in NAMES if name.startswith(("same_local", "ideal_split", "same_total", "ring")))
+    if cell.devices == 1 or step is None:
+        row.clear(columns, "one device: nothing to estimate")
+        return
+    for estimate in subtraction_estimates(
+        step,
+        cell.devices,
+        single_step_us(singles, cell.batch_size),
+        single_step_us(singles, cell.global_batch_size),
+        row.number("exposed_us"),
+        row.number("communication_us"),
+    ):
+        row.put(
+            estimate.reason or "communication is not known",
+            **{
+                f"{estimate.method}_us": estimate.value_us,
+                f"{estimate.method}_error_exposed_us": estimate.error_exposed_us,
+                f"{estimate.method}_error_communication_us": estimate.error_communication_us,
+            },
+        )
+    if cell.strategy != "ddp":
+        row.clear(("ring_us", "ring_error_us"), "DataParallel runs no all-reduce")
+        return
+    ring = ring_all_reduce_us(data.ranks[0][1].model.gradient_bytes, cell.devices, link_gbps) if link_gbps else None
+    transfer = row.number("transfer_us")
+    row.put("no link bandwidth known: give --link-gbps", ring_us=ring)
+    row.put(
+        "no link bandwidth known: give --link-gbps" if ring is None else "transfer is not known",
+        ring_error_us=ring - transfer if ring is not None and transfer is not None else None,
+    )

@@ -1,0 +1,80 @@
+"""The comparison table's columns: name, heading, unit and meaning, told once for every place that shows them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "bandwidth", "flag"]
+Group = Literal["cell", "time", "communication", "estimates", "checks"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """`name` carries the unit it is stored in; `heading` is what people read; `meaning` is one sentence."""
+
+    name: str
+    heading: str
+    quantity: Quantity
+    group: Group
+    meaning: str
+
+
+COLUMNS = (
+    Column("cell", "cell", "text", "cell", "Strategy, devices and batch per device"),
+    Column("strategy", "strategy", "text", "cell", "dp-host is the CPU stand-in for nn.DataParallel"),
+    Column("devices", "devices", "count", "cell", "Devices the step runs on (CPU: processes or replicas)"),
+    Column("batch_size", "batch", "count", "cell", "Samples per device and step"),
+    Column("global_batch_size", "global batch", "count", "cell", "Samples per step over all devices"),
+    Column("status", "status", "text", "cell", "ok, or what kept the cell from being measured"),
+    Column("step_us", "step", "time", "time", "Median untraced step time, waiting for the loader included"),
+    Column("step_low_us", "step low", "time", "time", "Lower end of the median's 95% bootstrap interval"),
+    Column("step_high_us", "step high", "time", "time", "Upper end of the median's 95% bootstrap interval"),
+    Column("step_count", "steps", "count", "time", "Timed steps behind the median, all repeats together"),
+    Column("step_without_wait_us", "step w/o loader", "time", "time", "Median step time less the wait for the loader"),
+    Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
+    Column("samples_per_s_low", "samples/s low", "rate", "time", "Slowest block"),
+    Column("samples_per_s_high", "samples/s high", "rate", "time", "Fastest block"),
+    Column("samples_per_s_without_wait", "samples/s w/o loader", "rate", "time", "Throughput less the loader wait"),
+    Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
+    Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),
+    Column("weak_efficiency", "weak eff.", "share", "time", "t_1(b) / t_N(b)"),
+    Column("strong_speedup", "strong speedup", "ratio", "time", "t_1(G) / t_N(G/N): same global batch"),
+    Column("strong_efficiency", "strong eff.", "share", "time", "strong speedup / N"),
+    Column("traced_step_us", "traced step", "time", "communication", "Mean window of the traced steps"),
+    Column("traced_step_count", "traced steps", "count", "communication", "Rows (rank, device, step) behind the means"),
+    Column("compute_us", "compute", "time", "communication", "Union of compute per device and step"),
+    Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
+    Column("communication_low_us", "comm. low", "time", "communication", "Smallest mean of a rank and device"),
+    Column("communication_high_us", "comm. high", "time", "communication", "Largest mean of a rank and device"),
+    Column("overlapped_us", "hidden", "time", "communication", "Communication while the device computes"),
+    Column("exposed_us", "exposed", "time", "communication", "Communication while it does not"),
+    Column("exposed_low_us", "exposed low", "time", "communication", "Smallest mean of a rank and device"),
+    Column("exposed_high_us", "exposed high", "time", "communication", "Largest mean of a rank and device"),
+    Column("transfer_us", "transfer", "time", "communication", "Sum over collectives of the shortest rank's duration"),
+    Column("wait_us", "wait", "time", "communication", "Time collectives only waited for a later rank"),
+    Column("host_copy_us", "host copies", "time", "communication", "Other copies outside compute and communication"),
+    Column("idle_us", "idle", "time", "communication", "Neither compute nor communication"),
+    Column("communication_share", "comm. share", "share", "communication", "Communication / traced step"),
+    Column("exposed_share", "exposed share", "share", "communication", "Exposed communication / traced step"),
+    Column("bytes_per_step", "bytes/step", "bytes", "communication", "Collectives' buffers per rank and step"),
+    Column("collectives_per_step", "collectives", "count", "communication", "Collectives per rank and step"),
+    Column("algbw_gbps", "algbw", "bandwidth", "communication", "All-reduce bytes / transfer (nccl-tests)"),
+    Column("busbw_gbps", "busbw", "bandwidth", "communication", "algbw x 2(N-1)/N (nccl-tests)"),
+    Column("same_local_batch_us", "t_N(b)-t_1(b)", "time", "estimates", "Added wall time at the same batch per device"),
+    Column("same_local_batch_error_exposed_us", "error/exposed", "time", "estimates", "That less exposed communication"),
+    Column("same_local_batch_error_communication_us", "error/total", "time", "estimates", "That less all communication"),
+    Column("ideal_split_us", "t_N-t_1(G)/N", "time", "estimates", "Assumes a step shrinks with its batch"),
+    Column("ideal_split_error_exposed_us", "error/exposed", "time", "estimates", "That less exposed communication"),
+    Column("ideal_split_error_communication_us", "error/total", "time", "estimates", "That less all communication"),
+    Column("same_total_us", "t_N-t_1(G)", "time", "estimates", "Negative as soon as parallel training pays"),
+    Column("same_total_error_exposed_us", "error/exposed", "time", "estimates", "That less exposed communication"),
+    Column("same_total_error_communication_us", "error/total", "time", "estimates", "That less all communication"),
+    Column("ring_us", "ring model", "time", "estimates", "Ring all-reduce of the gradients at --link-gbps"),
+    Column("ring_error_us", "ring error", "time", "estimates", "Ring prediction less transfer"),
+    Column("tracer_cost", "tracer cost", "ratio", "checks", "Median traced step / median untraced step"),
+    Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
+    Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),
+    Column("peak_allocated_bytes", "peak alloc.", "bytes", "checks", "Largest peak of a device, allocated tensors"),
+    Column("peak_reserved_bytes", "peak reserved", "bytes", "checks", "Largest peak of a device, allocator's reserve"),
+)
+BY_NAME = {column.name: column for column in COLUMNS}
+NAMES = tuple(column.name for column in COLUMNS)

@@ -1,0 +1,228 @@
+"""The figures, drawn once and used everywhere: report, PNG files. Same colour for the same thing in all of them."""
+
+import io
+from collections.abc import Callable, Sequence
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.run_analysis import RunData
+from dpscope.analysis.units import choose_unit
+
+# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
+COLOURS = {
+    "compute": "#0072B2",
+    "exposed": "#D55E00",
+    "overlapped": "#E69F00",
+    "idle": "#BBBBBB",
+    "host_to_device": "#CC79A7",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "optimizer": "#009E73",
+    "single": "#555555",
+    "dp": "#D55E00",
+    "dp-host": "#D55E00",
+    "ddp": "#0072B2",
+    "transfer": "#009E73",
+    "same_local_batch": "#CC79A7",
+    "ideal_split": "#F0E442",
+    "same_total": "#999999",
+    "ring": "#56B4E9",
+}
+_STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "font.size": 9.0,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dpscope",
+}
+
+Draw = Callable[[RunData, Comparison], Figure | None]
+
+
+def draw_all(run: RunData, comparison: Comparison) -> dict[str, Figure]:
+    """Every figure that this run has numbers for, by file name; a figure without numbers is left out."""
+    drawers: dict[str, Draw] = {
+        "step_split": step_split,
+        "phases": phase_split,
+        "communication": measured_and_estimated,
+        "scaling": scaling,
+    }
+    with mpl.rc_context(_STYLE):
+        drawn = {name: draw(run, comparison) for name, draw in drawers.items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as PNG, 150 dots per inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": "dpscope"})
+    return buffer.getvalue()
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an SVG element for a page, without the XML prologue."""
+    buffer = io.StringIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _new(rows: int, width: float = 7.5, columns: int = 1, row_height: float = 0.34) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
+    return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+
+
+def _known(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Rows that have all of these values, as floats."""
+    kept = table.dropna(subset=list(columns))
+    return kept.astype({column: float for column in columns})
+
+
+def _stacked(axes: Axes, labels: list[str], parts: dict[str, list[float]], colours: dict[str, str], unit: str) -> None:
+    left = [0.0] * len(labels)
+    for name, values in parts.items():
+        axes.barh(labels, values, left=left, label=name, color=colours[name], height=0.7)
+        left = [start + value for start, value in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"time per step [{unit}]")
+    axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 5))
+
+
+def step_split(run: RunData, comparison: Comparison) -> Figure | None:
+    """Traced step time of every cell: compute, exposed communication, idle."""
+    table = _known(comparison.table, ["compute_us", "traced_step_us", "idle_us"])
+    if table.empty:
+        return None
+    unit = choose_unit("time", list(table["traced_step_us"]))
+    exposed = table["exposed_us"].astype("Float64").fillna(0.0).astype(float)
+    unknown = table["exposed_us"].isna() & (table["devices"] > 1)
+    labels = [f"{cell} (comm. unknown)" if missing else str(cell) for cell, missing in zip(table["cell"], unknown, strict=True)]
+    figure, (axes,) = _new(len(table))
+    parts = {
+        "compute": list(table["compute_us"] / unit.divisor),
+        "exposed communication": list(exposed / unit.divisor),
+        "idle": list(table["idle_us"] / unit.divisor),
+    }
+    names = {"compute": COLOURS["compute"], "exposed communication": COLOURS["exposed"], "idle": COLOURS["idle"]}
+    _stacked(axes, labels, parts, names, unit.label)
+    axes.set_title(f"Where a traced step goes{_host_note(run)}", loc="left")
+    return figure
+
+
+def _host_note(run: RunData) -> str:
+    return " (dp-host: host copies)" if any(data.cell.strategy == "dp-host" for data in run.measured) else ""
+
+
+def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
+    """Transfer to the device, forward, backward, exposed communication, optimizer; 1 against N devices by batch."""
+    columns = ("host_to_device_us", "forward_us", "backward_us", "exposed_us", "optimizer_us")
+    measured = sorted(run.measured, key=lambda data: (data.cell.batch_size, data.cell.devices, data.cell.strategy))
+    rows = {}
+    for data in measured:
+        windows = data.whole_windows()
+        if windows.empty or windows["forward_us"].isna().all():
+            continue
+        means = windows[list(columns)].mean()
+        if data.cell.devices > 1 and not data.communication_known:
+            continue
+        rows[data.cell.name] = [float(value) if pd.notna(value) else 0.0 for value in means]
+    if not rows:
+        return None
+    unit = choose_unit("time", [sum(values) for values in rows.values()])
+    figure, (axes,) = _new(len(rows))
+    names = ("transfer to device", "forward", "backward", "exposed communication", "optimizer")
+    colours = dict(
+        zip(names, (COLOURS[key] for key in ("host_to_device", "forward", "backward", "exposed", "optimizer")), strict=True)
+    )
+    parts = {name: [values[index] / unit.divisor for values in rows.values()] for index, name in enumerate(names)}
+    _stacked(axes, list(rows), parts, colours, unit.label)
+    axes.set_title("Phases of a traced step, 1 against N devices", loc="left")
+    return figure
+
+
+def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | None:
+    """Communication measured (with its range over ranks) beside each estimate that this run allows."""
+    table = comparison.table[comparison.table["communication_us"].notna()]
+    if table.empty:
+        return None
+    series = {
+        "measured, all": ("communication_us", COLOURS["overlapped"]),
+        "measured, exposed": ("exposed_us", COLOURS["exposed"]),
+        "measured, transfer": ("transfer_us", COLOURS["transfer"]),
+        "estimate t_N(b) - t_1(b)": ("same_local_batch_us", COLOURS["same_local_batch"]),
+        "estimate t_N - t_1(G)/N": ("ideal_split_us", COLOURS["ideal_split"]),
+        "estimate t_N - t_1(G)": ("same_total_us", COLOURS["same_total"]),
+        "ring model": ("ring_us", COLOURS["ring"]),
+    }
+    shown = {name: spec for name, spec in series.items() if table[spec[0]].notna().any()}
+    unit = choose_unit("time", [float(value) for value in table["communication_us"]])
+    figure, (axes,) = _new(len(table) * len(shown), row_height=0.17)
+    height = 0.8 / len(shown)
+    positions = range(len(table))
+    for index, (name, (column, colour)) in enumerate(shown.items()):
+        offsets = [position - 0.4 + height * (index + 0.5) for position in positions]
+        values = [float(value) / unit.divisor if pd.notna(value) else float("nan") for value in table[column]]
+        axes.barh(offsets, values, height=height * 0.92, color=colour, label=name, xerr=_ranges(table, column, unit.divisor))
+    axes.set_yticks(list(positions), [str(cell) for cell in table["cell"]])
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"time per step [{unit.label}]; whiskers: range over ranks")
+    axes.set_title(f"Communication: measured against estimated{_host_note(run)}", loc="left")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def _ranges(table: pd.DataFrame, column: str, divisor: float) -> list[list[float]] | None:
+    base = column.removesuffix("_us")
+    if f"{base}_low_us" not in table:
+        return None
+    below = (table[column] - table[f"{base}_low_us"]).astype("Float64").fillna(0.0)
+    above = (table[f"{base}_high_us"] - table[column]).astype("Float64").fillna(0.0)
+    return [[max(0.0, float(value)) / divisor for value in side] for side in (below, above)]
+
+
+def scaling(run: RunData, comparison: Comparison) -> Figure | None:
+    """Speedup and efficiency over devices, weak and strong, with the ideal."""
+    table = comparison.table
+    kinds = {"weak": ("weak_speedup", "weak_efficiency"), "strong": ("strong_speedup", "strong_efficiency")}
+    if not any(table.loc[table["devices"] > 1, column].notna().any() for column, _ in kinds.values()):
+        return None
+    figure, (left, right) = _new(7, columns=2)
+    counts = sorted({1, *(int(count) for count in table["devices"])})
+    left.plot(counts, counts, color="black", linestyle=":", label="ideal")
+    right.axhline(100, color="black", linestyle=":")
+    markers = ("o", "s", "^", "D", "v", "P", "X")
+    for kind, (speedup, efficiency) in kinds.items():
+        own = table[(table["devices"] > 1) & table[speedup].notna()]
+        keyed = own["batch_size"] if kind == "weak" else own["global_batch_size"]
+        for index, ((strategy, batch), group) in enumerate(own.groupby([own["strategy"], keyed])):
+            ordered = group.sort_values("devices")
+            style = {
+                "color": COLOURS[str(strategy)],
+                "marker": markers[index % len(markers)],
+                "linestyle": "-" if kind == "weak" else "--",
+            }
+            devices = [1, *(int(count) for count in ordered["devices"])]
+            label = f"{strategy} {kind}, {'b' if kind == 'weak' else 'G'} = {batch}"
+            left.plot(devices, [1.0, *ordered[speedup].astype(float)], label=label, **style)
+            right.plot(devices, [100.0, *(100 * ordered[efficiency].astype(float))], **style)
+    for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
+        axes.set_xlabel("devices")
+        axes.set_xticks(counts)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.suptitle("Speedup and efficiency against one device", x=0.01, ha="left", fontsize=11)
+    return figure

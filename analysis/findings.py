@@ -1,0 +1,202 @@
+"""Conclusions and warnings of a run in plain sentences: what was seen, what it means, what to do."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from dpscope.analysis.comparison import Comparison, StrategyGap
+from dpscope.analysis.rank_matching import find_straggler
+from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.units import show_time
+from dpscope.profiling.run_types import Finding
+
+STRAGGLER_SHARE = 0.5  # of all waiting, caused by one rank...
+STRAGGLER_LATENESS = 0.05  # ...and of the step
+TRACER_COST = 1.15
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+
+
+def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
+    """All findings of a run, errors first; nothing here is measured anew."""
+    findings = [
+        *run.manifest.findings,
+        *(finding for cell in run.cells.values() for finding in cell.findings),
+        *_cells_not_measured(run),
+        *(finding for gap in comparison.gaps for finding in _gap_findings(gap)),
+        *_per_row(comparison),
+        *(finding for cell in run.measured for finding in _straggler(cell)),
+        *_setting(run),
+    ]
+    return sorted(dict.fromkeys(findings), key=lambda finding: _ORDER[finding.severity])
+
+
+def _info(code: str, message: str, next_step: str) -> Finding:
+    return Finding(severity="info", code=code, message=message, next_step=next_step)
+
+
+def _cells_not_measured(run: RunData) -> Iterator[Finding]:
+    for name, data in run.cells.items():
+        for result in data.results:
+            if result.status not in ("ok", "skipped"):
+                yield Finding(
+                    severity="error",
+                    code=f"cell_{result.status}",
+                    message=f"{name}, repeat {result.repeat}: {result.status.replace('_', ' ')}: {result.message}",
+                    next_step=f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
+                )
+        if data.skip_reason and not data.measured:
+            yield _info("cell_skipped", f"{name} was left out: {data.skip_reason}", "nothing, or choose other cells")
+
+
+def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
+    if gap.ratio is None:
+        return
+    where = f"{gap.devices} devices, batch {gap.batch_size} per device"
+    if gap.ratio_low is None or gap.ratio_high is None:
+        yield _info(
+            "strategies_not_compared",
+            f"{where}: {gap.dp} / {gap.ddp} step time is {gap.ratio:.2f}, from {gap.count} steps: no interval, no verdict",
+            "time more steps",
+        )
+        return
+    interval = f"95% interval {gap.ratio_low:.2f} to {gap.ratio_high:.2f}, {gap.count} steps"
+    if gap.ratio_low > 1:
+        verdict = f"DDP's step is {gap.ratio:.2f} times as fast as {_label(gap)}'s"
+    elif gap.ratio_high < 1:
+        verdict = f"{_label(gap)}'s step is {1 / gap.ratio:.2f} times as fast as DDP's"
+        interval = f"95% interval {1 / gap.ratio_high:.2f} to {1 / gap.ratio_low:.2f}, {gap.count} steps"
+    else:
+        verdict = f"no difference between {_label(gap)} and DDP is shown (ratio {gap.ratio:.2f})"
+    yield _info("strategy_gap", f"{where}: {verdict} ({interval})", _gap_advice(gap))
+
+
+def _label(gap: StrategyGap) -> str:
+    return "dp-host" if gap.dp.startswith("dp-host") else "DP"
+
+
+def _gap_advice(gap: StrategyGap) -> str:
+    parts = {
+        "exposed communication": gap.exposed_us,
+        "host copies": gap.host_copies_us,
+        "compute": gap.compute_us,
+        "idle": gap.idle_us,
+    }
+    known = {name: value for name, value in parts.items() if value is not None}
+    if not known or gap.gap_us is None:
+        return "the traces do not tell where the difference lies"
+    listed = ", ".join(f"{name} {value / 1e3:+.1f} ms" for name, value in known.items())
+    largest = max(known, key=lambda name: abs(known[name]))
+    rest = f", tracer {gap.tracer_us / 1e3:+.1f} ms" if gap.tracer_us is not None else ""
+    return f"of {gap.gap_us / 1e3:+.1f} ms a step ({_label(gap)} less DDP): {listed}{rest}; look at {largest} first"
+
+
+def _per_row(comparison: Comparison) -> Iterator[Finding]:
+    for row in comparison.table.to_dict("records"):
+        values = {str(key): None if pd.isna(value) else value for key, value in row.items()}
+        yield from _communication(values)
+        yield from _estimates(values)
+        cost = values["tracer_cost"]
+        if cost is not None and cost > TRACER_COST:
+            yield Finding(
+                severity="warning",
+                code="tracer_cost",
+                message=f"{values['cell']}: a traced step takes {cost:.2f} times an untraced one",
+                next_step="trust the untraced step times; traced times are right in proportion only",
+            )
+
+
+def _communication(values: dict[str, object]) -> Iterator[Finding]:
+    total, hidden, exposed = (_number(values[name]) for name in ("communication_us", "overlapped_us", "exposed_us"))
+    if total is None or hidden is None or exposed is None or not total:
+        return
+    what = "host copies" if values["strategy"] == "dp-host" else "communication"
+    wait = _number(values["wait_us"])
+    waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
+    yield _info(
+        "communication_measured",
+        f"{values['cell']}: {what} takes {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
+        f"{show_time(exposed)} exposed{waiting}",
+        "exposed time is what faster links, larger batches or more overlap could win",
+    )
+
+
+def _estimates(values: dict[str, object]) -> Iterator[Finding]:
+    exposed, total = _number(values["exposed_us"]), _number(values["communication_us"])
+    if exposed is None or total is None:
+        return
+    reasons = {
+        "same_local_batch": "it also holds what compute and idle time changed",
+        "ideal_split": "it takes all of the single device's step to shrink with its batch",
+        "same_total": "it compares different work per device",
+    }
+    for method, why in reasons.items():
+        value = _number(values[f"{method}_us"])
+        if value is None:
+            continue
+        sign = "above" if value > exposed else "below"
+        negative = ", and negative: no communication time at all" if value < 0 else ""
+        yield _info(
+            f"estimate_{method}",
+            f"{values['cell']}: the estimate {method} gives {show_time(value)} a step, {show_time(abs(value - exposed))} "
+            f"{sign} exposed and {show_time(abs(value - total))} {'above' if value > total else 'below'} all communication"
+            f"{negative}: {why}",
+            "use the measured columns",
+        )
+
+
+def _straggler(data: CellData) -> Iterator[Finding]:
+    """A rank that most waiting is for. Repeats are looked at apart: ranks keep their numbers, steps do not."""
+    if data.collectives.empty or data.cell.strategy != "ddp":
+        return
+    windows = data.whole_windows()
+    mean_step = float(windows["step_us"].mean()) if len(windows) else 0.0
+    for repeat, table in data.collectives.groupby("repeat"):
+        found = find_straggler(table)
+        if found is None or found.share < STRAGGLER_SHARE or found.lateness_us < STRAGGLER_LATENESS * mean_step:
+            continue
+        yield Finding(
+            severity="warning",
+            code="straggler",
+            message=f"{data.cell.name}, repeat {repeat}: rank {found.rank} is the straggler: it comes last in "
+            f"{found.steps} of {found.of_steps} traced steps and makes the others wait {show_time(found.lateness_us)} a "
+            f"step ({found.share:.0%} of all waiting)",
+            next_step=f"see what rank {found.rank} does before its first all-reduce: data, other load, a slower device",
+        )
+
+
+def _setting(run: RunData) -> Iterator[Finding]:
+    """What has to be known to read this run's numbers."""
+    strategies = {data.cell.strategy for data in run.measured}
+    if run.manifest.device_type == "cpu":
+        yield _info(
+            "cpu_concurrency",
+            "on the CPU computing and communicating share the cores: what is called hidden ran concurrently, and slowed both",
+            "measure on GPUs before deciding anything about GPUs",
+        )
+    if "dp-host" in strategies:
+        yield _info(
+            "dp_host_stand_in",
+            "dp-host is not nn.DataParallel, which does nothing without a GPU: it is dpscope's stand-in that runs the same four "
+            "phases on CPU threads; its communication is copying within one process",
+            "read it for how DP works, not for how fast DP is",
+        )
+    config = run.manifest.config
+    if config.data != "synthetic" and config.workers_total is None and "ddp" in strategies and len(strategies) > 1:
+        yield _info(
+            "loader_workers",
+            f"each process has {config.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one",
+            "give --workers-total to hold the sum equal",
+        )
+    threads = run.manifest.threads_per_process
+    if run.manifest.device_type == "cpu":
+        yield _info(
+            "threads",
+            f"every process (dp-host: every replica) computes with {threads} thread{'s' if threads > 1 else ''}, "
+            f"of {run.manifest.environment.cpu_count} cores",
+            "nothing; it makes the strategies comparable",
+        )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,177 @@
+"""A run folder loaded: per cell its samples, its breakdown, its collectives, its checks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings
+from dpscope.analysis.expected_traffic import check_traffic
+from dpscope.analysis.rank_matching import step_waits
+from dpscope.analysis.sample_statistics import spread_findings
+from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
+from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CellData:
+    """All finished repeats of one cell; tables carry a `repeat` column. Empty tables where nothing was measured."""
+
+    cell: Cell
+    skip_reason: str | None
+    results: tuple[CellResult, ...] = ()
+    ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, what the process said)
+    samples: pd.DataFrame = field(default_factory=pd.DataFrame)
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us
+    collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
+    counter_checks: tuple[CounterCheck, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether a repeat of it ended well."""
+        return bool(self.ranks)
+
+    @property
+    def communication_known(self) -> bool:
+        """False when the trace does not show what the strategy must have moved."""
+        return not any(finding.code in ("trace_incomplete", "no_kernels") for finding in self.findings)
+
+    def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
+        """One array per repeat: a column's mean over ranks for every step of a pass, microseconds."""
+        if self.samples.empty:
+            return []
+        chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
+        per_step = chosen.groupby(["repeat", "epoch", "step"], dropna=False)[column].mean()
+        return [group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")]
+
+    def whole_windows(self) -> pd.DataFrame:
+        """Traced steps with a window of their own."""
+        if self.steps.empty:
+            return self.steps
+        return self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run: its manifest and its cells by name, in the plan's order."""
+
+    folder: RunFolder
+    manifest: Manifest
+    cells: dict[str, CellData]
+
+    @property
+    def measured(self) -> list[CellData]:
+        return [cell for cell in self.cells.values() if cell.measured]
+
+
+def load_run(path: Path, progress: Progress = lambda _: None) -> RunData:
+    """Read a run folder, traces and all. Raises DpscopeError when it is none or nothing in it was measured."""
+    folder = RunFolder(path)
+    manifest = folder.manifest()
+    cells = {}
+    for planned in manifest.plan:
+        progress(planned.cell.name)
+        cells[planned.cell.name] = load_cell(folder, planned)
+    run = RunData(folder, manifest, cells)
+    if not run.measured:
+        raise DpscopeError(
+            f"{path} holds no measured cell: nothing to analyze; run `dpscope run --out {path}` to finish it"
+        )
+    return run
+
+
+def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
+    """One cell with all its repeats."""
+    cell = planned.cell
+    results = _results(folder, cell)
+    samples, steps, matched, ranks, checks = [], [], [], [], []
+    findings: list[Finding] = []
+    for repeat, done in folder.done_repeats(cell):
+        own_ranks = done.ranks()
+        ranks += [(repeat, rank) for rank in own_ranks]
+        samples.append(done.samples().assign(repeat=repeat))
+        if not done.traces():
+            findings.append(_no_trace(cell, done))
+            continue
+        analysis = analyze_traces(done.traces())
+        findings += [*analysis.findings, *_traffic(cell, own_ranks, analysis)]
+        steps.append(_with_waits(analysis).assign(repeat=repeat))
+        matched.append(analysis.collectives.assign(repeat=repeat))
+        checks += _counter_checks(done, own_ranks)
+    data = CellData(
+        cell=cell,
+        skip_reason=planned.skip_reason,
+        results=tuple(results),
+        ranks=tuple(ranks),
+        samples=_concatenated(samples),
+        steps=_concatenated(steps),
+        collectives=_concatenated(matched),
+        counter_checks=tuple(checks),
+    )
+    findings += counter_findings(cell, checks)
+    findings += spread_findings(cell.name, data.step_samples())
+    return CellData(**{**vars(data), "findings": tuple(_unique(findings))})
+
+
+def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:
+    parent = folder.path / "cells" / cell.name
+    found = [RepeatFolder(path).result() for path in sorted(parent.glob("repeat*"))] if parent.exists() else []
+    return [result for result in found if result is not None]
+
+
+def _traffic(cell: Cell, ranks: list[RankResult], analysis: TraceAnalysis) -> list[Finding]:
+    sizes = next((rank.model for rank in ranks), None)
+    if sizes is None:
+        return []
+    return check_traffic(
+        cell,
+        sizes,
+        analysis.steps,
+        analysis.collectives,
+        [summary.range_counts for summary in analysis.summaries],
+        _concatenated([summary.copy_bytes for summary in analysis.summaries]),
+    )
+
+
+def _with_waits(analysis: TraceAnalysis) -> pd.DataFrame:
+    """The breakdown with each row's transfer_us and wait_us; a step without matched collectives has neither."""
+    keys = ["rank", "device", "step"]
+    merged: pd.DataFrame = analysis.steps.merge(step_waits(analysis.collectives), on=keys, how="left")
+    return merged
+
+
+def _counter_checks(done: RepeatFolder, ranks: list[RankResult]) -> list[CounterCheck]:
+    if not done.counters_traces():
+        return []
+    analysis = analyze_traces(done.counters_traces())
+    return [
+        check_counters(done.counters(rank.node, rank.rank), analysis.collectives, rank.rank)
+        for rank in ranks
+        if done.counters_path(rank.node, rank.rank).exists()
+    ]
+
+
+def _no_trace(cell: Cell, folder: RepeatFolder) -> Finding:
+    return Finding(
+        severity="error",
+        code="trace_incomplete",
+        message=f"{cell.name}: {folder.path.name} has no trace; its communication is not given",
+        next_step="measure the cell again (`dpscope run --fresh`)",
+    )
+
+
+def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    kept = [frame for frame in frames if len(frame)]
+    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame()
+
+
+def _unique(findings: list[Finding]) -> list[Finding]:
+    """Each finding once; repeats of a cell often say the same."""
+    return list(dict.fromkeys(findings))

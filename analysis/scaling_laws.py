@@ -1,0 +1,280 @@
+"""Speedup, efficiency, and the laws that describe how they change with the number of devices.
+
+Words: t_N(b) is the time of a step on N devices at b samples per device. Strong scaling fixes the global batch
+G = N b, weak scaling fixes b. A speedup is a ratio of step times; on epoch times over a fixed data set the
+scaled speedup is T_1/T_N, as the epoch on N devices has 1/N of the steps already.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from dpscope.analysis.sample_statistics import CONFIDENCE, RESAMPLES, Estimate, Samples
+
+Scaling = Literal["strong", "weak"]
+Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
+
+FARTHEST_FACTOR = 2  # a law is not trusted past this many times the largest measured count
+
+_Parameters = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ScalingFit:
+    """A law fitted to speedups.
+
+    `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and coherency (USL).
+    `worst_relative_error` is the largest distance of a measured speedup from the law's, over the measured one.
+    `draws` holds the parameters of every bootstrap resample, one row each, None without samples. `note` tells
+    where a limit cut the fit off.
+    """
+
+    law: Law
+    scaling: Scaling
+    parameters: Mapping[str, Estimate]
+    largest_devices: int
+    worst_relative_error: float
+    draws: npt.NDArray[np.float64] | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A law's speedup at a number of devices; `note` is empty only where measurements support it."""
+
+    devices: int
+    speedup: Estimate
+    note: str
+
+
+def strong_speedup(t_1_us: float, t_n_us: float) -> float:
+    """t_1(G)/t_N(G/N): both steps train on the same global batch."""
+    return t_1_us / t_n_us
+
+
+def strong_efficiency(t_1_us: float, t_n_us: float, devices: int) -> float:
+    """Strong speedup over N."""
+    return strong_speedup(t_1_us, t_n_us) / devices
+
+
+def weak_efficiency(t_1_us: float, t_n_us: float) -> float:
+    """t_1(b)/t_N(b): both steps train on the same batch per device."""
+    return t_1_us / t_n_us
+
+
+def scaled_speedup(t_1_us: float, t_n_us: float, devices: int) -> float:
+    """N t_1(b)/t_N(b), for step times; on epoch times the ratio T_1/T_N holds the N already.
+
+    Source: Gustafson, "Reevaluating Amdahl's law", CACM 31(5), 1988.
+    """
+    return devices * weak_efficiency(t_1_us, t_n_us)
+
+
+def karp_flatt(speedup: float, devices: int) -> float:
+    """Experimentally determined serial fraction, (1/S - 1/N)/(1 - 1/N).
+
+    Source: Karp and Flatt, "Measuring parallel processor performance", CACM 33(5), 1990. It is the serial
+    fraction that would give this speedup if nothing but serial work were in the way; if it grows with N,
+    something else is, such as communication. Negative when the speedup exceeds N. Needs N > 1.
+    """
+    return (1 / speedup - 1 / devices) / (1 - 1 / devices)
+
+
+def amdahl_speedup(serial_fraction: float, devices: int) -> float:
+    """1/(s + (1 - s)/N): fixed total work, a share s of it on one device only, no cost of communication.
+
+    Source: Amdahl, "Validity of the single processor approach", AFIPS 1967.
+    """
+    return 1 / (serial_fraction + (1 - serial_fraction) / devices)
+
+
+def gustafson_speedup(serial_fraction: float, devices: int) -> float:
+    """N - s(N - 1): work grows with N, a share s of the time on N devices is serial.
+
+    Source: Gustafson, "Reevaluating Amdahl's law", CACM 31(5), 1988.
+    """
+    return devices - serial_fraction * (devices - 1)
+
+
+def usl_speedup(contention: float, coherency: float, devices: int) -> float:
+    """Universal scalability law, N/(1 + sigma(N - 1) + kappa N(N - 1)).
+
+    Source: Gunther, "Guerrilla Capacity Planning", 2007, chapter 4. sigma (contention) is work that queues for
+    something shared, kappa (coherency) exchange between every pair; both >= 0; kappa = 0 is Amdahl's law.
+    """
+    return devices / (1 + contention * (devices - 1) + coherency * devices * (devices - 1))
+
+
+def speedup_from_exposed_share(exposed_share: float, devices: int) -> float:
+    """The speedup that follows from taking exposed communication's share of a step as Amdahl's serial fraction.
+
+    A common misuse, computed to be shown beside measurements. Exposed communication is not there on one device
+    and does not shrink the parallel part: it is a cost added to each step on N devices. A share x of the step on
+    N devices costs a factor 1 - x, N(1 - x) in weak scaling, whatever N is; as a serial fraction the same x would
+    bound the speedup at 1/x.
+    """
+    return amdahl_speedup(exposed_share, devices)
+
+
+def speedup_draws(
+    single: Sequence[Samples], several: Mapping[int, Sequence[Samples]], scaling: Scaling
+) -> dict[int, Samples]:
+    """Bootstrap speedups by device count, from step times (one array per repeat) at N = 1 and at each N > 1.
+
+    `single` are the steps at the same global batch (strong) or at the same batch per device (weak). Each draw
+    uses one resampled t_1 for all counts, as in truth they share it.
+    """
+    generator = np.random.default_rng(0)
+    t_1_us = _resampled_medians(single, generator)
+    return {
+        devices: t_1_us / _resampled_medians(repeats, generator) * (devices if scaling == "weak" else 1)
+        for devices, repeats in sorted(several.items())
+    }
+
+
+def fit_scaling(
+    speedups: Mapping[int, float], scaling: Scaling, draws: Mapping[int, Samples] | None = None
+) -> ScalingFit | None:
+    """The richest law that the number of measured counts supports; None without a multi-device one.
+
+    `speedups` by device count, N = 1 is left out as every law passes through it. One count: Karp-Flatt only.
+    Two: Amdahl (strong) or Gustafson (weak). Three or more: the universal scalability law, clamped at >= 0.
+    `draws`, from `speedup_draws`, gives the parameters their bootstrap intervals. Fits minimise the squared
+    relative error of the time (of the speedup for Gustafson), so that no count outweighs another.
+    """
+    counts = sorted(devices for devices in speedups if devices > 1)
+    if not counts:
+        return None
+    law = _law(len(counts), scaling)
+    devices = np.array(counts, dtype=np.float64)
+    measured = np.array([speedups[count] for count in counts])
+    values, note = _FITS[law](devices, measured)
+    drawn = None
+    if draws is not None:
+        columns = np.column_stack([draws[count] for count in counts])
+        drawn = np.array([_FITS[law](devices, row)[0] for row in columns])
+    predicted = np.array([_speedup(law, values, count) for count in counts])
+    return ScalingFit(
+        law=law,
+        scaling=scaling,
+        parameters=_named(law, values, drawn, len(counts)),
+        largest_devices=counts[-1],
+        worst_relative_error=float(np.max(np.abs(predicted / measured - 1))),
+        draws=drawn,
+        note=note,
+    )
+
+
+def predicted_speedup(fit: ScalingFit, devices: int) -> Prediction:
+    """The fitted law's speedup; says so when it is asked past twice the largest measured count.
+
+    A single measured count predicts nothing: the value is then missing, with the reason in `note`.
+    """
+    count = next(iter(fit.parameters.values())).count
+    if fit.law == "karp_flatt" and devices not in (1, fit.largest_devices):
+        reason = "one measured count tells a serial fraction, but not how it changes: measure another count"
+        return Prediction(devices, Estimate(None, None, None, count), reason)
+    values = np.array([parameter.value for parameter in fit.parameters.values()], dtype=np.float64)
+    value = _speedup(fit.law, values, devices)
+    low = high = None
+    if fit.draws is not None:
+        low, high = _interval(np.array([_speedup(fit.law, row, devices) for row in fit.draws]))
+    note = ""
+    if devices > FARTHEST_FACTOR * fit.largest_devices:
+        note = f"extrapolated past twice the largest measured count ({fit.largest_devices}): no measurement supports it"
+    return Prediction(devices, Estimate(value, low, high, count), note)
+
+
+def _resampled_medians(repeats: Sequence[Samples], generator: np.random.Generator) -> Samples:
+    """Medians of RESAMPLES resamples: repeats drawn first, then blocks of consecutive, so similar, steps in each."""
+    block = max(1, round(min(len(repeat) for repeat in repeats) ** (1 / 3)))
+    medians = np.empty(RESAMPLES)
+    for index in range(RESAMPLES):
+        drawn = []
+        for choice in generator.integers(len(repeats), size=len(repeats)):
+            steps = repeats[choice]
+            starts = generator.integers(len(steps) - block + 1, size=-(-len(steps) // block))
+            drawn.append(steps[(starts[:, None] + np.arange(block)).ravel()[: len(steps)]])
+        medians[index] = np.median(np.concatenate(drawn))
+    return medians
+
+
+def _law(counts: int, scaling: Scaling) -> Law:
+    if counts == 1:
+        return "karp_flatt"
+    if counts == 2:
+        return "amdahl" if scaling == "strong" else "gustafson"
+    return "usl"
+
+
+def _fit_karp_flatt(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+    fraction = karp_flatt(float(speedups[0]), int(devices[0]))
+    return np.array([fraction]), "speedup above the number of devices" if fraction < 0 else ""
+
+
+def _fit_amdahl(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+    """N/S = 1 + s(N - 1), each equation over its left side; s in 0..1."""
+    weight = speedups / devices
+    column = weight * (devices - 1)
+    return _clamped(float(column @ (1 - weight) / (column @ column)))
+
+
+def _fit_gustafson(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+    """N - S = s(N - 1), each equation over S; s in 0..1."""
+    column = (devices - 1) / speedups
+    return _clamped(float(column @ ((devices - speedups) / speedups) / (column @ column)))
+
+
+def _fit_usl(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
+    """N/S = 1 + sigma(N - 1) + kappa N(N - 1), each equation over its left side; non-negative least squares."""
+    weight = speedups / devices
+    design = np.column_stack([weight * (devices - 1), weight * devices * (devices - 1)])
+    values, _ = nnls(design, 1 - weight)
+    zero = [name for name, value in zip(_NAMES["usl"], values, strict=True) if value == 0]
+    return values, f"clamped at 0: {', '.join(zero)}" if zero else ""
+
+
+def _clamped(fraction: float) -> tuple[_Parameters, str]:
+    within = min(1.0, max(0.0, fraction))
+    if within == fraction:
+        return np.array([within]), ""
+    reason = "speedups above the number of devices" if fraction < 0 else "slower than one device"
+    return np.array([within]), f"clamped at {within:g}: {reason}, which this law cannot describe"
+
+
+_FITS: Mapping[Law, Callable[[Samples, Samples], tuple[_Parameters, str]]] = {
+    "karp_flatt": _fit_karp_flatt,
+    "amdahl": _fit_amdahl,
+    "gustafson": _fit_gustafson,
+    "usl": _fit_usl,
+}
+_NAMES: Mapping[Law, tuple[str, ...]] = {
+    "karp_flatt": ("serial_fraction",),
+    "amdahl": ("serial_fraction",),
+    "gustafson": ("serial_fraction",),
+    "usl": ("contention", "coherency"),
+}
+
+
+def _speedup(law: Law, values: _Parameters, devices: int) -> float:
+    if law == "usl":
+        return usl_speedup(float(values[0]), float(values[1]), devices)
+    formula = gustafson_speedup if law == "gustafson" else amdahl_speedup
+    return formula(float(values[0]), devices)
+
+
+def _named(law: Law, values: _Parameters, drawn: _Parameters | None, count: int) -> dict[str, Estimate]:
+    named = {}
+    for index, name in enumerate(_NAMES[law]):
+        low, high = (None, None) if drawn is None else _interval(drawn[:, index])
+        named[name] = Estimate(float(values[index]), low, high, count)
+    return named
+
+
+def _interval(values: Samples) -> tuple[float, float]:
+    low, high = np.quantile(values, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return float(low), float(high)

@@ -1,0 +1,205 @@
+"""Tables as text: for terminals, CSV, Markdown, LaTeX. One unit per column, told in its heading."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from dpscope.analysis.columns import BY_NAME, COLUMNS, Column
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.units import NA, Unit, choose_unit, show
+
+TableFormat = Literal["markdown", "csv", "latex"]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text ready to show: headings carry units, every row has an entry per heading."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+_VIEWS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "Time per step and throughput",
+        ("cell", "step_us", "step_low_us", "step_high_us", "step_count", "samples_per_s", "weak_efficiency", "strong_speedup"),
+    ),
+    (
+        "Where a traced step goes (means over ranks, devices, steps)",
+        ("cell", "traced_step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us", "wait_us", "idle_us"),
+    ),
+    (
+        "What moves",
+        ("cell", "bytes_per_step", "collectives_per_step", "transfer_us", "algbw_gbps", "busbw_gbps", "communication_share"),
+    ),
+    (
+        "Estimates of communication, and how far they are from exposed",
+        (
+            "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "ideal_split_us",
+            "ideal_split_error_exposed_us", "same_total_us", "ring_us",
+        ),
+    ),
+    (
+        "Checks",
+        ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
+    ),
+)  # fmt: skip
+
+
+def comparison_views(comparison: Comparison) -> list[TextTable]:
+    """The comparison as a few tables narrow enough for a terminal, each with the reasons of what it lacks."""
+    return [_view(comparison, title, [BY_NAME[name] for name in names]) for title, names in _VIEWS]
+
+
+def full_table(comparison: Comparison) -> TextTable:
+    """The comparison as one wide table."""
+    return _view(comparison, "Comparison", list(COLUMNS))
+
+
+def _view(comparison: Comparison, title: str, columns: list[Column]) -> TextTable:
+    """Times of one view share a unit, so that they can be compared by eye."""
+    units = {column.name: _unit(comparison.table, column, columns) for column in columns}
+    cells = [str(cell) for cell in comparison.table["cell"]]
+    rows = tuple(
+        tuple(show(_plain(comparison.table[column.name].iloc[index]), units[column.name]) for column in columns)
+        for index in range(len(cells))
+    )
+    return TextTable(
+        title=title,
+        headings=tuple(heading(column, units[column.name]) for column in columns),
+        rows=rows,
+        notes=tuple(_missing_notes(comparison, [column.name for column in columns], cells)),
+    )
+
+
+def _unit(table: pd.DataFrame, column: Column, columns: list[Column]) -> Unit:
+    alike = [other.name for other in columns if other.quantity == column.quantity == "time"] or [column.name]
+    values = [_number(_plain(value)) for name in alike for value in table[name]]
+    return choose_unit(column.quantity, values)
+
+
+def heading(column: Column, unit: Unit) -> str:
+    """A column's heading with its unit."""
+    return f"{column.heading} [{unit.label}]" if unit.label else column.heading
+
+
+def _plain(value: object) -> object:
+    """A pandas scalar as plain Python, missing as None."""
+    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequence[str]) -> list[str]:
+    """Why values are NA: each reason once, with the cells and columns it holds for."""
+    by_reason: dict[str, tuple[list[str], list[str]]] = {}
+    for cell in cells:
+        for column in columns:
+            reason = comparison.reasons.get((cell, column))
+            if reason:
+                its_cells, its_columns = by_reason.setdefault(reason, ([], []))
+                if cell not in its_cells:
+                    its_cells.append(cell)
+                if BY_NAME[column].heading not in its_columns:
+                    its_columns.append(BY_NAME[column].heading)
+    return [
+        f"{NA} ({', '.join(its_columns)}; {', '.join(its_cells)}): {reason}"
+        for reason, (its_cells, its_columns) in by_reason.items()
+    ]
+
+
+def gap_table(comparison: Comparison) -> TextTable | None:
+    """DP against DDP at equal devices and batch, None where no pair was measured."""
+    if not comparison.gaps:
+        return None
+    fields = ("gap_us", "exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
+    unit = choose_unit("time", [getattr(gap, field) for gap in comparison.gaps for field in fields])
+    ratio = Unit("", 1.0, 2)
+    names = ("gap", "exposed comm.", "host copies", "compute", "idle", "tracer")
+    return TextTable(
+        title="DP less DDP at equal devices and batch: the gap and its parts",
+        headings=("DP / DDP", "ratio", "low", "high", *(f"{name} [{unit.label}]" for name in names)),
+        rows=tuple(
+            (
+                f"{gap.dp} / {gap.ddp}",
+                *(show(value, ratio) for value in (gap.ratio, gap.ratio_low, gap.ratio_high)),
+                *(show(getattr(gap, field), unit) for field in fields),
+            )
+            for gap in comparison.gaps
+        ),
+        notes=("ratio: DP's median untraced step over DDP's, with its 95% interval",),
+    )
+
+
+def render(table: TextTable, table_format: TableFormat) -> str:
+    """A table as Markdown, CSV or LaTeX text."""
+    if table_format == "csv":
+        return render_csv(table)
+    return _markdown(table) if table_format == "markdown" else _latex(table)
+
+
+def render_csv(table: TextTable) -> str:
+    """A table as CSV text."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(table.headings)
+    writer.writerows(table.rows)
+    return buffer.getvalue()
+
+
+def _markdown(table: TextTable) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    numeric = ["---" if index == 0 else "---:" for index in range(len(table.headings))]
+    lines = [f"**{table.title}**", "", line(table.headings), line(numeric), *(line(row) for row in table.rows)]
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {"~": "\\textasciitilde{}", "\\": "\\textbackslash{}"}
+
+
+def _latex(table: TextTable) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(_LATEX_SPECIAL.get(char, char) for char in cell) for cell in cells) + r" \\"
+
+    caption = "".join(_LATEX_SPECIAL.get(char, char) for char in table.title)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
+            r"\hline",
+            line(table.headings),
+            r"\hline",
+            *(line(row) for row in table.rows),
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """Every column in its stored unit (named in the heading), with a column that tells why values are missing."""
+    table = comparison.table.copy()
+    table["missing"] = [
+        "; ".join(
+            f"{column}: {reason}" for (cell, column), reason in comparison.reasons.items() if cell == name
+        )
+        for name in table["cell"]
+    ]
+    return str(table.to_csv(index=False, na_rep=NA))

@@ -1,0 +1,117 @@
+"""What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
+
+import json
+import math
+
+import pandas as pd
+
+from dpscope.analysis.rank_matching import find_straggler
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.trace_analysis import TraceAnalysis
+from dpscope.analysis.units import NA, choose_unit, show, show_time
+
+STEP_FIELDS = (
+    "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",
+    "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
+    "backward_us", "optimizer_us", "collective_count",
+)  # fmt: skip
+COLLECTIVE_FIELDS = (
+    "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
+    "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps",
+)  # fmt: skip
+
+
+def to_json(analysis: TraceAnalysis) -> str:
+    """An object with the lists steps, collectives, findings; unknown is null."""
+    return json.dumps(
+        {
+            "steps": _records(analysis.steps, STEP_FIELDS),
+            "collectives": _records(analysis.collectives, COLLECTIVE_FIELDS),
+            "findings": [
+                {
+                    "severity": finding.severity,
+                    "code": finding.code,
+                    "message": finding.message,
+                    "next_step": finding.next_step,
+                }
+                for finding in analysis.findings
+            ],
+        },
+        indent=2,
+    )
+
+
+def _records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
+    return [{name: _plain(row.get(name)) for name in fields} for row in table.to_dict("records")]
+
+
+def _plain(value: object) -> object:
+    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, float):
+        return round(value, 6)
+    return value.item() if hasattr(value, "item") else value
+
+
+def to_csv(analysis: TraceAnalysis) -> str:
+    """The steps as CSV; the collectives are in the JSON."""
+    return str(analysis.steps[list(STEP_FIELDS)].to_csv(index=False, na_rep=NA, float_format="%.6f"))
+
+
+def to_tables(analysis: TraceAnalysis) -> list[TextTable]:
+    """Steps, and collectives by kind and size, for reading."""
+    tables = [_step_table(analysis)]
+    if len(analysis.collectives):
+        tables.append(_collective_table(analysis.collectives))
+    return tables
+
+
+def _step_table(analysis: TraceAnalysis) -> TextTable:
+    columns = {
+        "step_us": "step", "compute_us": "compute", "communication_us": "comm.", "overlapped_us": "hidden",
+        "exposed_us": "exposed", "host_copy_us": "copies", "idle_us": "idle",
+    }  # fmt: skip
+    steps = analysis.steps
+    unit = choose_unit("time", [float(value) for value in steps["step_us"].dropna()])
+    rows = []
+    for record in steps.to_dict("records"):
+        key = [_text(record[name]) for name in ("rank", "device", "step")]
+        if record["partial_window"] is True:
+            key[2] += "*"
+        rows.append((*key, *(show(_plain(record[name]), unit) for name in columns)))
+    notes = ["* the window has no start of its own: it is measured from its first event"]
+    straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
+    if straggler is not None:
+        notes.append(
+            f"rank {straggler.rank} comes last most: the others wait {show_time(straggler.lateness_us)} a step for it "
+            f"({straggler.share:.0%} of all waiting)"
+        )
+    return TextTable(
+        "Steps", ("rank", "device", "step", *(f"{name} [{unit.label}]" for name in columns.values())), tuple(rows), tuple(notes)
+    )
+
+
+def _collective_table(collectives: pd.DataFrame) -> TextTable:
+    """Collectives of one kind, group and size together: count, means."""
+    unit = choose_unit("time", [float(value) for value in collectives["duration_us"].dropna()])
+    rows = []
+    for (kind, group, size), own in collectives.groupby(["kind", "group", "bytes"], dropna=False):
+        means = own[["duration_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps"]].astype(float).mean()
+        rows.append(
+            (
+                _text(kind), _text(group), f"{size:,}" if pd.notna(size) else NA, str(len(own)),
+                *(show(_plain(means[name]), unit) for name in ("duration_us", "transfer_us", "wait_us")),
+                *(NA if pd.isna(means[name]) else f"{means[name]:.3f}" for name in ("algbw_gbps", "busbw_gbps")),
+            )  # fmt: skip
+        )
+    times = (f"{name} [{unit.label}]" for name in ("duration", "transfer", "wait"))
+    return TextTable(
+        "Collectives (means)",
+        ("kind", "group", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
+        tuple(rows),
+        ("transfer, wait and bandwidths need the traces of all ranks; rooted collectives have none",),
+    )
+
+
+def _text(value: object) -> str:
+    return NA if value is None or pd.isna(value) else str(value)

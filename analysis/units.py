@@ -1,0 +1,74 @@
+"""Numbers for people: one unit per column, chosen by its middle value; NA where a value is missing."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dpscope.analysis.columns import Quantity
+
+NA = "NA"
+
+_TIME_UNITS = (("us", 1.0), ("ms", 1e3), ("s", 1e6))
+_BYTE_UNITS = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a column's values are shown: divided by `divisor`, with `digits` decimals."""
+
+    label: str
+    divisor: float
+    digits: int
+
+
+def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
+    """One unit for a whole column."""
+    known = sorted(abs(value) for value in values if value is not None and math.isfinite(value) and value != 0)
+    middle = known[len(known) // 2] if known else 0.0
+    if quantity == "time":
+        label, divisor = max((unit for unit in _TIME_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("us", 1.0))
+    elif quantity == "bytes":
+        label, divisor = max((unit for unit in _BYTE_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("B", 1.0))
+    elif quantity == "share":
+        return Unit("%", 0.01, 1)
+    elif quantity == "bandwidth":
+        label, divisor = "GB/s", 1.0
+    elif quantity == "ratio":
+        return Unit("x", 1.0, 2)
+    elif quantity == "rate":
+        label, divisor = "1/s", 1.0
+    else:
+        return Unit("", 1.0, 0)
+    return Unit(label, divisor, _digits(middle / divisor))
+
+
+def _digits(middle: float) -> int:
+    """Decimals that leave about three significant digits."""
+    if middle == 0 or middle >= 100:
+        return 0 if middle >= 1000 else 1
+    return 1 if middle >= 10 else 2 if middle >= 1 else 3
+
+
+def show(value: object, unit: Unit) -> str:
+    """A value in a column's unit."""
+    if value is None:
+        return NA
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, int | float):
+        if not math.isfinite(value):
+            return NA
+        return f"{value / unit.divisor:.{unit.digits}f}"
+    return str(value)
+
+
+def show_time(microseconds: float | None) -> str:
+    """One time with its unit, such as ``12.3 ms``."""
+    unit = choose_unit("time", [microseconds])
+    return NA if microseconds is None else f"{show(microseconds, unit)} {unit.label}"
+
+
+def show_bytes(size: float | None) -> str:
+    """One size with its unit, such as ``44.7 MB`` (1 MB = 1e6 B)."""
+    unit = choose_unit("bytes", [size])
+    return NA if size is None else f"{show(size, unit)} {unit.label}"

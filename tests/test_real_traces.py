@@ -1,0 +1,119 @@
+"""Real traces of other machines against values computed independently (tests/data/README.md)."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.attribution import attribute
+from dpscope.analysis.rank_matching import find_straggler
+from dpscope.analysis.step_breakdown import step_breakdown
+from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.trace_reader import read_trace
+
+DATA = Path(__file__).parent / "data"
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+V100 = DATA / "v100x8_ddp_dlrm"
+
+A100_STEPS = {  # step: total, overlapped, exposed
+    4: (11_989.021, 1_825.259, 10_163.762),
+    5: (12_300.029, 1_760.419, 10_539.610),
+    6: (22_587.442, 3_731.349, 18_856.094),
+}
+
+
+@pytest.fixture(scope="module")
+def v100() -> TraceAnalysis:
+    return analyze_traces([V100])
+
+
+def check_a100(steps: pd.DataFrame, offset: int = 0) -> None:
+    assert [int(step) for step in steps["step"]] == [step + offset for step in A100_STEPS]
+    for (total, overlapped, exposed), (_, row) in zip(A100_STEPS.values(), steps.iterrows(), strict=True):
+        assert row["communication_us"] == pytest.approx(total, abs=0.01)
+        assert row["overlapped_us"] == pytest.approx(overlapped, abs=0.01)
+        assert row["exposed_us"] == pytest.approx(exposed, abs=0.01)
+        assert row["collective_count"] == 7
+        assert row["step_us"] == pytest.approx(row["compute_us"] + row["exposed_us"] + row["idle_us"], abs=1e-6)
+
+
+def test_a100_breakdown() -> None:
+    steps = step_breakdown(attribute(read_trace(A100)))
+    check_a100(steps)
+    assert list(steps["partial_window"]) == [True, False, False]
+    assert steps["forward_us"].isna().all()  # no dpscope ranges in it: unknown, not 0
+
+
+def test_a100_collectives() -> None:
+    table = analyze_traces([A100]).collectives
+    assert list(table["kind"]) == (["broadcast"] * 2 + ["all_reduce"] * 5) * 3
+    # ResNet-50's gradients: 25,557,032 parameters x 4 B
+    assert table[table["kind"] == "all_reduce"].groupby("step")["bytes"].sum().tolist() == [102_228_128] * 3
+    assert table["group_size"].tolist() == [2] * 21
+    assert table["transfer_us"].isna().all()  # rank 1 was not read
+    # 8,196,000 B in 3306.963 us
+    assert table["lower_bound_gbps"].iloc[2] == pytest.approx(8_196_000 / 3306.963 / 1e3)
+
+
+def relabelled(trace: dict[str, Any]) -> dict[str, Any]:
+    """All times shifted, correlations, streams and step numbers renamed: nothing a measure may depend on."""
+    for event in trace["traceEvents"]:
+        if "ts" in event:
+            event["ts"] = round(event["ts"] + 7_777_777.125, 3)
+        args = event.get("args", {})
+        for key in ("correlation", "External id"):
+            if key in args:
+                args[key] = 2 * args[key] + 1_000_003
+        if "stream" in args:
+            args["stream"] = event["tid"] = args["stream"] + 100
+        if str(event.get("name")).startswith("ProfilerStep#"):
+            event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + 90}"
+    return trace
+
+
+@pytest.mark.parametrize("layout", ["one line", "indented"])
+def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: Path, layout: str) -> None:
+    trace = relabelled(json.loads(gzip.decompress(A100.read_bytes())))
+    again = tmp_path / "rank0.json"
+    again.write_text(json.dumps(trace, indent=2 if layout == "indented" else None))
+    check_a100(step_breakdown(attribute(read_trace(again))), offset=90)
+
+
+@pytest.mark.parametrize(("rank", "total", "overlapped", "exposed"), [(0, 5_798, 261, 5_537), (7, 1_746, 166, 1_580)])
+def test_v100_breakdown(v100: TraceAnalysis, rank: int, total: float, overlapped: float, exposed: float) -> None:
+    (row,) = v100.steps[v100.steps["rank"] == rank].to_dict("records")
+    assert row["step"] == 10
+    assert row["collective_count"] == 8
+    assert row["communication_us"] == pytest.approx(total, abs=1)
+    assert row["overlapped_us"] == pytest.approx(overlapped, abs=1)
+    assert row["exposed_us"] == pytest.approx(exposed, abs=1)
+
+
+def test_v100_sizes_come_from_the_operators_input_dims(v100: TraceAnalysis) -> None:
+    own = v100.collectives[v100.collectives["rank"] == 0]
+    assert own["kind"].tolist() == ["all_to_all"] * 4 + ["all_reduce", "all_to_all", "all_reduce", "all_reduce"]
+    # all-reduces: 394,241 + 112 + 226,960 float elements
+    assert own.loc[own["kind"] == "all_reduce", "bytes"].tolist() == [1_576_964, 448, 907_840]
+
+
+def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
+    table = v100.collectives
+    assert table["transfer_us"].notna().all()
+    # the eight transfers: 10 + 8 + 7 + 7 + 86 + 10 + 20 + 69 us; the rest of rank 0's 5,798 us is waiting
+    own = table[table["rank"] == 0]
+    assert own["transfer_us"].sum() == 217
+    assert own["wait_us"].sum() == 5_798 - 217
+    # busbw of the 1,576,964 B all-reduce on 8 ranks: 1,576,964 / 86 us x 2 x 7/8 = 32.089 GB/s
+    assert own["busbw_gbps"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
+    straggler = find_straggler(table)
+    assert straggler is not None
+    assert straggler.rank == 7
+
+
+def test_missing_rank_leaves_transfer_and_wait_unknown() -> None:
+    analysis = analyze_traces([V100 / f"rank{rank}.json.gz" for rank in (0, 7)])
+    assert analysis.collectives["transfer_us"].isna().all()
+    assert "collectives_unmatched" in {finding.code for finding in analysis.findings}
