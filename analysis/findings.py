@@ -110,12 +110,12 @@ def _communication(values: dict[str, object]) -> Iterator[Finding]:
     total, hidden, exposed = (_number(values[name]) for name in ("communication_us", "overlapped_us", "exposed_us"))
     if total is None or hidden is None or exposed is None or not total:
         return
-    what = "host copies" if values["strategy"] == "dp-host" else "communication"
+    what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
     wait = _number(values["wait_us"])
     waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
     yield _info(
         "communication_measured",
-        f"{values['cell']}: {what} takes {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
+        f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
         f"{show_time(exposed)} exposed{waiting}",
         "exposed time is what faster links, larger batches or more overlap could win",
     )

@@ -57,7 +57,9 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     # Key of "the same collective": its number in its group, and the traced step where only the order is known.
     table["_number"] = np.where(by_sequence, table["sequence"].fillna(-1), _order_in_step(table))
     table["_keyed"] = by_sequence
-    keys = ["group", "_keyed", "_number"] + ["step"]
+    queued = table["device"].isna() & ~by_sequence  # gloo: position among the same kind and size
+    table["_kind"], table["_size"] = table["kind"].where(queued), table["bytes"].where(queued)
+    keys = ["group", "step", "_keyed", "_number", "_kind", "_size"]
     groups = table.groupby(keys, dropna=False, sort=False)
     present = groups["rank"].transform("nunique")
     same_kind = groups["kind"].transform("nunique") <= 1
@@ -86,13 +88,21 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     several = rank.nunique() > 1
     disagree = several & ~sound
     unmatched = int((several & (table["group_size"] > 1).fillna(False) & ~whole).sum())
-    table = table.drop(columns=["_number", "_keyed"])
+    table = table.drop(columns=["_number", "_keyed", "_kind", "_size"])
     return MatchedCollectives(table, unmatched, tuple(_findings(unmatched, int(disagree.sum()), table)))
 
 
-def _order_in_step(table: pd.DataFrame) -> pd.Series:
-    """Position of a collective among its rank's of the same group and step."""
-    return table.groupby(["rank", "group", "step"], dropna=False).cumcount()
+def _order_in_step(table: pd.DataFrame) -> "pd.Series[int]":
+    """Position of a collective among its rank's of the same group and step.
+
+    A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the
+    position is counted among those of the same kind and size.
+    """
+    on_device = table["device"].notna()
+    kind = table["kind"].where(~on_device)
+    size = table["bytes"].where(~on_device)
+    keys = [table["rank"], table["group"], table["step"], on_device, kind, size]
+    return table.groupby(keys, dropna=False).cumcount()
 
 
 def _gbps(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:
@@ -157,7 +167,9 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
     known = table[table["wait_us"].notna() & table["step"].notna()].reset_index(drop=True)
     if known.empty or known["rank"].nunique() < 2:
         return None
-    key = known.assign(number=_order_in_step(known)).groupby(["step", "group", "number"], dropna=False).ngroup()
+    queued = known["device"].isna()
+    keys = [known["step"], known["group"], _order_in_step(known), known["kind"].where(queued), known["bytes"].where(queued)]
+    key = known.groupby(keys, dropna=False).ngroup()
     first_rows = known.groupby(key)["duration_us"].idxmin()
     per_collective = pd.DataFrame(
         {

@@ -25,8 +25,8 @@ def to_json(analysis: TraceAnalysis) -> str:
     """An object with the lists steps, collectives, findings; unknown is null."""
     return json.dumps(
         {
-            "steps": _records(analysis.steps, STEP_FIELDS),
-            "collectives": _records(analysis.collectives, COLLECTIVE_FIELDS),
+            "steps": records(analysis.steps, STEP_FIELDS),
+            "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
             "findings": [
                 {
                     "severity": finding.severity,
@@ -41,7 +41,8 @@ def to_json(analysis: TraceAnalysis) -> str:
     )
 
 
-def _records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
+def records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
+    """Rows as plain Python, these fields of each; missing values and missing columns are None."""
     return [{name: _plain(row.get(name)) for name in fields} for row in table.to_dict("records")]
 
 
@@ -94,12 +95,13 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
 def _collective_table(collectives: pd.DataFrame) -> TextTable:
     """Collectives of one kind, group and size together: count, means."""
     unit = choose_unit("time", [float(value) for value in collectives["duration_us"].dropna()])
+    named_groups = collectives["group"].nunique() > 1
     rows = []
     for (kind, group, size), own in collectives.groupby(["kind", "group", "bytes"], dropna=False):
         means = own[["duration_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps"]].astype(float).mean()
         rows.append(
             (
-                _text(kind), _text(group), f"{size:,}" if pd.notna(size) else NA, str(len(own)),
+                f"{_text(kind)} ({_text(group)})" if named_groups else _text(kind), f"{size:,}" if pd.notna(size) else NA, str(len(own)),
                 *(show(_plain(means[name]), unit) for name in ("duration_us", "transfer_us", "wait_us")),
                 *(NA if pd.isna(means[name]) else f"{means[name]:.3f}" for name in ("algbw_gbps", "busbw_gbps")),
             )  # fmt: skip
@@ -107,7 +109,7 @@ def _collective_table(collectives: pd.DataFrame) -> TextTable:
     times = (f"{name} [{unit.label}]" for name in ("duration", "transfer", "wait"))
     return TextTable(
         "Collectives (means)",
-        ("kind", "group", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
+        ("kind (group)" if named_groups else "kind", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
         tuple(rows),
         ("transfer, wait and bandwidths need the traces of all ranks; rooted collectives have none",),
     )

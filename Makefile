@@ -1,0 +1,46 @@
+# From a bare Python >= 3.11: `make demo` measures this machine, `make test` runs every check. Both set themselves up.
+# TORCH=system uses the torch that PYTHON already has (vendor containers) and never replaces it.
+
+PYTHON ?= python3
+TORCH ?= index
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+DEMO_OUT ?= runs/demo
+
+.PHONY: demo test lint docs bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'
+ifeq ($(TORCH),system)
+	@$(PYTHON) -c 'import torch' || { echo 'TORCH=system: $(PYTHON) has no torch; leave TORCH=system away to install one' >&2; exit 2; }
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+	$(PYTHON) -c 'import importlib.metadata as m; [print(f"{p}=={m.version(p)}") for p in ("torch", "torchvision") if any(d.name == p for d in m.distributions())]' > $(VENV)/constraints.txt
+else
+	$(PYTHON) -m venv $(VENV)
+	touch $(VENV)/constraints.txt
+endif
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml
+	@echo 'Installing dpscope and what it needs into $(VENV) (with torch about 5 GB; takes minutes, once)'
+	$(PIP) --constraint $(VENV)/constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
+	$(PIP) --constraint $(VENV)/constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

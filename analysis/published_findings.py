@@ -1,0 +1,289 @@
+"""What a table of epoch times shows to be wrong, missing or easily misread, before anyone's claims are heard."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+import pandas as pd
+
+from dpscope.analysis.published_baselines import epoch_bounds, global_batch, local_batch
+from dpscope.analysis.published_estimates import Estimate, estimates
+from dpscope.analysis.published_tables import EpochTime, epoch_times
+from dpscope.analysis.published_wording import at, info, listed, place, warning
+from dpscope.profiling.run_types import Finding
+
+COARSE_SHARE = 0.25  # of a value, from which on its clock's share is told
+RUNS_DIFFER_FROM = 0.05
+LITTLE_SPEEDUP = 1.1
+UNEVEN_FROM = 0.05
+
+_Item = TypeVar("_Item", EpochTime, Estimate)
+
+
+class _Table(NamedTuple):
+    rows: list[EpochTime]
+    found: list[Estimate]
+    absent_columns: list[str]
+    unknown_columns: list[str]
+
+
+def table_findings(times: pd.DataFrame) -> list[Finding]:
+    """Findings of a table that `read_epoch_times` made; each kind once per study and run that shows it."""
+    table = _Table(
+        rows=epoch_times(times),
+        found=estimates(times),
+        absent_columns=list(times.attrs.get("absent_columns", ())),
+        unknown_columns=list(times.attrs.get("unknown_columns", ())),
+    )
+    return [finding for check in _CHECKS for finding in check(table)]
+
+
+def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
+    """Items by study and run, in their order."""
+    groups: dict[str, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(place(item.study, item.run), []).append(item)
+    return iter(groups.items())
+
+
+def _columns(table: _Table) -> Iterator[Finding]:
+    if table.unknown_columns:
+        names = ", ".join(repr(name) for name in table.unknown_columns)
+        yield warning("unknown_column", f"columns not understood and not used: {names}", "check their spelling")
+    if "resolution_s" in table.absent_columns:
+        yield info(
+            "resolution_unknown",
+            "there is no column resolution_s: times are taken as exact, so low and high equal the value",
+            "add resolution_s, the last digit of the clock or the print in seconds",
+        )
+    if not any(row.devices > 1 for row in table.rows):
+        yield warning(
+            "nothing_to_estimate",
+            "the table has no row with several devices",
+            "add rows with devices above 1, and keep the single-device ones beside them",
+        )
+
+
+def _out_of_memory(table: _Table) -> Iterator[Finding]:
+    for where, rows in _grouped(row for row in table.rows if row.epoch_seconds is None):
+        cells = listed([f"{row.strategy} {at(row.batch_size, row.devices)}" for row in rows])
+        yield info(
+            "out_of_memory",
+            f"{where}: no time for {cells} (batch_size, devices): out of memory; its comparisons are unknown, not 0",
+            "compare at the largest batch that fits on one device",
+        )
+
+
+def _batch_meaning(table: _Table) -> Iterator[Finding]:
+    unknown = (row for row in table.rows if row.batch_size_is is None and row.devices > 1)
+    for where, rows in _grouped(unknown):
+        yield warning(
+            "batch_meaning_unknown",
+            f"{where}: {len(rows)} rows do not say whether batch_size is global or per device",
+            "fill batch_size_is with global or per_device; only then a sound baseline can be chosen",
+        )
+    for where, rows in _grouped(row for row in table.rows if _steps_contradict(row)):
+        cells = [f"{row.steps_per_epoch} steps at {at(row.batch_size, row.devices)}" for row in rows]
+        yield warning(
+            "steps_contradict_batch",
+            f"{where}: {listed(cells)} do not fit a batch that is {rows[0].batch_size_is} on "
+            f"{rows[0].samples_per_epoch} samples",
+            "correct batch_size_is: equal steps on 1 and on N devices mean a global batch",
+        )
+
+
+def _steps_contradict(row: EpochTime) -> bool:
+    """Whether the stated steps are neither floor nor ceil of samples / G."""
+    size = global_batch(row)
+    if row.steps_per_epoch is None or size is None or row.samples_per_epoch is None:
+        return False
+    return row.steps_per_epoch not in (row.samples_per_epoch // size, -(-row.samples_per_epoch // size))
+
+
+def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
+    for where, rows in _grouped(row for row in table.rows if _exceeds(row)):
+        smallest = min(global_batch(row) or 0 for row in rows)
+        times_s = [row.epoch_seconds for row in rows if row.epoch_seconds is not None and row.devices == 1]
+        spread = ""
+        if len(times_s) > 1:
+            shortest, longest = min(times_s), max(times_s)
+            spread = f"; on one device they are the same single step, and yet take {shortest:g} to {longest:g} s"
+        yield warning(
+            "batch_exceeds_dataset",
+            f"{where}: {len(rows)} rows, from a global batch of {smallest} on, are one batch of the whole data set of "
+            f"{rows[0].samples_per_epoch} samples{spread}",
+            "leave these rows out: no step had the batch they name",
+        )
+
+
+def _exceeds(row: EpochTime) -> bool:
+    size = global_batch(row) or row.batch_size
+    return row.samples_per_epoch is not None and size > row.samples_per_epoch
+
+
+def _runs_differ(table: _Table) -> Iterator[Finding]:
+    """Runs of one study that repeat a setting and differ by more than their clocks allow."""
+    same: dict[tuple[object, ...], list[EpochTime]] = {}
+    for row in table.rows:
+        key = (row.study, row.hardware, row.model, row.strategy, row.batch_size, row.batch_size_is, row.devices)
+        if row.epoch_seconds is not None:
+            same.setdefault(key, []).append(row)
+    worst: dict[str | None, list[tuple[float, str]]] = {}
+    for rows in same.values():
+        rows.sort(key=lambda row: row.epoch_seconds or 0.0)
+        low, high = epoch_bounds(rows[0]), epoch_bounds(rows[-1])
+        if low and high and high.low > low.high and (excess := high.value / low.value - 1) > RUNS_DIFFER_FROM:
+            first = rows[0]
+            setting = f"{first.strategy} {at(first.batch_size, first.devices)}"
+            text = f"{setting} {low.value:.5g} and {high.value:.5g} s: {excess:.1%}"
+            worst.setdefault(first.study, []).append((excess, text))
+    for study, found in worst.items():
+        found.sort(reverse=True)
+        yield warning(
+            "runs_differ",
+            f"{place(study, None)}: runs of the same setting differ: {listed([text for _, text in found])}",
+            "repeat each run and show the spread; differences smaller than this show nothing",
+        )
+
+
+def _negative(table: _Table) -> Iterator[Finding]:
+    negative = [e for e in table.found if e.quantity == "communication_seconds" and (e.value or 0.0) < 0]
+    for method, formula in _SUBTRACTIONS.items():
+        for where, found in _grouped(e for e in negative if e.method == method):
+            cells = listed([f"{e.value:.4g} s at {at(e.batch_size, e.devices)}" for e in found])
+            yield warning(
+                "negative_communication",
+                f"{where}: {formula} is negative, which no communication time can be: {cells}",
+                "compare with one device at the same batch per device (same_local_batch)",
+            )
+
+
+_SUBTRACTIONS = {
+    "same_local_batch": "T_N - T_1(b)/N at the same batch per device",
+    "ideal_split": "T_N - T_1/N at a fixed global batch",
+    "same_total": "T_N - T_1 at a fixed global batch",
+}
+
+
+def _clock(table: _Table) -> Iterator[Finding]:
+    timed = [e for e in table.found if e.quantity in ("communication_seconds", "speedup") and e.value is not None]
+    for where, found in _grouped(e for e in timed if _sign_open(e)):
+        cells = [f"{e.quantity} {e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
+        yield warning(
+            "sign_not_certain",
+            f"{where}: the clock's resolution leaves open on which side of zero added time, or of one speedup, "
+            f"these lie: {listed(cells)}",
+            "time more epochs together, or with a finer clock",
+        )
+    for where, found in _grouped(e for e in timed if _coarse(e)):
+        cells = [f"{e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
+        yield warning(
+            "resolution_too_coarse",
+            f"{where}: the clock's resolution is more than {COARSE_SHARE:.0%} of these times: {listed(cells)}",
+            "time more epochs together, or with a finer clock",
+        )
+
+
+def _sign_open(estimate: Estimate) -> bool:
+    level = 1.0 if estimate.quantity == "speedup" else 0.0
+    low, high = estimate.low, estimate.high
+    return low is not None and low <= level and (high is None or (level <= high and low < high))
+
+
+def _coarse(estimate: Estimate) -> bool:
+    if estimate.quantity == "speedup" or _sign_open(estimate):
+        return False
+    assert estimate.value is not None
+    return (estimate.high or 0.0) - (estimate.low or 0.0) > 2 * COARSE_SHARE * abs(estimate.value)
+
+
+def _range(estimate: Estimate) -> str:
+    high = "unbounded" if estimate.high is None else f"{estimate.high:.4g}"
+    return f"{estimate.value:.4g} [{estimate.low:.4g}, {high}]"
+
+
+def _no_baseline(table: _Table) -> Iterator[Finding]:
+    lacking = [row for row in table.rows if row.devices > 1 and row.epoch_seconds is not None and local_batch(row)]
+    known = [e for e in table.found if e.method == "same_local_batch" and e.value is not None]
+    settings = {e[:5] for e in known if e.quantity == "communication_seconds"}
+    for where, rows in _grouped(row for row in lacking if _setting(row) not in settings):
+        cells = listed([at(row.batch_size, row.devices) for row in rows])
+        batches = ", ".join(str(b) for b in sorted({local_batch(row) or 0 for row in rows}))
+        yield warning(
+            "no_same_local_baseline",
+            f"{where}: the added time is unknown at {cells}, as no single-device time at the same batch per device "
+            "was measured",
+            f"time one device at batch {batches}",
+        )
+
+
+def _setting(row: EpochTime) -> tuple[object, ...]:
+    """What the first five fields of a row's estimates hold."""
+    return (row.study, row.run, row.strategy, row.batch_size, row.devices)
+
+
+def _speedups(table: _Table) -> Iterator[Finding]:
+    sound = [e for e in table.found if e.quantity == "speedup" and e.sound and e.value is not None]
+    for where, found in _grouped(e for e in sound if (e.value or 0.0) < LITTLE_SPEEDUP):
+        cells = [f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found]
+        yield warning(
+            "little_speedup",
+            f"{where}: several devices are hardly faster than one, or slower: {listed(cells)}",
+            "look for what each step waits for; a larger batch per device spreads fixed costs",
+        )
+    for where, found in _grouped(e for e in sound if (e.low or 0.0) > e.devices):
+        cells = [f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found]
+        yield warning(
+            "superlinear_speedup",
+            f"{where}: more than N times as fast on N devices: {listed(cells)}",
+            "the single-device time holds something the others do not: time both alike",
+        )
+
+
+def _strategies(table: _Table) -> Iterator[Finding]:
+    for study in dict.fromkeys(row.study for row in table.rows if row.strategy == "dp" and row.devices > 1):
+        yield info(
+            "dp_is_no_all_reduce",
+            f"{place(study, None)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
+            "step for any N; it runs no all-reduce, so the ring volume 2(N-1)/N S does not describe it",
+            "model it by broadcast and reduce, or measure DistributedDataParallel",
+        )
+    for where, rows in _grouped(row for row in table.rows if row.provenance == "typed"):
+        yield warning(
+            "times_typed",
+            f"{where}: {len(rows)} times are typed into a document; the runs that gave them are not shown",
+            "show the runs' own output",
+        )
+
+
+def _uneven_epochs(table: _Table) -> Iterator[Finding]:
+    for where, rows in _grouped(row for row in table.rows if (_extra_steps(row) or 0.0) > UNEVEN_FROM):
+        cells = [f"{at(row.batch_size, row.devices)} by {_extra_steps(row):.0%}" for row in rows]
+        yield info(
+            "uneven_epoch",
+            f"{where}: the last step of an epoch is far from full, so an epoch on N devices has more than 1/N of one "
+            f"device's steps: {listed(cells)}; T_1/N leaves out their fixed cost",
+            "compare times per step, or samples that divide by the global batch",
+        )
+
+
+def _extra_steps(row: EpochTime) -> float | None:
+    """N ceil(samples/(N b)) over ceil(samples/b), less one."""
+    b, samples = local_batch(row), row.samples_per_epoch
+    if b is None or samples is None or row.devices == 1 or b * row.devices > samples:
+        return None
+    return row.devices * -(-samples // (b * row.devices)) / -(-samples // b) - 1
+
+
+_CHECKS: tuple[Callable[[_Table], Iterator[Finding]], ...] = (
+    _columns,
+    _batch_meaning,
+    _batch_exceeds_dataset,
+    _negative,
+    _clock,
+    _no_baseline,
+    _uneven_epochs,
+    _runs_differ,
+    _speedups,
+    _strategies,
+    _out_of_memory,
+)

@@ -1,0 +1,43 @@
+"""A whole run as JSON: the comparison, the gaps, steps, collectives and findings."""
+
+import json
+from dataclasses import asdict
+
+import msgspec
+import pandas as pd
+
+from dpscope.analysis.report import Report
+from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
+
+
+def run_json(report: Report) -> str:
+    """An object with the lists cells, gaps, steps, collectives, findings; unknown is null.
+
+    `cells` has the comparison's columns and `missing` (column -> why); steps and collectives also name cell and repeat.
+    """
+    reasons: dict[str, dict[str, str]] = {}
+    for (cell, column), why in report.comparison.reasons.items():
+        reasons.setdefault(cell, {})[column] = why
+    table = report.comparison.table
+    cells = records(table, tuple(table.columns))
+    for cell in cells:
+        cell["missing"] = reasons.get(str(cell["cell"]), {})
+    return json.dumps(
+        {
+            "cells": cells,
+            "gaps": [asdict(gap) for gap in report.comparison.gaps],
+            "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us")),
+            "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
+            "findings": msgspec.to_builtins(report.findings),
+        },
+        indent=2,
+    )
+
+
+def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, object]]:
+    rows = []
+    for data in report.run.measured:
+        table: pd.DataFrame = getattr(data, name)
+        if len(table):
+            rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
+    return rows
