@@ -131,6 +131,13 @@ def test_named_ranges_and_lag_leave_the_devices_as_they_are() -> None:
     assert len(plain) > 100
 
 
+def test_traces_without_named_ranges_hold_none_and_expect_none() -> None:
+    for generated in (dp_trace(2, named_ranges=False), ddp_trace(0, 2, DdpOptions(named_ranges=False))):
+        names = {event["name"] for event in generated.trace["traceEvents"]}
+        assert not any(name.startswith("dpscope::") for name in names)
+        assert all(step.range_us == {} for step in generated.expected.steps.values())
+
+
 def test_peer_copies_name_both_devices_and_no_collective_of_dp_has_metadata() -> None:
     copies = [
         event for event in complete_events(dp_trace(4, "peer_copy").trace, "gpu_memcpy") if "PtoP" in event["name"]

@@ -92,6 +92,7 @@ def test_cpu_step_literals_on_a_grid(name: str) -> None:
         assert expected.idle_us == length_us(window - compute - communication)
         assert expected.clipped_us == sum(length_us(cells([event]) - window) for event in own)
         assert expected.collective_count == len(own) == 5
+        assert expected.host_copy_us is None
 
 
 def phase_of(call: Trace, trace: Trace) -> str:
@@ -152,6 +153,7 @@ def test_range_literals_on_a_grid(name: str) -> None:
             assert len(inside) == 1
             if not is_communication(event):
                 found.setdefault(inside[0], []).append(event)
+        assert expected.range_us
         for phase, literal in expected.range_us.items():
             assert literal == length_us(cells(found[phase]))
         assert set(found) - set(expected.range_us) <= ({"host_to_device"} if expected.clipped_us else set())

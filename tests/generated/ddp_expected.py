@@ -116,7 +116,9 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
     total, overlapped, exposed = COMMUNICATION_US[role]
     host_copy = (LAG_HOST_COPY_US if options.lag else HOST_COPY_US)[index]
     clipped = CLIPPED_US[index] if options.lag else 0
-    host_to_device = {"host_to_device": HOST_TO_DEVICE_US} if not clipped else {}
+    ranges = {"forward": FORWARD_US, "backward": BACKWARD_US, "optimizer": OPTIMIZER_US[index]}
+    if not clipped:
+        ranges["host_to_device"] = HOST_TO_DEVICE_US
     is_whole = options.communication
     idle = IDLE_US[role][index] - early + buffers
     return ExpectedStep(
@@ -133,12 +135,7 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
         clipped_us=clipped,
         partial_window=index == 0,
         collective_count=len(asked_for(options)) if is_whole else 0,
-        range_us={
-            **host_to_device,
-            "forward": FORWARD_US,
-            "backward": BACKWARD_US,
-            "optimizer": OPTIMIZER_US[index],
-        },
+        range_us=ranges if options.named_ranges else {},
     )
 
 
@@ -174,6 +171,7 @@ class _CollectiveList:
         facts = FACTS[collective.key]
         has_group = metadata not in ("ops", "none")
         has_size = metadata != "none"
+        has_group_size = has_group or not self.options.extra_groups  # the only group is in distributedInfo
         sequence = self.sequence[collective.group]
         self.sequence[collective.group] += 1
         group_size = self.world_size if collective.group == "world" else 2
@@ -191,13 +189,13 @@ class _CollectiveList:
             sequence=sequence if has_group and metadata != "no_sequence" else None,
             bytes=facts.bytes if has_size else None,
             dtype=_DTYPES[collective.dtype] if has_size else None,
-            group_size=group_size if has_group else None,
+            group_size=group_size if has_group_size else None,
             start_us=origin + start - early,
             duration_us=duration + early,
             transfer_us=facts.transfer_us,
             wait_us=wait,
             algbw_gbps=facts.algbw_gbps if has_size else None,
-            busbw_gbps=busbw if has_size else None,
+            busbw_gbps=busbw if has_size and has_group_size else None,
         )
 
     def _wait(self, key: str) -> float | None:

@@ -29,7 +29,7 @@ def dp_trace(
     `inputs`: batches scattered from the host, or moved to device 0 first and scattered from there by peer copies.
     `named_ranges`: with dpscope's own ranges, or without, as any other program's trace.
     `lag`: the CPU has launched all three steps before the devices have finished the first.
-    None of the last two changes an expected value.
+    The last two change no expected value, except that without named ranges there are no times by range.
     """
     if devices not in (2, 4):
         raise ValueError(f"devices is {devices}; the schedule has 2 or 4")
@@ -37,7 +37,7 @@ def dp_trace(
     for index, step in enumerate(STEPS):
         program.step(index, step, lag)
     trace = program.builder.trace(["NVIDIA A100-SXM4-80GB"] * devices)
-    return GeneratedTrace(trace, dp_expected(devices, transport, inputs, STEPS))
+    return GeneratedTrace(trace, dp_expected(devices, transport, inputs, named_ranges, STEPS))
 
 
 def _dims(*elements: int) -> dict[str, object]:

@@ -114,7 +114,7 @@ _BACKWARD_ROOT = {("nccl", 2): 456.0, ("nccl", 4): 456.0, ("peer_copy", 2): 463.
 _BACKWARD_OTHERS = (458.0, 438.0, 434.0)
 
 
-def dp_expected(devices: int, transport: str, inputs: str, steps: Sequence[int]) -> Expected:
+def dp_expected(devices: int, transport: str, inputs: str, named_ranges: bool, steps: Sequence[int]) -> Expected:
     """The expectations of one variant, looked up."""
     rows = (_ROOT[transport, inputs, devices], *_OTHERS[transport, inputs][: devices - 1])
     table: dict[tuple[int | None, int], ExpectedStep] = {}
@@ -134,7 +134,7 @@ def dp_expected(devices: int, transport: str, inputs: str, steps: Sequence[int])
                 partial_window=index == 0,
                 collective_count=6 if transport == "nccl" else 0,
                 phases=_phases(device, index, devices, transport, inputs),
-                range_us=_ranges(device, index, devices, transport, inputs),
+                range_us=_ranges(device, index, devices, transport, inputs) if named_ranges else {},
             )
     return Expected(
         ZERO_US,

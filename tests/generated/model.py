@@ -28,12 +28,13 @@ class ExpectedPhase:
 class ExpectedStep:
     """One (device, step). `step` is the number in `ProfilerStep#`; `device` is None in a CPU trace.
 
-    None: a right analysis must not state this number.
+    None: a right analysis must not state this number (communication that left no kernel, host copies on a CPU).
     `clipped_us`: time of the step's own events that lies outside its window.
     `collective_count`: collective kernels launched in the step, on a CPU `gloo:*` ranges begun in it; no peer copies.
     `phases`: the phases of a DataParallel step, empty otherwise.
     `range_us`: by range (host_to_device, forward, backward, optimizer), the union of the whole events launched in it
-    that are not communication; copies and memsets belong to it. A range with clipped events is left out.
+    that are not communication; copies and memsets belong to it. A range with clipped events is left out, and there
+    are none in a trace without named ranges.
     """
 
     device: int | None
@@ -55,9 +56,11 @@ class ExpectedStep:
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """One collective of one rank. None: not in the trace, or not defined (a broadcast has no transfer and no wait).
+    """One collective of one rank in one step; those of no step are only counted, in `Expected`.
 
-    `transfer_us`, `wait_us` and the rates need the traces of all ranks of the group.
+    None: not in the trace, or not defined (a broadcast has no transfer and no wait).
+
+    `transfer_us`, `wait_us` and the rates need the traces of all ranks of the group. `dtype` is torch's name for it.
     """
 
     rank: int
