@@ -12,6 +12,7 @@ from dpscope.profiling.run_types import Finding
 
 NO_STEP = -1
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d+)$")
+_COMMUNICATES = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms)(?!barrier)")
 _DEVICE_KINDS = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY)
 
 
@@ -112,6 +113,16 @@ def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntC
     return launch
 
 
+def communication_lost(attribution: Attribution) -> bool:
+    """Whether a device's trace shows operators that communicate, and not one kernel or copy that does."""
+    events = attribution.events
+    if not attribution.on_device or attribution.rows(Kind.COLLECTIVE, Kind.PEER_COPY).any():
+        return False
+    wanted = np.array([bool(_COMMUNICATES.match(name)) for name in events.names], dtype=bool)
+    operators = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.has_name(wanted)
+    return bool(operators.any()) and attribution.trace.world_size != 1
+
+
 def attribution_findings(attribution: Attribution) -> list[Finding]:
     """Device events that no step launched, and a device trace that shows no device work."""
     trace, events = attribution.trace, attribution.events
@@ -139,6 +150,17 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
                 message=f"{int(lost.sum())} device events of {trace.source} ({total_us:,.1f} us, {collectives} of them "
                 "collectives) were launched in no traced step and are in no step's sums",
                 next_step="usual at a trace's edges; if they are many, trace more steps after a warm-up",
+            )
+        )
+    if communication_lost(attribution):
+        findings.append(
+            Finding(
+                severity="error",
+                code="trace_incomplete",
+                message=f"{trace.source} holds operators that communicate and no kernel of theirs: its communication is "
+                "not given",
+                next_step="with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see "
+                "`dpscope doctor`",
             )
         )
     if attribution.steps.numbers == (None,):

@@ -46,19 +46,34 @@ def peer_copies(attribution: Attribution) -> pd.DataFrame:
     return frame.groupby(["device", "step"], as_index=False, dropna=False).sum()
 
 
-def dp_chunk_count(tensors: Sequence[TensorSize], limit_bytes: int = DP_CHUNK_BYTES) -> int:
-    """Chunks in which DataParallel broadcasts or reduces these tensors.
+def broadcast_chunk_count(tensors: Sequence[TensorSize]) -> int:
+    """Chunks in which DataParallel broadcasts these tensors.
 
-    Source: torch/csrc/utils/tensor_flatten.cpp, `take_tensors`: per dtype, a chunk closes once it holds the limit or more;
-    sparse tensors, which stand alone, are not considered.
+    Source: torch/csrc/utils/tensor_flatten.cpp, `take_tensors`: per dtype, a tensor is added first and the chunk closes once
+    it holds the limit or more, so a chunk may exceed it.
     """
     open_bytes: dict[str, int] = defaultdict(int)
     chunks = 0
     for tensor in tensors:
         open_bytes[tensor.dtype] += tensor.bytes
-        if open_bytes[tensor.dtype] >= limit_bytes:
+        if open_bytes[tensor.dtype] >= DP_CHUNK_BYTES:
             chunks += 1
             open_bytes[tensor.dtype] = 0
+    return chunks + sum(size > 0 for size in open_bytes.values())
+
+
+def reduce_chunk_count(tensors: Sequence[TensorSize]) -> int:
+    """Chunks in which DataParallel reduces the gradients of these parameters.
+
+    Source: torch/_utils.py, `_take_tensors`: per dtype, a chunk closes before a tensor that would make it exceed the limit.
+    """
+    open_bytes: dict[str, int] = defaultdict(int)
+    chunks = 0
+    for tensor in tensors:
+        if open_bytes[tensor.dtype] and open_bytes[tensor.dtype] + tensor.bytes > DP_CHUNK_BYTES:
+            chunks += 1
+            open_bytes[tensor.dtype] = 0
+        open_bytes[tensor.dtype] += tensor.bytes
     return chunks + sum(size > 0 for size in open_bytes.values())
 
 
@@ -141,8 +156,8 @@ def _check_dp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, copies: pd.DataFrame
 ) -> list[Finding]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
-    broadcasts = dp_chunk_count(sizes.parameter_tensors) + dp_chunk_count(sizes.buffer_tensors)
-    reduces = dp_chunk_count(sizes.parameter_tensors)
+    broadcasts = broadcast_chunk_count(sizes.parameter_tensors) + broadcast_chunk_count(sizes.buffer_tensors)
+    reduces = reduce_chunk_count(sizes.parameter_tensors)
     # By copies device 0 sends everything to each other device and receives each one's gradients.
     copy_bytes = (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
     for step in steps["step"].dropna().unique():

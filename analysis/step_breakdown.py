@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis import intervals
-from dpscope.analysis.attribution import Attribution
+from dpscope.analysis.attribution import Attribution, communication_lost
 from dpscope.analysis.event_kind import Kind, named_annotations
 from dpscope.analysis.event_table import BoolColumn, Category, FloatColumn
 from dpscope.analysis.intervals import Intervals
@@ -45,6 +45,8 @@ def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     times = [column for column in COLUMNS if column.endswith("_us")]
     frame[times] = frame[times].astype("Float64")
     frame["partial_window"] = frame["partial_window"].astype("boolean")
+    if communication_lost(attribution):  # nothing shown is not nothing done
+        frame[["communication_us", "overlapped_us", "exposed_us"]] = pd.NA
     return frame
 
 

@@ -19,6 +19,7 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     """The arguments dpscope reads; names as Kineto writes them."""
 
     device: int = NONE
+    copy_device: int = msgspec.field(default=NONE, name="inDevice")  # a peer copy has no `device`
     stream: int = NONE
     correlation: int = NONE
     external_id: int = msgspec.field(default=NONE, name="External id")

@@ -31,6 +31,7 @@ _CATEGORIES = {
 }
 _CATEGORIES |= {name.capitalize(): category for name, category in _CATEGORIES.items()}
 
+_DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _COMMUNICATION_NAME = re.compile(r"^(?:nccl:|gloo:|c10d::|record_param_comms)")
 _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
 _FILE_NAME_RANK = (
@@ -144,7 +145,7 @@ class _Columns:
             category=np.array([_CATEGORIES[event.cat] for event in events], dtype=np.uint8),
             name=names,
             thread=_integers([event.tid for event in events]),
-            device=_integers([arg.device for arg in args]),
+            device=_integers([_device(event) for event in events]),
             stream=_integers([arg.stream for arg in args]),
             correlation=_integers([arg.correlation for arg in args]),
             external_id=_integers([arg.external_id for arg in args]),
@@ -172,6 +173,17 @@ _COLUMN_TYPES: dict[str, type] = {
     "thread": np.int64, "device": np.int64, "stream": np.int64, "correlation": np.int64,
     "external_id": np.int64, "bytes": np.int64,
 }  # fmt: skip
+
+
+def _device(event: Event) -> int:
+    """The device an event ran on; peer copies name it otherwise, or only by their process id."""
+    args = event.args
+    if args.device != NONE:
+        return args.device
+    if args.copy_device != NONE:
+        return args.copy_device
+    on_device = _CATEGORIES[event.cat] in _DEVICE_CATEGORIES
+    return event.pid if on_device and isinstance(event.pid, int) else NONE
 
 
 def _integers(values: list[Any]) -> IntColumn:

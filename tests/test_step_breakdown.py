@@ -1,0 +1,137 @@
+"""Breakdown and collectives of generated traces against literals worked out by hand, independent of the analysis."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from tests.trace_generator import DdpOptions, ExpectedStep, GeneratedTrace, ddp_trace, dp_trace, gloo_trace, write_trace
+
+RANGES = ("host_to_device", "forward", "backward", "optimizer")
+TIMES = (
+    "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us", "clipped_us",
+)  # fmt: skip
+
+
+def analyzed(tmp_path: Path, *ranks: GeneratedTrace) -> TraceAnalysis:
+    for rank, generated in enumerate(ranks):
+        write_trace(generated.trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
+    return analyze_traces([tmp_path])
+
+
+def check_steps(steps: pd.DataFrame, rank: int, generated: GeneratedTrace) -> None:
+    own = steps[(steps["rank"] == rank) | steps["rank"].isna()]
+    assert len(own) == len(generated.expected.steps) > 0
+    for record in own.to_dict("records"):
+        device = None if pd.isna(record["device"]) else int(record["device"])
+        check_step(record, generated.expected.steps[device, int(record["step"])])
+
+
+def check_step(record: dict[str, object], expected: ExpectedStep) -> None:
+    for name in TIMES:
+        value = getattr(expected, name)
+        if value is None:
+            assert pd.isna(record[name]), (name, record)
+            continue
+        assert record[name] == pytest.approx(value, abs=1e-3), (name, record)
+    assert record["partial_window"] is expected.partial_window
+    assert record["collective_count"] == expected.collective_count
+    for name, value in expected.range_us.items():
+        assert record[f"{name}_us"] == pytest.approx(value, abs=1e-3), (name, record)
+
+
+def check_collectives(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> None:
+    """Every expected collective is there, with every number it states."""
+    table = analysis.collectives
+    in_steps = table[table["step"].notna()]
+    assert len(in_steps) == sum(len(generated.expected.collectives) for generated in ranks)
+    for rank, generated in enumerate(ranks):
+        own = in_steps[(in_steps["rank"] == rank) | in_steps["rank"].isna()]
+        expected = sorted(generated.expected.collectives, key=lambda one: (one.start_us, one.device or 0))
+        found = own.sort_values(["start_us", "device"]).to_dict("records")
+        assert len(found) == len(expected) > 0
+        for record, one in zip(found, expected, strict=True):
+            assert (record["kind"], record["step"]) == (one.kind, one.step)
+            assert record["duration_us"] == pytest.approx(one.duration_us, abs=1e-3)
+            for name in ("group", "sequence", "bytes", "group_size", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps"):
+                value = getattr(one, name)
+                if value is None:
+                    assert pd.isna(record[name]), (name, record, one)
+                elif isinstance(value, float):
+                    assert record[name] == pytest.approx(value, rel=1e-3), (name, record, one)
+                else:
+                    assert record[name] == value, (name, record, one)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+@pytest.mark.parametrize("inputs", ["host", "device"])
+@pytest.mark.parametrize("lag", [False, True])
+def test_data_parallel_is_broken_down_per_device(
+    tmp_path: Path, devices: int, transport: str, inputs: str, lag: bool
+) -> None:
+    generated = dp_trace(devices, transport, inputs, named_ranges=True, lag=lag)  # type: ignore[arg-type]
+    check_steps(analyzed(tmp_path, generated).steps, 0, generated)
+
+
+def test_data_parallel_without_named_ranges(tmp_path: Path) -> None:
+    generated = dp_trace(named_ranges=False)
+    steps = analyzed(tmp_path, generated).steps
+    check_steps(steps, 0, generated)
+    assert steps["forward_us"].isna().all()
+
+
+OPTIONS = {
+    "plain": DdpOptions(),
+    "no sequence": DdpOptions(metadata="no_sequence"),
+    "partial metadata": DdpOptions(metadata="partial"),
+    "operators only": DdpOptions(metadata="ops"),
+    "no metadata": DdpOptions(metadata="none"),
+    "lag": DdpOptions(lag=True),
+    "unlaunched": DdpOptions(unlaunched=True),
+    "straggler": DdpOptions(straggler=1),
+    "extra groups": DdpOptions(extra_groups=True),
+    "nccl 2.8": DdpOptions(kernel_names="nccl_2_8"),
+    "nccl 2.12": DdpOptions(kernel_names="nccl_2_12"),
+    "symmetric": DdpOptions(kernel_names="symmetric"),
+    "rccl": DdpOptions(kernel_names="rccl"),
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_ddp(tmp_path: Path, world_size: int, options: DdpOptions) -> None:
+    ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
+    analysis = analyzed(tmp_path, *ranks)
+    for rank, generated in enumerate(ranks):
+        check_steps(analysis.steps, rank, generated)
+    check_collectives(analysis, ranks)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_gloo(tmp_path: Path, world_size: int) -> None:
+    ranks = [gloo_trace(rank, world_size) for rank in range(world_size)]
+    analysis = analyzed(tmp_path, *ranks)
+    for rank, generated in enumerate(ranks):
+        check_steps(analysis.steps, rank, generated)
+    check_collectives(analysis, ranks)
+
+
+def test_operators_that_communicate_without_kernels_never_read_as_no_communication(tmp_path: Path) -> None:
+    ranks = [ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)]
+    analysis = analyzed(tmp_path, *ranks)
+    for rank, generated in enumerate(ranks):
+        check_steps(analysis.steps, rank, generated)
+    assert analysis.steps["communication_us"].isna().all()
+    assert "trace_incomplete" in {finding.code for finding in analysis.findings}
+
+
+def test_events_of_no_step_are_counted_and_left_out(tmp_path: Path) -> None:
+    generated = ddp_trace(0, 2, DdpOptions(unlaunched=True))
+    (finding,) = [one for one in analyzed(tmp_path, generated).findings if one.code == "events_of_no_step"]
+    assert finding.message.startswith(f"{generated.expected.unlaunched_count} device events")
+    assert f"({generated.expected.unlaunched_us:,.1f} us" in finding.message
+    other = tmp_path / "other"
+    other.mkdir()
+    assert "events_of_no_step" not in {one.code for one in analyzed(other, ddp_trace(0, 2)).findings}
