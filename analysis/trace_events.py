@@ -122,7 +122,7 @@ def _decode_one(piece: bytes, result: DecodedChunk) -> Event | None:
         return _one.decode(piece)
     except (msgspec.DecodeError, UnicodeDecodeError):
         event = lenient_event(piece)
-        result.repaired += event is not None
+        result.repaired += event is not None and event.ts is not None and event.dur is not None
         return event
 
 
