@@ -1,0 +1,95 @@
+"""Subtraction estimates, the step's identity, the ring model, DDP's counters: pocket calculations."""
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.cost_models import dp_transfer_us, ring_all_reduce_us
+from dpscope.analysis.counter_check import check_counters, counter_findings
+from dpscope.analysis.subtraction import step_identity, subtraction_estimates
+from dpscope.profiling.run_types import Cell, DdpCounters
+
+
+def test_three_estimates_and_their_errors() -> None:
+    """t_4(b) = 120 ms, t_1(b) = 100 ms, t_1(4b) = 360 ms; 15 ms exposed of 40 ms communication."""
+    same, ideal, total = subtraction_estimates(120e3, 4, 100e3, 360e3, 15e3, 40e3)
+    assert (same.value_us, same.error_exposed_us, same.error_communication_us) == (20e3, 5e3, -20e3)
+    assert ideal.value_us == 120e3 - 90e3  # 360 / 4
+    assert ideal.error_exposed_us == 15e3
+    assert total.value_us == -240e3  # negative, as every published study that subtracted so found
+
+
+def test_estimates_without_their_baseline_are_unknown_and_say_why() -> None:
+    same, ideal, total = subtraction_estimates(120e3, 4, 100e3, None, None, None)
+    assert same.value_us == 20e3
+    assert same.error_exposed_us is None
+    assert ideal.value_us is None
+    assert total.value_us is None
+    assert ideal.reason == "no single-device cell at the global batch"
+
+
+def test_identity_has_four_terms_that_add_up() -> None:
+    """t_N - t_1 = 130 - 100 ms; traced windows: exposed 20 - 0, compute 92 - 90, idle 15 - 8; the tracer takes the rest."""
+    terms = step_identity((130e3, 100e3), (20e3, 92e3, 15e3), (0.0, 90e3, 8e3))
+    assert (terms.exposed_us, terms.compute_us, terms.idle_us, terms.tracer_us) == (20e3, 2e3, 7e3, 1e3)
+    assert terms.exposed_us + terms.compute_us + terms.idle_us + terms.tracer_us == terms.difference_us == 30e3
+
+
+def test_ring() -> None:
+    # 44,695,848 B on 4 ranks at 10 GB/s: 2 x 3/4 x 4.4695848 ms = 6704.3772 us; latency 2 x 3 x 5 us
+    assert ring_all_reduce_us(44_695_848, 4, 10.0) == pytest.approx(6704.3772)
+    assert ring_all_reduce_us(44_695_848, 4, 10.0, latency_us=5.0) == pytest.approx(6734.3772)
+
+
+def test_data_parallel_moves_parameters_once_each_way() -> None:
+    # (2 x 40 MB + 1 MB) / 10 GB/s = 8.1 ms; by copies to three devices in turn 24.3 ms
+    assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=False) == pytest.approx(8100)
+    assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=True) == pytest.approx(24300)
+
+
+CELL = Cell(strategy="ddp", devices=2, batch_size=4)
+
+
+def counters(bucket_bytes: tuple[int, ...], span_us: float = 100.0) -> list[DdpCounters]:
+    return [
+        DdpCounters(
+            step=step,
+            forward_compute_us=1.0,
+            backward_compute_us=1.0,
+            backward_comm_us=span_us,
+            overlap_us=0.0,
+            bucket_bytes=bucket_bytes,
+        )
+        for step in (3, 4)
+    ]
+
+
+def all_reduces() -> pd.DataFrame:
+    """Two buckets a step, at 0-30 and 50-98 us: span 98 us, union 78 us."""
+    rows = [
+        {"rank": 0, "step": step, "kind": "all_reduce", "bytes": size, "start_us": start, "duration_us": duration}
+        for step in (3, 4)
+        for size, start, duration in ((400, 0.0, 30.0), (900, 50.0, 48.0))
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_counters_that_agree() -> None:
+    check = check_counters(counters((400, 900)), all_reduces(), rank=0)
+    assert (check.steps, check.buckets_equal, check.union_within_span) == (2, True, True)
+    assert check.span_ratio == pytest.approx(0.98)
+    assert counter_findings(CELL, [check]) == []
+
+
+def test_a_planted_wrong_bucket_list_is_an_error() -> None:
+    check = check_counters(counters((400, 901)), all_reduces(), rank=0)
+    (finding,) = counter_findings(CELL, [check])
+    assert (finding.severity, finding.code) == ("error", "bucket_mismatch")
+
+
+def test_spans_that_differ_are_told() -> None:
+    codes = {finding.code for finding in counter_findings(CELL, [check_counters(counters((400, 900), 60.0), all_reduces(), 0)])}
+    assert codes == {"span_mismatch", "span_exceeded"}  # 98 us and 78 us against 60 us
+
+
+def test_counters_without_steps_in_common_say_nothing() -> None:
+    assert counter_findings(CELL, [check_counters(counters((1,)), all_reduces().assign(step=99), 0)]) == []

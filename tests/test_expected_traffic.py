@@ -1,0 +1,130 @@
+"""What a strategy must have moved: a trace that lacks it never reads as "no communication"."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.expected_traffic import broadcast_chunk_count, check_traffic, reduce_chunk_count
+from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.phases import DP_COMMUNICATION_PHASES, replica_range
+from dpscope.profiling.run_types import Cell, Finding, ParameterSizes, TensorSize
+from tests.trace_generator import DdpOptions, GeneratedTrace, ddp_trace, dp_trace, write_trace
+
+MIB = 1 << 20
+
+
+def tensors(*mebibytes: float, dtype: str = "float") -> tuple[TensorSize, ...]:
+    return tuple(TensorSize(dtype=dtype, bytes=int(size * MIB)) for size in mebibytes)
+
+
+def test_broadcast_chunks_close_once_they_hold_the_limit() -> None:
+    # 6 + 6 >= 10 closes, 3 is left: two chunks of 12 and 3 MiB
+    assert broadcast_chunk_count(tensors(6, 6, 3)) == 2
+    assert broadcast_chunk_count(tensors(10)) == 1
+    assert broadcast_chunk_count(tensors(20, 1)) == 2
+    assert broadcast_chunk_count(()) == 0
+    # one chunk for each dtype
+    assert broadcast_chunk_count((*tensors(1, 1), *tensors(1, dtype="long"))) == 2
+
+
+def test_reduce_chunks_close_before_they_exceed_the_limit() -> None:
+    # 6 + 6 > 10: chunks of 6 and 6 + 3 MiB
+    assert reduce_chunk_count(tensors(6, 6, 3)) == 2
+    assert reduce_chunk_count(tensors(5, 5, 5)) == 2
+    assert reduce_chunk_count(tensors(20, 1)) == 2
+    assert reduce_chunk_count(()) == 0
+
+
+def sizes_of(generated: GeneratedTrace) -> ParameterSizes:
+    """The generated model: parameters of 6, 6 and 3 MiB; 38,400 B of fp32 and 160 B of int64 buffers."""
+    expected = generated.expected
+    return ParameterSizes(
+        parameter_count=expected.gradient_bytes // 4,
+        parameter_bytes=expected.parameter_bytes,
+        gradient_bytes=expected.gradient_bytes,
+        buffer_bytes=expected.buffer_bytes,
+        parameter_tensors=tensors(6, 6, 3),
+        buffer_tensors=(TensorSize(dtype="float", bytes=38_400), TensorSize(dtype="long", bytes=160)),
+    )
+
+
+def check(tmp_path: Path, cell: Cell, *ranks: GeneratedTrace) -> list[Finding]:
+    for rank, generated in enumerate(ranks):
+        write_trace(generated.trace, tmp_path / f"0_{rank}.pt.trace.json")
+    return checked(cell, sizes_of(ranks[0]), analyze_traces([tmp_path]))
+
+
+def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[Finding]:
+    return check_traffic(
+        cell,
+        sizes,
+        analysis.steps,
+        analysis.collectives,
+        [summary.range_counts for summary in analysis.summaries],
+        analysis.summaries[0].copy_bytes,
+    )
+
+
+DDP = Cell(strategy="ddp", devices=2, batch_size=4)
+
+
+def test_ddp_that_reduces_its_gradients_passes(tmp_path: Path) -> None:
+    assert check(tmp_path, DDP, *(ddp_trace(rank, 2) for rank in range(2))) == []
+
+
+def test_ddp_without_kernels_is_incomplete(tmp_path: Path) -> None:
+    cut = [ddp_trace(rank, 2, DdpOptions(communication=False)) for rank in range(2)]
+    (finding,) = check(tmp_path, DDP, *cut)
+    assert finding.severity == "error"
+    assert finding.code == "trace_incomplete"
+    assert "the trace shows none" in finding.message
+
+
+def test_ddp_with_one_bucket_cut_out_is_incomplete(tmp_path: Path) -> None:
+    ranks = [ddp_trace(rank, 2) for rank in range(2)]
+    kernels = [
+        event for event in ranks[1].trace["traceEvents"] if event.get("cat") == "kernel" and "AllReduce" in event["name"]
+    ]
+    ranks[1].trace["traceEvents"].remove(kernels[-1])
+    (finding,) = check(tmp_path, DDP, *ranks)
+    assert finding.code == "trace_incomplete"
+    assert "(rank 1, step" in finding.message
+
+
+def test_ddp_with_a_rank_missing_is_incomplete(tmp_path: Path) -> None:
+    (finding,) = check(tmp_path, DDP, ddp_trace(0, 2))
+    assert "traces of 2 ranks" in finding.message
+
+
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_dp_passes_by_nccl_and_by_copies(tmp_path: Path, transport: str, devices: int) -> None:
+    generated = dp_trace(devices, transport)  # type: ignore[arg-type]
+    assert check(tmp_path, Cell(strategy="dp", devices=devices, batch_size=4), generated) == []
+
+
+@pytest.mark.parametrize(("transport", "word"), [("nccl", "Reduce"), ("nccl", "Broadcast"), ("peer_copy", "PtoP")])
+def test_dp_with_its_traffic_cut_out_is_incomplete(tmp_path: Path, transport: str, word: str) -> None:
+    generated = dp_trace(2, transport)  # type: ignore[arg-type]
+    generated.trace["traceEvents"] = [
+        event
+        for event in generated.trace["traceEvents"]
+        if not (event.get("cat") in ("kernel", "gpu_memcpy") and word in event["name"])
+    ]
+    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    assert finding.code == "trace_incomplete"
+
+
+def test_dp_host_needs_every_replica_in_every_range() -> None:
+    import pandas as pd
+
+    cell = Cell(strategy="dp-host", devices=2, batch_size=4)
+    sizes = ParameterSizes(parameter_count=1, parameter_bytes=4, gradient_bytes=4, buffer_bytes=0)
+    steps = pd.DataFrame({"rank": [0, 0], "step": [1, 2]})
+    ranges: dict[str, dict[int | None, int]] = {
+        replica_range(phase, replica): {1: 1, 2: 1} for phase in DP_COMMUNICATION_PHASES for replica in range(2)
+    }
+    assert check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame()) == []
+    del ranges["dpscope::dp_gather#1"]
+    (finding,) = check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame())
+    assert "dpscope::dp_gather#1" in finding.message

@@ -1,0 +1,119 @@
+"""Matching across ranks: transfer, wait, bandwidth factors, stragglers; expectations by hand."""
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.rank_matching import bus_factor, find_straggler, match_ranks, step_waits
+
+
+def rank_table(rank: int, rows: list[dict[str, object]], device: int | None = 0) -> pd.DataFrame:
+    defaults: dict[str, object] = {
+        "rank": rank, "device": device, "step": 1, "kind": "all_reduce", "group": "0", "sequence": None,
+        "bytes": 1_000_000, "group_size": 2, "start_us": 0.0,
+    }  # fmt: skip
+    table = pd.DataFrame([defaults | row for row in rows])
+    whole = ["rank", "device", "step", "sequence", "bytes", "group_size"]
+    table[whole] = table[whole].astype("Int64")
+    table[["kind", "group"]] = table[["kind", "group"]].astype("string")
+    table[["start_us", "duration_us"]] = table[["start_us", "duration_us"]].astype("Float64")
+    return table
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "factor"),
+    [  # nccl-tests, doc/PERFORMANCE.md
+        ("all_reduce", 2, 1.0), ("all_reduce", 4, 1.5), ("all_reduce", 8, 1.75),
+        ("all_gather", 4, 0.75), ("reduce_scatter", 4, 0.75), ("all_to_all", 4, 0.75),
+        ("broadcast", 4, 1.0), ("reduce", 4, 1.0), ("send_recv", 2, 1.0),
+        ("all_reduce", 1, None), ("barrier", 4, None), (None, 4, None),
+    ],
+)  # fmt: skip
+def test_bus_factor(kind: str | None, ranks: int, factor: float | None) -> None:
+    assert bus_factor(kind, ranks) == factor
+
+
+def test_the_shortest_rank_gives_the_transfer_and_the_rest_is_wait() -> None:
+    matched = match_ranks(
+        [rank_table(0, [{"duration_us": 700.0}]), rank_table(1, [{"duration_us": 200.0}])]
+    )
+    assert matched.table["transfer_us"].tolist() == [200.0, 200.0]
+    assert matched.table["wait_us"].tolist() == [500.0, 0.0]
+    # 1e6 B / 200 us = 5 GB/s, on two ranks busbw is the same; rank 0's own duration gives 1e6 / 700 us
+    assert matched.table["algbw_gbps"].tolist() == [5.0, 5.0]
+    assert matched.table["busbw_gbps"].tolist() == [5.0, 5.0]
+    assert matched.table["lower_bound_gbps"].tolist() == pytest.approx([1e6 / 700 / 1e3, 5.0])
+    assert matched.unmatched == 0
+
+
+def test_sequence_numbers_match_windows_that_start_at_different_collectives() -> None:
+    late_start = [{"sequence": 8, "duration_us": 20.0}, {"sequence": 9, "duration_us": 30.0}]
+    early_start = [{"sequence": 7, "duration_us": 99.0}, {"sequence": 8, "duration_us": 25.0}]
+    matched = match_ranks([rank_table(0, late_start), rank_table(1, early_start)])
+    by_sequence = matched.table.set_index(["rank", "sequence"])
+    assert by_sequence.loc[(0, 8), "transfer_us"] == by_sequence.loc[(1, 8), "transfer_us"] == 20.0
+    assert by_sequence.loc[(1, 8), "wait_us"] == 5.0
+    assert pd.isna(by_sequence.loc[(0, 9), "transfer_us"])
+    assert matched.unmatched == 2
+    assert [finding.code for finding in matched.findings] == ["collectives_unmatched"]
+
+
+def test_order_matches_only_equal_sizes() -> None:
+    matched = match_ranks(
+        [
+            rank_table(0, [{"duration_us": 10.0}, {"bytes": 500, "duration_us": 3.0}]),
+            rank_table(1, [{"duration_us": 12.0}, {"bytes": 900, "duration_us": 4.0}]),
+        ]
+    )
+    assert matched.table["transfer_us"].notna().tolist() == [True, False, True, False]
+    assert matched.unmatched == 2
+
+
+def test_rooted_collectives_have_neither_transfer_nor_wait() -> None:
+    tables = [rank_table(rank, [{"kind": "broadcast", "duration_us": 10.0 + rank}]) for rank in range(2)]
+    matched = match_ranks(tables)
+    assert matched.table[["transfer_us", "wait_us", "busbw_gbps"]].isna().all(axis=None)
+    assert matched.table["lower_bound_gbps"].notna().all()
+    assert matched.unmatched == 0
+
+
+def test_world_size_one_has_no_bandwidth_and_is_not_unmatched() -> None:
+    matched = match_ranks([rank_table(0, [{"group_size": 1, "duration_us": 10.0}])])
+    assert matched.table[["transfer_us", "busbw_gbps"]].isna().all(axis=None)
+    assert matched.unmatched == 0
+
+
+def test_gloo_threads_may_begin_out_of_order() -> None:
+    """Two broadcasts queued together begin in another order on rank 1; sizes tell which is which."""
+    first = [{"kind": "all_reduce", "bytes": 100, "duration_us": 5.0}, {"bytes": 8, "duration_us": 2.0}]
+    tables = [rank_table(0, first, device=None), rank_table(1, first[::-1], device=None)]
+    matched = match_ranks(tables)
+    assert matched.unmatched == 0
+    assert matched.table["transfer_us"].tolist() == [5.0, 2.0, 2.0, 5.0]
+
+
+def test_waits_that_overlap_are_lost_once() -> None:
+    """gloo: two collectives wait from 0 to 50 and from 20 to 70 for one late rank: 70 us, not 100."""
+    waiting = [{"start_us": 0.0, "duration_us": 60.0}, {"start_us": 20.0, "duration_us": 60.0, "bytes": 5}]
+    late = [{"start_us": 50.0, "duration_us": 10.0}, {"start_us": 70.0, "duration_us": 10.0, "bytes": 5}]
+    table = match_ranks([rank_table(0, waiting, None), rank_table(1, late, None)]).table
+    waits = step_waits(table).set_index("rank")
+    assert waits["wait_us"].tolist() == [70.0, 0.0]
+    assert waits["transfer_us"].tolist() == [20.0, 20.0]
+
+
+def test_straggler_is_the_rank_that_comes_last() -> None:
+    """Rank 1 is 50 us late in both steps, rank 2 never: two collectives a step, both wait 50 us, once lost."""
+    tables = []
+    for rank, wait in ((0, 50.0), (1, 0.0), (2, 50.0)):
+        rows = [{"step": step, "group_size": 3, "duration_us": 10.0 + wait} for step in (1, 1, 2, 2)]
+        tables.append(rank_table(rank, rows))
+    straggler = find_straggler(match_ranks(tables).table)
+    assert straggler is not None
+    assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, 2, 2)
+    assert straggler.lateness_us == 50.0
+    assert straggler.share == 1.0
+
+
+def test_nobody_waits_for_nobody() -> None:
+    tables = [rank_table(rank, [{"duration_us": 10.0}]) for rank in range(2)]
+    assert find_straggler(match_ranks(tables).table) is None

@@ -1,0 +1,72 @@
+"""Medians, intervals and ratios."""
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.sample_statistics import mean_range, median_estimate, pooled_median, ratio_estimate, spread_findings
+
+
+def samples(seed: int, middle: float, spread: float = 1.0, count: int = 30) -> np.ndarray:
+    return np.random.default_rng(seed).normal(middle, spread, count)
+
+
+def test_median_interval_holds_the_median_and_counts_all() -> None:
+    repeats = [samples(1, 100), samples(2, 100)]
+    found = median_estimate(repeats)
+    assert found.count == 60
+    assert found.value == np.median(np.concatenate(repeats)) == pooled_median(repeats)
+    assert found.low is not None
+    assert found.high is not None
+    assert 99 < found.low < found.value < found.high < 101
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """40 experiments with a known median: 95% intervals must hold it nearly always, and not by being endless."""
+    hits, width = 0, 0.0
+    for seed in range(40):
+        found = median_estimate([samples(100 + 3 * seed + repeat, 50.0) for repeat in range(3)])
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= 50.0 <= found.high
+        width += (found.high - found.low) / 40
+    assert hits >= 34
+    assert width < 1.5
+
+
+def test_too_few_samples_have_no_interval() -> None:
+    found = median_estimate([np.array([1.0, 2.0, 3.0])])
+    assert (found.value, found.low, found.high, found.count) == (2.0, None, None, 3)
+    assert median_estimate([]).value is None
+    assert median_estimate([np.array([])]).count == 0
+
+
+def test_ratio() -> None:
+    found = ratio_estimate([samples(1, 200)], [samples(2, 100)])
+    assert found.value == pytest.approx(2.0, rel=0.02)
+    assert found.low is not None
+    assert found.high is not None
+    assert 1.9 < found.low < 2.0 < found.high < 2.1
+    same = ratio_estimate([samples(3, 100)], [samples(4, 100)])
+    assert same.low is not None
+    assert same.high is not None
+    assert same.low < 1 < same.high
+
+
+def test_mean_range() -> None:
+    found = mean_range([1.0, 2.0, 6.0])
+    assert (found.value, found.low, found.high, found.count) == (3.0, 1.0, 6.0, 3)
+    assert mean_range([]).value is None
+
+
+@pytest.mark.parametrize(
+    ("repeats", "codes"),
+    [
+        ([samples(1, 100), samples(2, 100)], set()),
+        ([np.array([1.0, 1.0, 1.0])], {"few_samples"}),
+        ([samples(1, 100, spread=20)], {"wide_spread"}),
+        ([samples(1, 100), samples(2, 120)], {"wide_spread", "repeats_differ"}),
+        ([], set()),
+    ],
+)
+def test_spread_findings(repeats: list[np.ndarray], codes: set[str]) -> None:
+    assert {finding.code for finding in spread_findings("cell", repeats)} == codes
