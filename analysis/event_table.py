@@ -42,8 +42,8 @@ class CommunicationArgs:
 class EventTable:
     """Rows in file order; every column has one entry per event.
 
-    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device`,
-    `stream`, `correlation` and `external_id`, and `bytes` is -1 where the trace gives no size.
+    `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device` and
+    `correlation`, and `bytes` (of copies) is -1 where the trace gives no size.
     """
 
     start_us: FloatColumn
@@ -52,9 +52,7 @@ class EventTable:
     name: IntColumn  # index into `names`
     thread: IntColumn  # CPU thread, or the device's stream as the trace numbers it
     device: IntColumn
-    stream: IntColumn
     correlation: IntColumn
-    external_id: IntColumn
     bytes: IntColumn
     names: list[str]
     communication: dict[int, CommunicationArgs]  # row -> what the trace says of it

@@ -20,9 +20,7 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
 
     device: int = NONE
     copy_device: int = msgspec.field(default=NONE, name="inDevice")  # a peer copy has no `device`
-    stream: int = NONE
     correlation: int = NONE
-    external_id: int = msgspec.field(default=NONE, name="External id")
     bytes: int = NONE
     collective_name: str | None = msgspec.field(default=None, name="Collective name")
     input_elements: int | None = msgspec.field(default=None, name="In msg nelems")

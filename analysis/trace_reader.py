@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, IntColumn, Trace
+from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn, Trace
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
 from dpscope.analysis.trace_events import NONE, Event, EventArgs, decode_chunk, int64
 from dpscope.profiling.run_types import Finding
@@ -31,8 +31,7 @@ _CATEGORIES = {
 }
 _CATEGORIES |= {name.capitalize(): category for name, category in _CATEGORIES.items()}
 
-_DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-_COMMUNICATION_NAME = re.compile(r"^(?:nccl:|gloo:|c10d::|record_param_comms)")
+_COMMUNICATION_NAME = re.compile(r"^(?:gloo:|c10d::|record_param_comms)|nccl|rccl|msccl", re.IGNORECASE)
 _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
 _FILE_NAME_RANK = (
     re.compile(r"^\d+_(\d+)\.pt\.trace\.json"),
@@ -103,6 +102,7 @@ class _Columns:
         self.parts: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
         self.name_codes: dict[str, int] = {}
         self.communication: dict[int, CommunicationArgs] = {}
+        self.communication_names: set[int] = set()
         self.rows = 0
         self.without_time = 0
         self.negative = 0
@@ -120,41 +120,54 @@ class _Columns:
         )
 
     def add(self, decoded: Sequence[Event]) -> None:
+        category_of = _CATEGORIES.get
         events = [event for event in decoded if event.ph == "X" and event.cat in _CATEGORIES]
+        events, starts, durations = self._with_sound_times(events)
         if not events:
             return
-        starts = np.array([event.ts for event in events], dtype=np.float64)
-        durations = np.array([event.dur for event in events], dtype=np.float64)
-        sound = np.isfinite(starts) & (durations >= 0)  # a comparison with NaN is False
-        if not sound.all():
-            negative = durations < 0
-            self.negative += int(negative.sum())
-            self.without_time += int((~sound & ~negative).sum())
-            events = [event for event, keep in zip(events, sound, strict=True) if keep]
-            starts, durations = starts[sound], durations[sound]
-            if not events:
-                return
         if self.base_us is None:
             self.base_us = int(np.floor(starts.min()))
-        args = [event.args for event in events]
+        category = np.array([category_of(event.cat) for event in events], dtype=np.uint8)
         codes = self.name_codes
-        names = np.array([codes.setdefault(event.name, len(codes)) for event in events], dtype=np.int64)
+        known_names = len(codes)
+        names = [codes.setdefault(event.name, len(codes)) for event in events]
         self._append(
             start_us=starts - self.base_us,
             duration_us=durations,
-            category=np.array([_CATEGORIES[event.cat] for event in events], dtype=np.uint8),
-            name=names,
+            category=category,
+            name=np.array(names, dtype=np.int64),
             thread=_integers([event.tid for event in events]),
-            device=_integers([_device(event) for event in events]),
-            stream=_integers([arg.stream for arg in args]),
-            correlation=_integers([arg.correlation for arg in args]),
-            external_id=_integers([arg.external_id for arg in args]),
-            bytes=_integers([arg.bytes for arg in args]),
+            device=_of_some(events, np.flatnonzero(category >= Category.KERNEL), _device),
+            correlation=_of_some(events, np.flatnonzero(category >= Category.RUNTIME), _correlation),
+            bytes=_of_some(events, np.flatnonzero(category == Category.MEMCPY), _bytes),
         )
-        for row, (event, arg) in enumerate(zip(events, args, strict=True), self.rows):
-            if arg.collective_name is not None or arg.input_dims and _COMMUNICATION_NAME.match(event.name):
-                self.communication[row] = communication_args(arg)
+        self._add_communication(events, names, known_names)
         self.rows += len(events)
+
+    def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
+        """The events that have a start and a duration, these two, and a count of the others."""
+        starts = np.array([event.ts for event in events], dtype=np.float64)
+        durations = np.array([event.dur for event in events], dtype=np.float64)
+        sound = np.isfinite(starts) & (durations >= 0)  # a comparison with NaN is False
+        if sound.all():
+            return events, starts, durations
+        negative = durations < 0
+        self.negative += int(negative.sum())
+        self.without_time += int((~sound & ~negative).sum())
+        kept = [event for event, keep in zip(events, sound, strict=True) if keep]
+        return kept, starts[sound], durations[sound]
+
+    def _add_communication(self, events: list[Event], names: list[int], known_names: int) -> None:
+        """Sizes and groups: of events that carry them, and of those whose name says that they communicate."""
+        new_names = list(self.name_codes)[known_names:]
+        self.communication_names.update(
+            code for code, name in enumerate(new_names, known_names) if _COMMUNICATION_NAME.search(name)
+        )
+        wanted = self.communication_names
+        for row in [row for row, name in enumerate(names) if name in wanted]:
+            args = events[row].args
+            if args.collective_name is not None or args.input_dims:
+                self.communication[self.rows + row] = communication_args(args)
 
     def _append(self, **columns: Any) -> None:  # noqa: ANN401 - numpy arrays of several types
         for name, column in columns.items():
@@ -170,9 +183,16 @@ class _Columns:
 
 _COLUMN_TYPES: dict[str, type] = {
     "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
-    "thread": np.int64, "device": np.int64, "stream": np.int64, "correlation": np.int64,
-    "external_id": np.int64, "bytes": np.int64,
+    "thread": np.int64, "device": np.int64, "correlation": np.int64, "bytes": np.int64,
 }  # fmt: skip
+
+
+def _of_some(events: list[Event], rows: IntColumn, value: Callable[[Event], int]) -> IntColumn:
+    """A column that only these rows have a value in."""
+    column = np.full(len(events), NONE, dtype=np.int64)
+    if len(rows):
+        column[rows] = _integers([value(events[row]) for row in rows.tolist()])
+    return column
 
 
 def _device(event: Event) -> int:
@@ -182,8 +202,15 @@ def _device(event: Event) -> int:
         return args.device
     if args.copy_device != NONE:
         return args.copy_device
-    on_device = _CATEGORIES[event.cat] in _DEVICE_CATEGORIES
-    return event.pid if on_device and isinstance(event.pid, int) else NONE
+    return event.pid if isinstance(event.pid, int) else NONE
+
+
+def _correlation(event: Event) -> int:
+    return event.args.correlation
+
+
+def _bytes(event: Event) -> int:
+    return event.args.bytes
 
 
 def _integers(values: list[Any]) -> IntColumn:
