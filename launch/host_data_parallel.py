@@ -130,12 +130,12 @@ class _JoinReplicas(torch.autograd.Function):
 
         def backward(index: int) -> tuple[Tensor | None, ...]:
             with record_function(replica_range(PARALLEL_APPLY, index)):
-                return torch.autograd.grad(
+                gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                     outputs[index], replicas[index], grad_outputs=shares[index], allow_unused=True
                 )
+            return gradients
 
-        gradients = _on_threads(backward, len(outputs))
-        return (None, None, *_sum_gradients(gradients))
+        return (None, None, *_sum_gradients(_on_threads(backward, len(outputs))))
 
 
 def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
@@ -159,7 +159,9 @@ def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None
     with torch.no_grad():
         for copied, parameter in zip(replica.parameters(), module.parameters(), strict=True):
             copied.requires_grad_(parameter.requires_grad)
-        torch._foreach_copy_(list(replica.parameters()), list(module.parameters()))
+        parameters = list(module.parameters())
+        if parameters:
+            torch._foreach_copy_(list(replica.parameters()), parameters)
         for copied_module, source in zip(replica.modules(), module.modules(), strict=True):
             copied_module.training = source.training
             for name, buffer in source._buffers.items():

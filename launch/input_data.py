@@ -6,7 +6,6 @@ the r-th share of DataParallel's batch.
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,10 +17,8 @@ from dpscope.launch.workloads import Workload
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, RunConfig
 
-CIFAR_SAMPLES = 50_000
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_DEVIATION = (0.2470, 0.2435, 0.2616)
-_CIFAR_FOLDER = "cifar-10-batches-py"
 
 Batch = tuple[Tensor, Tensor]
 
@@ -105,16 +102,6 @@ class LoadedBatches:
         return images, labels
 
 
-def check_data(config: RunConfig) -> None:
-    """Raise DpscopeError when the data a run needs is not there. Imports nothing of torchvision."""
-    folder = Path(config.data_dir)
-    if config.data == "cifar10" and not config.download and not (folder / _CIFAR_FOLDER).is_dir():
-        raise DpscopeError(
-            f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
-            f"holds {_CIFAR_FOLDER} with --data-dir"
-        )
-
-
 def download_data(config: RunConfig) -> None:
     """Fetch CIFAR-10 where it is asked for and absent; raises DpscopeError when that fails."""
     if config.data != "cifar10" or not config.download:
@@ -178,12 +165,13 @@ def _fake(config: RunConfig, workload: Workload) -> Dataset[Any]:
     from torchvision import transforms
     from torchvision.datasets import FakeData
 
-    return FakeData(
+    dataset: Dataset[Any] = FakeData(
         size=config.samples,
         image_size=workload.input_shape,
         num_classes=workload.classes,
         transform=transforms.ToTensor(),
     )
+    return dataset
 
 
 def _cifar10(config: RunConfig) -> Dataset[Any]:
@@ -198,4 +186,5 @@ def _cifar10(config: RunConfig) -> Dataset[Any]:
             transforms.Normalize(CIFAR_MEAN, CIFAR_DEVIATION),
         ]
     )
-    return CIFAR10(config.data_dir, train=True, transform=transform, download=False)
+    dataset: Dataset[Any] = CIFAR10(config.data_dir, train=True, transform=transform, download=False)
+    return dataset

@@ -71,7 +71,9 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
 
 def read_failures(folder: Path) -> list[FailureNote]:
     """The notes of a job, in the order in which its processes failed."""
-    notes = [msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")]
+    notes = [
+        msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")
+    ]
     return sorted(notes, key=lambda note: note.at_ns)
 
 

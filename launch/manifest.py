@@ -1,7 +1,6 @@
 """Makes a run's manifest. Imports torch only when asked to make one."""
 
 import importlib.metadata
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

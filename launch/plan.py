@@ -11,7 +11,9 @@ from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
 
+CIFAR_RESNET = "resnet18_cifar"
 CIFAR_SAMPLES = 50_000
+_CIFAR_FOLDER = "cifar-10-batches-py"
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 10}
 
@@ -77,6 +79,16 @@ def _check_split(config: RunConfig) -> None:
                     f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
                     f"cannot be split over {devices} devices; choose a multiple of {devices}"
                 )
+
+
+def check_data(config: RunConfig) -> None:
+    """Raise DpscopeError when the data a run needs is not there."""
+    folder = Path(config.data_dir)
+    if config.data == "cifar10" and not config.download and not (folder / _CIFAR_FOLDER).is_dir():
+        raise DpscopeError(
+            f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
+            f"holds {_CIFAR_FOLDER} with --data-dir"
+        )
 
 
 def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:

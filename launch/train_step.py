@@ -46,7 +46,7 @@ class TrainStep:
         with record_function(FORWARD):
             loss = nn.functional.cross_entropy(self.model(images).float(), labels)
         with record_function(BACKWARD):
-            self._scaler.scale(loss).backward()
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         with record_function(OPTIMIZER):
             self._scaler.step(self._optimizer)
             self._scaler.update()

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 import traceback
-from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
     # Started by path: the user's modules are found from the working directory, and no file beside this one
@@ -27,6 +26,7 @@ from dpscope.profiling.run_store import DpscopeError
 def main() -> None:
     """Run the job the arguments name; ends the process with status 1 on failure, 2 on a user's mistake."""
     die_with_process(os.getppid())
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the tracer's progress notes are not errors
     began = min(started_at(), time.time())
     try:
         place = torchrun_place(os.environ)

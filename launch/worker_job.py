@@ -19,7 +19,15 @@ from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, i
 from dpscope.profiling.run_types import Cell, Manifest, PlannedCell, RunConfig
 
 # Fields in which cells of one run may differ: what is measured, not how.
-_FIELDS_OF_THE_PLAN = ("strategies", "devices", "batch_sizes", "batch_growth", "scaling", "repeats", "timeout_s")
+_FIELDS_OF_THE_PLAN = (
+    "strategies",
+    "devices",
+    "batch_sizes",
+    "batch_growth",
+    "scaling",
+    "repeats",
+    "timeout_s",
+)
 
 
 @dataclass(frozen=True)
@@ -82,9 +90,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--strategy", help="single, dp or ddp")
     add("--devices", help="devices of dp; ddp has one per process")
     add("--batch-size", help="samples per device")
-    for name in ("--device", "--model", "--data", "--data-dir", "--samples", "--workers", "--workers-total", "--amp"):
+    for name in (
+        "--device",
+        "--model",
+        "--data",
+        "--data-dir",
+        "--samples",
+        "--workers",
+        "--workers-total",
+        "--amp",
+    ):
         add(name)
-    for name in ("--lr", "--momentum", "--weight-decay", "--warmup", "--steps", "--epochs", "--traced-steps", "--seed"):
+    for name in (
+        "--lr",
+        "--momentum",
+        "--weight-decay",
+        "--warmup",
+        "--steps",
+        "--epochs",
+        "--traced-steps",
+        "--seed",
+    ):
         add(name)
     add("--pin-memory", action="store_true", default=None)
     return parser
@@ -122,7 +148,9 @@ def _job_by_hand(
     config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices)
     assert config.batch_sizes is not None
     if len(config.batch_sizes) != 1 or config.batch_growth is not None:
-        raise DpscopeError(f"--batch-size {options['batch_size']}: a worker measures one batch size; give one")
+        raise DpscopeError(
+            f"--batch-size {options['batch_size']}: a worker measures one batch size; give one"
+        )
     strategy = config.strategies[0]
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
@@ -131,7 +159,8 @@ def _job_by_hand(
     )
     _check_place(cell, place)
     local_devices = place.local_world_size if strategy == "ddp" else count
-    threads = max(1, usable_cores() // local_devices)
+    # At least two shares: the cell this one will be compared with has two devices or more.
+    threads = max(1, usable_cores() // max(2, local_devices))
     with _locked(run.path):
         manifest = _manifest_with(run, config, cell, devices.kind, threads, repeat)
         chosen = _free_repeat(run, cell) if repeat is None else repeat

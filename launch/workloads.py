@@ -2,17 +2,16 @@
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpscope.launch.plan import CIFAR_RESNET
 from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import ParameterSizes
-
-CIFAR_RESNET = "resnet18_cifar"
+from dpscope.profiling.run_types import ParameterSizes, TensorSize
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,16 @@ def cifar_resnet18() -> nn.Module:
     return model
 
 
+def check_model(name: str) -> None:
+    """Raise DpscopeError for a name that leads nowhere; builds nothing. Imports the user's module."""
+    if name == CIFAR_RESNET:
+        return
+    if ":" in name:
+        _user_function(name)
+    else:
+        _check_torchvision_name(name)
+
+
 def classification_models() -> list[str]:
     """Names of torchvision's classification models."""
     from torchvision import models
@@ -78,21 +87,28 @@ def classification_models() -> list[str]:
 def parameter_sizes(model: nn.Module) -> ParameterSizes:
     """What a strategy has to move for this model; shared parameters count once."""
     parameters = list(model.parameters())
+    buffers = list(model.buffers())
     return ParameterSizes(
         parameter_count=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=_total_bytes(parameters),
         gradient_bytes=_total_bytes([parameter for parameter in parameters if parameter.requires_grad]),
-        buffer_bytes=_total_bytes(list(model.buffers())),
+        buffer_bytes=_total_bytes(buffers),
+        parameter_tensors=tuple(_tensor_size(parameter) for parameter in parameters),
+        buffer_tensors=tuple(_tensor_size(buffer) for buffer in buffers),
     )
 
 
-def _total_bytes(tensors: list[Any]) -> int:
+def _total_bytes(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _torchvision_workload(name: str) -> Workload:
-    from torchvision import models
+def _tensor_size(tensor: Tensor) -> TensorSize:
+    return TensorSize(
+        dtype=str(tensor.dtype).removeprefix("torch."), bytes=tensor.numel() * tensor.element_size()
+    )
 
+
+def _check_torchvision_name(name: str) -> None:
     known = classification_models()
     if name not in known:
         close = difflib.get_close_matches(name, [CIFAR_RESNET, *known], n=3)
@@ -101,13 +117,19 @@ def _torchvision_workload(name: str) -> Workload:
             f"--model {name}: no such model; {hint} name a torchvision classification model or your own "
             "as package.module:function"
         )
+
+
+def _torchvision_workload(name: str) -> Workload:
+    from torchvision import models
+
+    _check_torchvision_name(name)
     # These two return auxiliary outputs in training unless told otherwise.
     options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     model: nn.Module = models.get_model(name, weights=None, **options)
     return Workload(model=model, input_shape=(3, 224, 224), classes=1000)
 
 
-def _user_workload(name: str) -> Workload:
+def _user_function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -121,6 +143,12 @@ def _user_workload(name: str) -> Workload:
         raise DpscopeError(
             f"--model {name}: {module.__file__} has no function {function_name}; name one that returns a module"
         )
+    return function
+
+
+def _user_workload(name: str) -> Workload:
+    function = _user_function(name)
+    function_name = name.partition(":")[2]
     made = function()
     if isinstance(made, nn.Module):
         return Workload(model=made, input_shape=(3, 32, 32), classes=10)

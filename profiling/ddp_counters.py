@@ -25,7 +25,7 @@ def warmup_iterations(requested: int, device: torch.device) -> int:
 
 def stop_counting(model: DistributedDataParallel) -> None:
     """Keep DDP from collecting its counters (and synchronising for it) in every hundredth iteration."""
-    model._set_ddp_runtime_logging_sample_rate(_NEVER)
+    model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
 
 
 def record_counters(
@@ -45,9 +45,10 @@ def record_counters(
 
     def read_previous(step: int) -> None:
         if step - 1 >= WARMUP_STEPS:
-            counters.append(_counters(step - 1, model._get_ddp_logging_data()))
+            logged = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+            counters.append(_counters(step - 1, logged))
 
-    model._set_ddp_runtime_logging_sample_rate(1)
+    model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
     record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=read_previous)
     run_step()
     read_previous(WARMUP_STEPS + traced_steps + 1)

@@ -19,7 +19,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of every stored type."""
 
 
-class RunConfig(_Stored):
+class RunConfig(_Stored, frozen=True):
     """What the user asked for. `None` means "choose for this machine"; a manifest holds no such `None`.
 
     `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
@@ -53,7 +53,7 @@ class RunConfig(_Stored):
     timeout_s: float = 900.0  # of one cell's job
 
 
-class Cell(_Stored):
+class Cell(_Stored, frozen=True):
     """One thing that is measured: a strategy on a number of devices at a batch size per device."""
 
     strategy: CellStrategy
@@ -78,14 +78,14 @@ class Cell(_Stored):
         return self.devices if self.strategy == "ddp" else 1
 
 
-class PlannedCell(_Stored):
+class PlannedCell(_Stored, frozen=True):
     """A cell of the plan, or why it is left out."""
 
     cell: Cell
     skip_reason: str | None = None  # set: never started
 
 
-class Finding(_Stored):
+class Finding(_Stored, frozen=True):
     """A warning or conclusion as data: what was seen, what it means, what to do."""
 
     severity: Literal["info", "warning", "error"]
@@ -94,7 +94,7 @@ class Finding(_Stored):
     next_step: str
 
 
-class DeviceState(_Stored):
+class DeviceState(_Stored, frozen=True):
     """One GPU at one moment, as NVML reports it; None where it does not."""
 
     index: int
@@ -111,7 +111,7 @@ class DeviceState(_Stored):
     pcie_width: int | None = None
 
 
-class Environment(_Stored):
+class Environment(_Stored, frozen=True):
     """Where a run took place."""
 
     hostname: str
@@ -129,7 +129,7 @@ class Environment(_Stored):
     settings: dict[str, str] = {}  # NCCL_*, GLOO_*, TORCH_*, OMP_*, CUDA_* variables that are set
 
 
-class Manifest(_Stored):
+class Manifest(_Stored, frozen=True):
     """`manifest.json`: written once, by the sweep (or by a worker started by hand)."""
 
     schema_version: int
@@ -143,7 +143,7 @@ class Manifest(_Stored):
     findings: tuple[Finding, ...] = ()
 
 
-class TimedBlock(_Stored):
+class TimedBlock(_Stored, frozen=True):
     """Steps timed as one block between two synchronisations: the throughput's source."""
 
     epoch: int | None  # set when the block is a whole epoch
@@ -153,7 +153,7 @@ class TimedBlock(_Stored):
     data_wait_s: float  # of it, waiting for the loader
 
 
-class DeviceMemory(_Stored):
+class DeviceMemory(_Stored, frozen=True):
     """Peak memory of one device over the timed steps, from torch's allocator."""
 
     device: int
@@ -161,14 +161,14 @@ class DeviceMemory(_Stored):
     reserved_bytes: int
 
 
-class TensorSize(_Stored):
+class TensorSize(_Stored, frozen=True):
     """One parameter or buffer; DP's chunks are counted from these."""
 
     dtype: str
     bytes: int
 
 
-class ParameterSizes(_Stored):
+class ParameterSizes(_Stored, frozen=True):
     """Sizes of the model: what a strategy has to move."""
 
     parameter_count: int
@@ -179,7 +179,7 @@ class ParameterSizes(_Stored):
     buffer_tensors: tuple[TensorSize, ...] = ()
 
 
-class RankResult(_Stored):
+class RankResult(_Stored, frozen=True):
     """`rank_<node>_<rank>.json`: what one process says of its job, beside its samples."""
 
     rank: int
@@ -200,7 +200,7 @@ class RankResult(_Stored):
     last_loss: float | None = None
 
 
-class CellResult(_Stored):
+class CellResult(_Stored, frozen=True):
     """`result.json`: renamed into place last; a repeat without it is not done."""
 
     cell: Cell
@@ -211,7 +211,7 @@ class CellResult(_Stored):
     log_tail: tuple[str, ...] = ()  # each line with its rank, the first rank to fail first
 
 
-class DdpCounters(_Stored):
+class DdpCounters(_Stored, frozen=True):
     """One step of DDP's own runtime counters; durations in microseconds, as DDP defines them.
 
     Source: `torch.distributed` DDPLoggingData. `backward_comm_us` is a span: from the launch of the first

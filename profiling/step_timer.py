@@ -27,7 +27,7 @@ class StepTimer:
     def boundary(self) -> None:
         """Mark the end of a step and the start of the next."""
         if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
             self._events.append(event)
         else:

@@ -65,7 +65,7 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, *cuda]
 
 
-def _all_threads_config() -> object:
+def _all_threads_config() -> torch._C._profiler._ExperimentalConfig:
     # Private, and the only way to see threads that the profiler did not start on.
     return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
@@ -78,6 +78,6 @@ def _export(profiler: profile, path: Path) -> None:
         with (
             atomic_path(path) as temporary,
             open(plain, "rb") as source,
-            igzip.open(temporary, "wb") as target,
+            igzip.open(temporary, "wb") as target,  # type: ignore[no-untyped-call]
         ):
             shutil.copyfileobj(source, target, length=1 << 20)

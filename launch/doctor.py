@@ -1,0 +1,218 @@
+"""The machine's checks alone, in seconds: what would keep a run from starting, or make it mean less."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from dpscope.launch.devices import present_gpus, resolve_devices
+from dpscope.profiling.environment import (
+    device_findings,
+    device_states,
+    driver_version,
+    open_nvml,
+    usable_cores,
+)
+from dpscope.profiling.interconnect import device_links
+from dpscope.profiling.run_store import DpscopeError
+
+_SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
+_DISK_WANTED = 5_000_000_000  # bytes
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: what was looked at, how it stands, and what to do where it does not."""
+
+    name: str
+    status: Literal["ok", "warning", "failed", "not applicable"]
+    detail: str
+    next_step: str = ""
+
+
+def run_doctor() -> list[Check]:
+    """Run every check; each stands for itself, so that one failure does not hide another."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the tracer's progress notes are not errors
+    checks: list[Callable[[], Check]] = [
+        _devices,
+        _driver,
+        _device_health,
+        _links,
+        _backends,
+        _peer_access,
+        _shared_memory,
+        _tracer,
+        _disk,
+    ]
+    return [check() for check in checks]
+
+
+def print_checks(checks: list[Check], console: Console) -> bool:
+    """Print the checks as a table; returns whether none failed."""
+    styles = {"ok": "green", "warning": "yellow", "failed": "red", "not applicable": "dim"}
+    table = Table("check", "status", "found", "what to do")
+    for check in checks:
+        table.add_row(check.name, f"[{styles[check.status]}]{check.status}[/]", check.detail, check.next_step)
+    console.print(table)
+    return all(check.status != "failed" for check in checks)
+
+
+def _cuda_usable() -> bool:
+    import torch
+
+    return present_gpus() is not None and torch.cuda.is_available()
+
+
+def _devices() -> Check:
+    try:
+        devices = resolve_devices("auto")
+    except DpscopeError as error:
+        return Check(
+            "devices", "failed", str(error), "see what was found; --device cpu measures the CPU on purpose"
+        )
+    if devices.kind == "cpu":
+        return Check(
+            "devices", "ok", f"no GPU; CPU with {usable_cores()} cores: gloo, and dp-host for DataParallel"
+        )
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Check("devices", "ok", f"{len(names)} GPU(s): {', '.join(sorted(set(names)))}")
+
+
+def _driver() -> Check:
+    import torch
+
+    driver = driver_version(open_nvml())
+    built = f"torch {torch.__version__}, built for CUDA {torch.version.cuda or 'none'}"
+    if present_gpus() is None:
+        return Check("driver", "not applicable", f"no GPU; {built}")
+    if driver is None:
+        return Check(
+            "driver", "failed", f"NVML does not answer; {built}", "load the NVIDIA driver: nvidia-smi"
+        )
+    return Check("driver", "ok", f"driver {driver}; {built}")
+
+
+def _device_health() -> Check:
+    states = device_states(open_nvml(), (os.getpid(),), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not states:
+        return Check("device state", "not applicable", "no GPU that NVML knows")
+    findings = device_findings(states)
+    if findings:
+        details = " ".join(finding.message for finding in findings)
+        return Check("device state", "warning", details, findings[0].next_step)
+    return Check("device state", "ok", "not throttled, not shared, uniform")
+
+
+def _links() -> Check:
+    links = device_links(open_nvml())
+    if not links:
+        return Check("links", "not applicable", "no GPU that NVML knows")
+    described = {
+        f"{link.active_nvlinks} NVLink(s), PCIe gen {link.pcie_generation} x{link.pcie_width}"
+        for link in links
+    }
+    return Check("links", "ok" if len(described) == 1 else "warning", "; ".join(sorted(described)))
+
+
+def _backends() -> Check:
+    from torch import distributed
+
+    if not distributed.is_available():
+        return Check(
+            "backends", "failed", "torch.distributed is not in this torch", "install a torch that has it"
+        )
+    available = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
+    detail = ", ".join(f"{name} {'available' if there else 'missing'}" for name, there in available.items())
+    needed = "nccl" if _cuda_usable() else "gloo"
+    if not available[needed]:
+        return Check("backends", "failed", detail, f"install a torch with {needed}")
+    return Check("backends", "ok", detail)
+
+
+def _peer_access() -> Check:
+    import torch
+
+    count = torch.cuda.device_count() if _cuda_usable() else 0
+    if count < 2:
+        return Check("peer access", "not applicable", "fewer than two GPUs")
+    pairs = [(first, second) for first in range(count) for second in range(count) if first != second]
+    without = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    if without:
+        return Check(
+            "peer access",
+            "warning",
+            f"{len(without)} of {len(pairs)} ordered pairs have none: copies go through host memory",
+            "check the IOMMU/ACS settings and the topology (nvidia-smi topo -m)",
+        )
+    return Check("peer access", "ok", f"all {len(pairs)} ordered pairs")
+
+
+def _shared_memory() -> Check:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Check("shared memory", "not applicable", "/dev/shm is not there")
+    free = shutil.disk_usage(folder).free
+    if free < _SHARED_MEMORY_WANTED:
+        return Check(
+            "shared memory",
+            "warning",
+            f"/dev/shm has {free / 1e6:.0f} MB free",
+            "in a container, start it with --shm-size=8g or --ipc=host",
+        )
+    return Check("shared memory", "ok", f"/dev/shm has {free / 1e9:.1f} GB free")
+
+
+def _tracer() -> Check:
+    """Whether torch.profiler yields what the analysis reads: kernels on a GPU, operators on the CPU."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = _cuda_usable()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    device = "cuda" if cuda else "cpu"
+    with profile(activities=activities) as profiler:
+        matrix = torch.ones(64, 64, device=device)
+        (matrix @ matrix).sum().item()
+    events = profiler.events() or []
+    if cuda:
+        kernels = [event for event in events if "CUDA" in str(event.device_type)]
+        if not kernels:
+            return Check(
+                "tracer",
+                "failed",
+                "torch.profiler recorded no kernel",
+                "end other profilers (Nsight, DCGM profiling), or permit CUPTI: "
+                "NVreg_RestrictProfilingToAdminUsers=0",
+            )
+        return Check("tracer", "ok", f"{len(kernels)} device event(s) recorded")
+    if not any(event.name == "aten::mm" for event in events):
+        return Check(
+            "tracer", "failed", "torch.profiler recorded no operator", "check the installation of torch"
+        )
+    return Check("tracer", "ok", "operators are recorded")
+
+
+def _disk() -> Check:
+    folder = Path.cwd()
+    free = shutil.disk_usage(folder).free
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            writable = True
+    except OSError:
+        writable = False
+    detail = f"{folder} has {free / 1e9:.1f} GB free"
+    if not writable:
+        return Check("disk", "warning", f"{detail}, but cannot be written", "give --out a folder that can")
+    if free < _DISK_WANTED:
+        return Check(
+            "disk", "warning", detail, "free some, or give --out another disk; large traces take GBs"
+        )
+    return Check("disk", "ok", detail)

@@ -1,0 +1,107 @@
+"""How a torchrun job ended, told from what it left: result, notes, log. Imports no torch."""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpscope.launch.job_files import FailureNote, looks_like_out_of_memory, read_failures
+from dpscope.profiling.run_store import RepeatFolder
+from dpscope.profiling.run_types import CellStatus
+
+TAIL_LINES_FIRST = 25  # of the rank that failed first
+TAIL_LINES_OTHER = 5
+
+_PREFIX = re.compile(r"^\[rank(\d+)\]:")
+_EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*exitcode\s*:\s*(-?\d+)")
+# torchrun ends the other ranks with SIGTERM, NCCL's watchdog aborts: consequences of a failure elsewhere.
+_CONSEQUENT_SIGNALS = {signal.SIGTERM, signal.SIGABRT, signal.SIGINT}
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """Status of a job, why in one line, and the tail of its log, the first rank to fail first."""
+
+    status: CellStatus
+    message: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+def job_outcome(
+    folder: RepeatFolder, exit_status: int | None, timeout_s: float, last_pass: str | None
+) -> JobOutcome:
+    """Tell how a job ended; `exit_status` is torchrun's, None when it passed its time limit."""
+    result = folder.result()
+    if result is not None and result.status == "ok":
+        return JobOutcome(status="ok")
+    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
+    if exit_status is None:
+        message = f"passed its time limit of {timeout_s:g} s ({_where(last_pass)}); raise --timeout if it was only slow"
+        return JobOutcome(status="timed_out", message=message, log_tail=_log_tail(log, None))
+    rank, status, message = _first_failure(read_failures(folder.path), _exits(log), exit_status)
+    if status == "crashed" and looks_like_out_of_memory(message):
+        status = "out_of_memory"
+    return JobOutcome(
+        status=status, message=f"{message} ({_where(last_pass)})", log_tail=_log_tail(log, rank)
+    )
+
+
+def interrupted(folder: RepeatFolder, last_pass: str | None) -> JobOutcome:
+    """The outcome of a job that its sweep was told to stop."""
+    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
+    message = f"interrupted ({_where(last_pass)}); the same command resumes the run"
+    return JobOutcome(status="interrupted", message=message, log_tail=_log_tail(log, None))
+
+
+def _where(last_pass: str | None) -> str:
+    return f"in its {last_pass} pass" if last_pass else "before its first pass"
+
+
+def _exits(log: str) -> dict[int, int]:
+    """Exit status of every rank torchrun reports as failed; negative: the signal that ended it."""
+    return {int(rank): int(status) for rank, status in _EXIT.findall(log)}
+
+
+def _first_failure(
+    notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int
+) -> tuple[int | None, CellStatus, str]:
+    """Rank, status and message of the failure that the others follow from."""
+    killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
+    causes = [note for note in notes if note.kind == "out_of_memory"]
+    if not causes and killed:
+        return killed[0], "crashed", f"rank {killed[0]} was killed by {_signal_text(-exits[killed[0]])}"
+    causes = causes or [note for note in notes if not note.peer_lost] or list(notes)
+    if causes:
+        return causes[0].rank, causes[0].kind, f"rank {causes[0].rank}: {causes[0].message}"
+    if exits:
+        rank, status = next(iter(exits.items()))
+        ended = f"was ended by {_signal_text(-status)}" if status < 0 else f"ended with exit status {status}"
+        return rank, "crashed", f"rank {rank} {ended}"
+    if torchrun_status < 0:
+        return None, "crashed", f"torchrun was killed by {_signal_text(-torchrun_status)}"
+    return None, "crashed", f"torchrun ended with exit status {torchrun_status} and no result"
+
+
+def _signal_text(number: int) -> str:
+    hint = ", often the kernel's out-of-memory killer" if number == signal.SIGKILL else ""
+    hint = ", often a full /dev/shm" if number == signal.SIGBUS else hint
+    return f"signal {number} ({signal.Signals(number).name}{hint})"
+
+
+def _log_tail(log: str, first_rank: int | None) -> tuple[str, ...]:
+    """Last lines of every rank, each with its rank, the first rank to fail first; torchrun's own if there are none."""
+    by_rank: dict[int, list[str]] = {}
+    others = []
+    for line in log.splitlines():
+        prefix = _PREFIX.match(line)
+        if prefix is None:
+            others.append(f"[torchrun]: {line}")
+        else:
+            by_rank.setdefault(int(prefix[1]), []).append(f"[rank{prefix[1]}]: {line[prefix.end() :]}")
+    if not by_rank:
+        return tuple(others[-TAIL_LINES_FIRST:])
+    order = sorted(by_rank, key=lambda rank: (rank != first_rank, rank))
+    lengths = [TAIL_LINES_FIRST] + [TAIL_LINES_OTHER] * (len(order) - 1)
+    return tuple(
+        line for rank, length in zip(order, lengths, strict=True) for line in by_rank[rank][-length:]
+    )

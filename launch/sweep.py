@@ -1,0 +1,251 @@
+"""A run: its plan, its cells one after another with repeats interleaved, resumed where it stopped. Imports no torch."""
+
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from dpscope.launch.job_files import read_progress, remove_job_files
+from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
+from dpscope.launch.manifest import new_manifest
+from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
+from dpscope.launch.progress import SweepProgress
+from dpscope.launch.torchrun import TorchrunJob
+from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder, write_json
+from dpscope.profiling.run_types import Cell, CellResult, CellStatus, Environment, Manifest, RunConfig
+
+__all__ = ["SweepOutcome", "describe_plan", "run_sweep"]
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """How a sweep ended."""
+
+    manifest: Manifest
+    results: tuple[CellResult, ...]  # of every planned repeat that was reached, earlier sweeps' included
+    interrupted: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether every planned repeat is measured."""
+        return not self.interrupted and all(result.status == "ok" for result in self.results)
+
+
+class _Interrupted(BaseException):
+    """The sweep was asked to stop."""
+
+
+def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> SweepOutcome:
+    """Measure every cell of a run that is not measured yet, repeats interleaved (A B C A B C).
+
+    A cell that fails is recorded as such and the others go on; one that ran out of memory or of time is not
+    tried again in this sweep, nor are its larger batches. SIGINT and SIGTERM end the running cell with all its
+    processes and record it. Raises DpscopeError for a mistake of the user's, before anything is started.
+    """
+    description = plan_run(config, out, fresh)
+    print_plan(description, console)
+    run = RunFolder(out)
+    with _locked(run.path):
+        if fresh:
+            _remove_measurements(run)
+        manifest = _open_manifest(run, description)
+        if description.config.download:
+            from dpscope.launch.input_data import download_data
+
+            download_data(description.config)
+        return _Sweep(run, manifest, description, console).measure()
+
+
+def _remove_measurements(run: RunFolder) -> None:
+    run.manifest_path.unlink(missing_ok=True)
+    for path in (run.path / "cells", run.report_path):
+        if path.exists():
+            shutil.rmtree(path)
+
+
+def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:
+    """The run's manifest, written if this is its beginning."""
+    manifest = new_manifest(
+        description.config, description.device_type, description.threads_per_process, description.plan
+    )
+    if not is_run_folder(run.path):
+        write_json(run.manifest_path, manifest)
+        return manifest
+    had = run.manifest()
+    then, now = _machine(had.environment), _machine(manifest.environment)
+    for name in then:
+        if then[name] != now[name]:
+            raise DpscopeError(
+                f"--out {run.path}: begun with {name} {then[name]}, this is {now[name]}: its cells would not "
+                "compare; use --fresh to redo it, or another --out"
+            )
+    return had
+
+
+def _machine(environment: Environment) -> dict[str, object]:
+    """What must be the same for cells to compare."""
+    return {
+        "processor": environment.cpu_name,
+        "cores": environment.cpu_count,
+        "torch": environment.torch_version,
+        "GPUs": [state.name for state in environment.accelerators],
+    }
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Refuse a second sweep of the same folder."""
+    cells = folder / "cells"
+    cells.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise DpscopeError(
+            f"--out {folder}: another dpscope is writing it; wait for it, or name another"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+class _Sweep:
+    """The jobs of one run, in order."""
+
+    def __init__(
+        self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console
+    ) -> None:
+        self._run = run
+        self._manifest = manifest
+        self._description = description
+        self._progress = SweepProgress(console, len(description.jobs))
+        self._results: list[CellResult] = []
+        self._took_s: dict[str, float] = {}
+        self._hopeless: dict[str, tuple[Cell, CellStatus]] = {}
+
+    def measure(self) -> SweepOutcome:
+        """Run what is not done."""
+        stopped = False
+        with self._progress, _stop_signals():
+            for index, job in enumerate(self._description.jobs):
+                result = self._run.repeat(job.cell, job.repeat).result()
+                if result is None or result.status != "ok":
+                    result = self._attempt(index, job)
+                self._results.append(result)
+                if result.status == "interrupted":
+                    stopped = True
+                    break
+        return SweepOutcome(manifest=self._manifest, results=tuple(self._results), interrupted=stopped)
+
+    def _attempt(self, index: int, job: PlannedJob) -> CellResult:
+        """Measure one repeat, or record why not."""
+        folder = self._run.repeat(job.cell, job.repeat)
+        folder.clear()
+        self._progress.start(index + 1, job.cell.name, job.repeat, self._time_left_s(index))
+        reason = self._reason_to_skip(job.cell)
+        started = time.monotonic()
+        outcome = self._run_job(job) if reason is None else JobOutcome(status="skipped", message=reason)
+        took_s = time.monotonic() - started
+        remove_job_files(folder.path)
+        if outcome.status == "ok":
+            self._took_s[job.cell.name] = took_s
+            result = folder.result()
+            assert result is not None
+        else:
+            result = self._record_failure(job, outcome, took_s)
+        self._progress.finish(result)
+        return result
+
+    def _run_job(self, job: PlannedJob) -> JobOutcome:
+        folder = self._run.repeat(job.cell, job.repeat)
+        timeout_s = self._description.config.timeout_s
+        torchrun = TorchrunJob(job.command, folder, self._manifest.threads_per_process)
+        try:
+            exit_status = torchrun.wait(timeout_s, self._progress.state)
+        except _Interrupted:
+            with _signals_ignored():
+                torchrun.end()
+            return interrupted(folder, read_progress(folder.path))
+        except BaseException:
+            torchrun.end()
+            raise
+        torchrun.end()
+        return job_outcome(folder, exit_status, timeout_s, read_progress(folder.path))
+
+    def _record_failure(self, job: PlannedJob, outcome: JobOutcome, took_s: float) -> CellResult:
+        folder = self._run.repeat(job.cell, job.repeat)
+        folder.clear_measurements()
+        result = CellResult(
+            cell=job.cell,
+            repeat=job.repeat,
+            status=outcome.status,
+            duration_s=took_s,
+            message=outcome.message,
+            log_tail=outcome.log_tail,
+        )
+        write_json(folder.result_path, result)
+        growing = self._description.config.batch_growth is not None
+        killed = outcome.status == "crashed" and "killed by signal 9" in outcome.message
+        if outcome.status in ("out_of_memory", "timed_out") or (growing and killed):
+            self._hopeless.setdefault(job.cell.name, (job.cell, outcome.status))
+        return result
+
+    def _reason_to_skip(self, cell: Cell) -> str | None:
+        """Why a cell would fail as an earlier one did: the same one, or the same with a smaller batch."""
+        for failed, status in self._hopeless.values():
+            same_shape = (failed.strategy, failed.devices) == (cell.strategy, cell.devices)
+            larger = cell.batch_size > failed.batch_size
+            growing = self._description.config.batch_growth is not None
+            what = "timed out" if status == "timed_out" else "ran out of memory"
+            if failed == cell:
+                return f"{failed.name} {what} in an earlier repeat"
+            if same_shape and larger and (status != "timed_out" or growing):
+                return f"{failed.name} {what} with a smaller batch"
+        return None
+
+    def _time_left_s(self, index: int) -> float:
+        """Of this job and those after it: what the same cell took before, else the estimate, scaled by what was."""
+        jobs = self._description.jobs
+        estimated = {job.cell.name: job.estimate.duration_s for job in jobs}
+        known = sum(estimated[name] for name in self._took_s)
+        ratio = sum(self._took_s.values()) / known if known else 1.0
+        return sum(
+            self._took_s.get(job.cell.name, job.estimate.duration_s * ratio)
+            for job in jobs[index:]
+            if not job.done and self._reason_to_skip(job.cell) is None
+        )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `_Interrupted`, once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Interrupted
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,77 @@
+"""Which cells a configuration leads to."""
+
+import pytest
+from dpscope.launch.devices import Devices
+from dpscope.launch.plan import make_plan, resolve
+from dpscope.launch.run_config import load_config
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import PlannedCell
+
+FOUR_GPUS = Devices(kind="cuda", count=4)
+ONE_GPU = Devices(kind="cuda", count=1)
+HOST = Devices(kind="cpu", count=None)
+
+
+def plan(machine: Devices, **flags: object) -> tuple[PlannedCell, ...]:
+    return make_plan(resolve(load_config(None, flags), machine), machine.kind)
+
+
+def names(machine: Devices, **flags: object) -> list[str]:
+    return [planned.cell.name for planned in plan(machine, **flags) if planned.skip_reason is None]
+
+
+def test_four_gpus_by_default() -> None:
+    small = ["single-d1-b32", "dp-d2-b32", "ddp-d2-b32", "dp-d4-b32", "ddp-d4-b32"]
+    assert names(FOUR_GPUS) == small + [name.replace("b32", "b128") for name in small]
+
+
+def test_six_gpus_are_powers_of_two_and_all() -> None:
+    assert resolve(load_config(None, {}), Devices(kind="cuda", count=6)).devices == (1, 2, 4, 6)
+
+
+def test_a_host_has_two_devices_and_its_data_parallel_is_named_apart() -> None:
+    assert names(HOST, batch_size="4") == ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+
+
+def test_strong_scaling_has_single_cells_at_the_whole_batch_and_every_share() -> None:
+    assert names(FOUR_GPUS, batch_size="32", scaling="strong") == [
+        "single-d1-b8", "dp-d4-b8", "ddp-d4-b8", "single-d1-b16", "dp-d2-b16", "ddp-d2-b16", "single-d1-b32",
+    ]  # fmt: skip
+
+
+def test_both_scalings_share_their_cells() -> None:
+    both = names(FOUR_GPUS, batch_size="16,32", scaling="both", devices="1,2")
+    assert both == sorted(set(both), key=both.index)
+    assert set(both) == set(names(FOUR_GPUS, batch_size="16,32", devices="1,2")) | set(
+        names(FOUR_GPUS, batch_size="16,32", scaling="strong", devices="1,2")
+    )
+
+
+def test_one_gpu_leaves_dp_out_with_the_reason() -> None:
+    planned = plan(ONE_GPU, batch_size="32")
+    assert names(ONE_GPU, batch_size="32") == ["single-d1-b32", "ddp-d1-b32"]
+    reasons = {entry.cell.strategy: entry.skip_reason for entry in planned}
+    assert "does not replicate on one device" in (reasons["dp"] or "")
+
+
+def test_growth_ends_with_the_data_set() -> None:
+    assert names(HOST, batch_size="32x4", strategy="single", samples=600) == [
+        "single-d1-b32", "single-d1-b128", "single-d1-b512",
+    ]  # fmt: skip
+    assert names(HOST, batch_size="32x4", strategy="ddp", samples=600) == ["ddp-d2-b32", "ddp-d2-b128"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "said"),
+    [
+        (FOUR_GPUS, {"devices": "8"}, "--devices 8: this machine has 4"),
+        (HOST, {"devices": "999"}, "--devices 999"),
+        (HOST, {"amp": "fp16"}, "--amp fp16 on the CPU"),
+        (ONE_GPU, {"strategy": "dp"}, "nothing to measure"),
+        (HOST, {"strategy": "single", "devices": "2"}, "nothing to measure"),
+        (FOUR_GPUS, {"scaling": "strong", "batch_size": "6"}, "cannot be split over 4"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(machine: Devices, flags: dict[str, object], said: str) -> None:
+    with pytest.raises(DpscopeError, match=said):
+        plan(machine, **flags)

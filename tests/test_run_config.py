@@ -1,0 +1,71 @@
+"""Configuration from TOML and flags."""
+
+from pathlib import Path
+
+import pytest
+from dpscope.launch.run_config import load_config, parse_batch_sizes, parse_devices
+from dpscope.profiling.run_store import DpscopeError
+
+
+def test_flags_overlay_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('strategy = "ddp,single"\nbatch-size = [64, 8]\nsteps = 7\nlr = 0.5\n')
+    config = load_config(path, {"steps": 9, "batch_size": None, "devices": "2,1"})
+    assert (config.strategies, config.batch_sizes, config.steps) == (("single", "ddp"), (8, 64), 9)
+    assert (config.learning_rate, config.devices) == (0.5, (1, 2))
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    config = load_config(None, {})
+    assert (config.learning_rate, config.momentum, config.weight_decay) == (0.1, 0.9, 5e-4)
+    assert (config.workers, config.warmup_steps, config.model) == (2, 5, "resnet18_cifar")
+
+
+def test_batch_sizes_and_growth() -> None:
+    assert parse_batch_sizes("128,32,32") == ((32, 128), None)
+    assert parse_batch_sizes("32x4") == ((32,), 4)
+    assert parse_devices("4,1,2") == (1, 2, 4)
+    assert load_config(None, {"batch_size": "32x4"}).batch_growth == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"batch_size": "0"}, ["--batch-size", "0", "1 or more"]),
+        ({"batch_size": "a,b"}, ["--batch-size a,b", "32,128"]),
+        ({"batch_size": "32x1"}, ["--batch-size", "growth must be 2 or more"]),
+        ({"devices": "0,1"}, ["--devices", "1 or more"]),
+        ({"devices": "two"}, ["--devices two", "1,2,4"]),
+        ({"steps": -3}, ["--steps -3", "1 or more"]),
+        ({"steps": 3, "epochs": 1}, ["--steps 3", "--epochs 1", "one of them"]),
+        ({"warmup": 4}, ["--warmup 4", "5 or more"]),
+        ({"strategy": "zero"}, ["--strategy", "zero", "single, dp, ddp"]),
+        ({"amp": "int8"}, ["--amp int8", "off, bf16, fp16"]),
+        ({"scaling": "strong", "devices": "1,3", "batch_size": "32"}, ["--batch-size 32", "3 devices"]),
+        ({"timeout": 0}, ["--timeout 0", "above 0"]),
+        ({"color": "red"}, ["--color", "no such setting", "batch_size"]),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[str]) -> None:
+    with pytest.raises(DpscopeError) as caught:
+        load_config(None, flags)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [part for part in said if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("steps = [", "not TOML"), ("speed = 1", "no such setting"), ("steps = 0", "steps =")],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(content)
+    with pytest.raises(DpscopeError, match=said) as caught:
+        load_config(path, {})
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match=r"absent\.toml: cannot read it"):
+        load_config(tmp_path / "absent.toml", {})

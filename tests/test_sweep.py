@@ -1,0 +1,223 @@
+"""A whole run with real torchrun jobs on a tiny model: what is stored, how failures end, how it resumes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dpscope.launch.run_config import load_config
+from dpscope.launch.sweep import SweepOutcome, plan_run, run_sweep
+from dpscope.profiling.run_store import DpscopeError, RunFolder
+from rich.console import Console
+
+USER_MODELS = Path(__file__).parent / "user_models"
+TINY: dict[str, object] = {
+    "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
+    "samples": 64, "timeout": 90,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _where_the_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(USER_MODELS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def sweep(out: Path, fresh: bool = False, **flags: object) -> SweepOutcome:
+    return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))  # noqa: SIM115
+
+
+def processes_of(out: Path) -> list[int]:
+    """Live processes that name the run's folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(out).encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "still not so"
+        time.sleep(0.05)
+
+
+def half_written(out: Path) -> list[Path]:
+    return [
+        path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")
+    ]
+
+
+def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path / "run", repeats=2, traced_steps=3)
+    run = RunFolder(tmp_path / "run")
+    assert outcome.ok
+    assert [result.cell.name for result in outcome.results] == [
+        "single-d1-b2",
+        "dp-host-d2-b2",
+        "ddp-d2-b2",
+    ] * 2
+    assert half_written(run.path) == []
+    assert run.manifest().config.devices == (1, 2)
+    for planned in run.manifest().plan:
+        repeats = run.done_repeats(planned.cell)
+        assert [index for index, _ in repeats] == [0, 1]
+        for _, folder in repeats:
+            ranks = folder.ranks()
+            assert [rank.rank for rank in ranks] == list(range(planned.cell.processes))
+            assert len(folder.traces()) == planned.cell.processes
+            samples = folder.samples()
+            counts = samples.groupby(["rank", "measuring_pass"]).size()
+            assert set(counts.index.get_level_values("rank")) == set(range(planned.cell.processes))
+            assert (counts.xs("timed", level="measuring_pass") == 4).all()
+            assert (counts.xs("traced", level="measuring_pass") == 4).all()  # one more than asked
+            assert samples.step_us.min() > 0
+            assert all(rank.threads == run.manifest().threads_per_process for rank in ranks)
+            assert sum(rank.blocks[0].samples for rank in ranks) == 4 * planned.cell.global_batch_size
+
+
+def test_ddp_counters_describe_the_traced_steps(tmp_path: Path) -> None:
+    sweep(tmp_path / "run", strategy="ddp", traced_steps=2)
+    run = RunFolder(tmp_path / "run")
+    (_, folder), = run.done_repeats(run.manifest().plan[0].cell)  # fmt: skip
+    assert len(folder.counters_traces()) == 2
+    for rank in (0, 1):
+        counters = folder.counters(0, rank)
+        assert [entry.step for entry in counters] == [2, 3, 4]
+        gradient_bytes = folder.ranks()[rank].model.gradient_bytes
+        assert all(sum(entry.bucket_bytes) == gradient_bytes for entry in counters)
+        assert all(entry.backward_comm_us > 0 for entry in counters)
+
+
+def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    sweep(out, strategy="single")
+    result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result_path
+    first = result.stat().st_mtime_ns
+    assert all(job.done for job in plan_run(load_config(None, {**TINY, "strategy": "single"}), out).jobs)
+    assert sweep(out, strategy="single").ok
+    assert result.stat().st_mtime_ns == first
+    with pytest.raises(DpscopeError, match="steps = 4, not 5; use the same settings to resume it, --fresh"):
+        sweep(out, strategy="single", steps=5)
+    assert sweep(out, fresh=True, strategy="single").ok
+    assert result.stat().st_mtime_ns > first
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(DpscopeError, match="is not a run folder; name another"):
+        sweep(tmp_path, fresh=True)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path / "run", strategy="ddp", model="tiny_models:crashing", devices="2,3")
+    assert [result.status for result in outcome.results] == ["crashed", "crashed"]
+    assert not outcome.ok
+    for result in outcome.results:
+        failing = result.cell.devices - 1
+        assert f"rank {failing}: ArithmeticError: this rank fails on purpose" in result.message
+        assert result.log_tail[0].startswith(f"[rank{failing}]: ")
+        assert any("this rank fails on purpose" in line for line in result.log_tail)
+        folder = RunFolder(tmp_path / "run").repeat(result.cell, 0)
+        assert sorted(path.name for path in folder.path.iterdir()) == ["log.txt", "result.json"]
+    assert processes_of(tmp_path / "run") == []
+
+
+def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) -> None:
+    outcome = sweep(
+        tmp_path / "run", strategy="single", model="tiny_models:memory_hungry", batch_size="1,2,4", repeats=2
+    )
+    told = [(result.cell.batch_size, result.status) for result in outcome.results]
+    assert told == [
+        (1, "ok"), (2, "out_of_memory"), (4, "skipped"), (1, "ok"), (2, "skipped"), (4, "skipped"),
+    ]  # fmt: skip
+    assert outcome.results[2].message == "single-d1-b2 ran out of memory with a smaller batch"
+
+
+def test_a_hang_ends_at_its_time_limit_with_all_its_processes(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    outcome = sweep(out, strategy="ddp", model="tiny_models:hanging", timeout=14)
+    assert [result.status for result in outcome.results] == ["timed_out"]
+    assert "time limit of 14 s (in its timed pass)" in outcome.results[0].message
+    assert outcome.results[0].duration_s < 25
+    assert processes_of(out) == []
+
+
+def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
+    settings = {**TINY, "repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags}
+    code = (
+        "import json, pathlib, sys; from rich.console import Console\n"
+        "from dpscope.launch.run_config import load_config; from dpscope.launch.sweep import run_sweep\n"
+        "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
+        "sys.exit(0 if outcome.ok else 1)"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL
+    )
+
+
+def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:
+    progress = out / "cells" / cell / "repeat0" / "progress.txt"
+    return lambda: progress.exists() and progress.read_text() == state
+
+
+@pytest.mark.parametrize("victim", ["worker", "torchrun", "sweep"])
+def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path, victim: str) -> None:
+    out = tmp_path / "run"
+    flags = {"strategy": "ddp", "repeats": 1}
+    running = start_sweep(out, **flags)
+    wait_until(in_pass(out, "ddp-d2-b2", random.choice(["warm-up", "timed", "traced"])))
+    time.sleep(random.uniform(0, 0.3))
+    commands = {process: Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of(out)}
+    chosen = {
+        "worker": [process for process, command in commands.items() if b"torch.distributed.run" not in command
+                   and b"--cell" in command],
+        "torchrun": [process for process, command in commands.items() if b"torch.distributed.run" in command],
+        "sweep": [running.pid],
+    }[victim]  # fmt: skip
+    assert chosen
+    os.kill(random.choice(chosen), signal.SIGKILL)
+    assert running.wait(timeout=120) != 0
+    wait_until(lambda: processes_of(out) == [], timeout_s=15)
+    if victim != "sweep":
+        result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
+        assert result is not None
+        assert result.status == "crashed"
+        assert "killed by signal 9 (SIGKILL" in result.message
+    assert start_sweep(out, **flags).wait(timeout=120) == 0
+    assert half_written(out) == []
+    assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_recorded_and_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    running = start_sweep(out, model="tiny_models:hanging", strategy="ddp")
+    wait_until(in_pass(out, "ddp-d2-b2", "timed"))
+    running.send_signal(number)
+    assert running.wait(timeout=30) == 1
+    assert processes_of(out) == []
+    result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
+    assert result is not None
+    assert result.status == "interrupted"
+    assert "the same command resumes the run" in result.message
+
+
+def test_a_second_sweep_of_the_same_folder_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start_sweep(out, strategy="single", repeats=1)
+    wait_until(in_pass(out, "single-d1-b2", "warm-up"))
+    with pytest.raises(DpscopeError, match="another dpscope is writing it"):
+        sweep(out, strategy="single", repeats=1, steps=30, data="fake", workers=1)
+    assert running.wait(timeout=60) == 0

@@ -1,0 +1,37 @@
+"""Run under torchrun: one DDP step of `sys.argv[1]` on this rank's share; rank 0 saves the gradients to argv[2]."""
+
+import os
+import sys
+
+import torch
+from dpscope.launch.strategies import wrap
+from dpscope.launch.workloads import build_workload
+from torch import distributed, nn
+
+BATCH = 2  # per device
+
+
+def whole_batch(devices: int, shape: tuple[int, ...], classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randn(devices * BATCH, *shape, generator=generator)
+    return images, torch.randint(classes, (devices * BATCH,), generator=generator)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(0)
+    workload = build_workload(sys.argv[1])
+    model = wrap(workload.model, "ddp", size, torch.device("cpu"))
+    images, labels = whole_batch(size, workload.input_shape, workload.classes)
+    share = slice(rank * BATCH, (rank + 1) * BATCH)
+    nn.functional.cross_entropy(model(images[share]), labels[share]).backward()  # type: ignore[no-untyped-call]
+    if rank == 0:
+        torch.save([parameter.grad for parameter in workload.model.parameters()], sys.argv[2])
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

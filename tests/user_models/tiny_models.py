@@ -1,0 +1,101 @@
+"""Small models given to dpscope as ``tiny_models:function``, some of which fail on purpose."""
+
+import os
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SHAPE = (3, 8, 8)
+CLASSES = 4
+FAILING_STEP = 7  # in the timed pass, after 5 steps of warm-up
+LATE_S = 0.05
+
+Workload = tuple[nn.Module, tuple[int, ...], int]
+
+
+def tiny_module() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+def tiny() -> Workload:
+    return tiny_module(), SHAPE, CLASSES
+
+
+class _Failing(nn.Module):
+    """Calls `fail` in the forward of `FAILING_STEP`, on the last rank alone."""
+
+    def __init__(self, fail: Any) -> None:
+        super().__init__()
+        self.model = tiny_module()
+        self.fail = fail
+        self.steps = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.steps += 1
+        last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+        if self.steps == FAILING_STEP and int(os.environ.get("RANK", "0")) == last:
+            self.fail(images)
+        logits: Tensor = self.model(images)
+        return logits
+
+
+def _crash(images: Tensor) -> None:
+    raise ArithmeticError("this rank fails on purpose")
+
+
+def _exhaust_memory_from_batch_two(images: Tensor) -> None:
+    if len(images) >= 2:
+        torch.empty(1 << 60)
+
+
+def _hang(images: Tensor) -> None:
+    time.sleep(3600)
+
+
+def crashing() -> Workload:
+    return _Failing(_crash), SHAPE, CLASSES
+
+
+def memory_hungry() -> Workload:
+    return _Failing(_exhaust_memory_from_batch_two), SHAPE, CLASSES
+
+
+def hanging() -> Workload:
+    return _Failing(_hang), SHAPE, CLASSES
+
+
+class _Late(torch.autograd.Function):
+    """Identity whose backward, the first of all, waits on the last rank."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            time.sleep(LATE_S)
+        return gradients[0]
+
+
+class _LateBackward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny_module()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = _Late.apply(self.model(images))
+        return logits
+
+
+def late_backward() -> Workload:
+    return _LateBackward(), SHAPE, CLASSES
