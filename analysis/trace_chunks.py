@@ -11,15 +11,16 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
-from isal import isal_zlib
+from isal import igzip_lib
 
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
-BLOCK_BYTES = 1 << 16  # read from the file at once; compressed, it can expand a thousandfold
-CHUNK_BYTES = 4 << 20  # decoded at once
+BLOCK_BYTES = 1 << 17  # read from the file at once
+INFLATED_BYTES = 1 << 20  # inflated at once, however far a block expands
+CHUNK_BYTES = 2 << 20  # decoded at once
 DEFAULT_MAX_BYTES = 16 << 30
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -35,7 +36,7 @@ class TraceText:
     """A trace's text, in pieces: `head` before the events, the events' chunks, `tail` after them."""
 
     head: bytes
-    chunks: Iterator[bytes]  # each a run of whole events, comma-separated, without the array's brackets
+    chunks: Iterator[bytearray]  # each a JSON array of whole events; the last one may hold more, or less
     kineto_layout: bool
     tail: bytearray = field(default_factory=bytearray)  # filled once `chunks` is exhausted
     complete: bool = True  # False when the text ended inside the array
@@ -67,7 +68,7 @@ def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
         buffer += block
     kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
     text = TraceText(head=head, chunks=iter(()), kineto_layout=kineto_layout)
-    text.chunks = _chunks(buffer, blocks, text)
+    text.chunks = _chunks(bytes(buffer), blocks, text)
     return text
 
 
@@ -81,24 +82,25 @@ def _events_start(buffer: bytearray) -> int | None:
     return None
 
 
-def _chunks(buffer: bytearray, blocks: Iterator[bytes], text: TraceText) -> Iterator[bytes]:
-    """Whole events, CHUNK_BYTES or more at a time; the last chunk still holds the array's end and the tail."""
-    wanted = CHUNK_BYTES
+def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText) -> Iterator[bytearray]:
+    """Runs of whole events in brackets, CHUNK_BYTES or more; the last still holds the array's end and the tail."""
+    parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     for block in blocks:
-        buffer += block
-        if len(buffer) < wanted:
+        parts.append(block)
+        size += len(block)
+        if size < wanted:
             continue
-        cut = _last_cut(buffer, text.kineto_layout)
+        chunk = bytearray().join(parts)
+        cut = _last_cut(chunk, text.kineto_layout)
         if cut is None:  # one event larger than a chunk
-            wanted = 2 * len(buffer)
+            parts, wanted = [bytes(chunk)], 2 * size
             continue
-        yield bytes(buffer[: cut + 1])
-        del buffer[: cut + 1]
-        while buffer[:1].isspace() or buffer[:1] == b",":
-            del buffer[:1]
-        wanted = CHUNK_BYTES
-    if buffer:
-        yield bytes(buffer)
+        rest = bytes(chunk[cut + 1 :]).lstrip().removeprefix(b",")
+        chunk[cut + 1 :] = b"]"
+        yield chunk
+        parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
+    if size:
+        yield bytearray().join([*parts, b"]"])
 
 
 def _last_cut(buffer: bytearray, kineto_layout: bool) -> int | None:
@@ -148,31 +150,30 @@ def _plain(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
-    """The text of a gzip file of one or more members, up to where it is damaged."""
-    inflater = isal_zlib.decompressobj(wbits=31)
-    for block in _plain(file):
-        data = block
-        while data:
-            try:
-                text = cast(bytes, inflater.decompress(data))
-            except isal_zlib.error as error:
-                report(_gzip_damage(path, f"is damaged ({error})"))
-                return
-            if text:
-                yield text
-            if not inflater.eof:
-                break
-            data = inflater.unused_data
-            if not data:
-                data = file.read(BLOCK_BYTES)
-                if not data:
-                    return
+    """The text of a gzip file of one or more members, up to where it is damaged; never more than a block at once."""
+    inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+    data = file.read(BLOCK_BYTES)
+    while True:
+        try:
+            text = inflater.decompress(data, INFLATED_BYTES)
+        except igzip_lib.IsalError as error:
+            report(_gzip_damage(path, f"is damaged ({error})"))
+            return
+        if text:
+            yield text
+        data = b""
+        if inflater.eof:
+            data = inflater.unused_data or file.read(BLOCK_BYTES)
             if not data.startswith(_GZIP_MAGIC):
                 if data.strip(b"\0"):
                     report(_gzip_damage(path, "has other bytes behind its end", severity="warning"))
                 return
-            inflater = isal_zlib.decompressobj(wbits=31)
-    report(_gzip_damage(path, "is cut short"))
+            inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        elif inflater.needs_input:
+            data = file.read(BLOCK_BYTES)
+            if not data:
+                report(_gzip_damage(path, "is cut short"))
+                return
 
 
 def _gzip_damage(path: Path, what: str, severity: str = "error") -> Finding:

@@ -64,22 +64,22 @@ class DecodedChunk(msgspec.Struct):
     cut_short: bool = False  # the chunk's last event is not whole
 
 
-def decode_chunk(chunk: bytes, kineto_layout: bool) -> DecodedChunk:
-    """Events of one chunk; never raises on bad text."""
+def decode_chunk(chunk: bytearray, kineto_layout: bool) -> DecodedChunk:
+    """Events of one chunk, a JSON array or what damage made of it; never raises on bad text."""
     try:
-        return DecodedChunk(_strict.decode(b"[" + chunk + b"]"))
+        return DecodedChunk(_strict.decode(chunk))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     end = chunk.rfind(b"\n  ]") if kineto_layout else -1
     if end >= 0:
         try:
-            return DecodedChunk(_strict.decode(b"[" + chunk[:end] + b"]"), tail=chunk[end:])
+            return DecodedChunk(_strict.decode(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
     try:
-        return DecodedChunk(_lax.decode(b"[" + chunk + b"]"))
+        return DecodedChunk(_lax.decode(chunk))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _decode_each(chunk, kineto_layout)
+        return _decode_each(bytes(chunk[1:-1]), kineto_layout)
 
 
 def _decode_each(chunk: bytes, kineto_layout: bool) -> DecodedChunk:

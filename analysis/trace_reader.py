@@ -66,7 +66,7 @@ def read_trace(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
     ended = False
     for chunk in text.chunks:
         if ended:  # a tail longer than a chunk
-            text.tail += chunk
+            text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             continue
         decoded = decode_chunk(columns.rebased(chunk), text.kineto_layout)
         columns.add(decoded.events)
@@ -107,17 +107,18 @@ class _Columns:
         self.without_time = 0
         self.negative = 0
 
-    def rebased(self, chunk: bytes) -> bytes:
+    def rebased(self, chunk: bytearray) -> bytearray:
         """Microseconds since 1970 with a fraction do not fit a float: shorten them in the text."""
         match = _EPOCH_MICROSECONDS.search(chunk, 0, 1 << 16)
         if match is None and not self.base_text:
             return chunk
         self.base_text = self.base_text or int(match[1] if match else 0)
-        return re.sub(
+        shortened = re.sub(
             rb'("ts"\s*:\s*"?)(\d{16,})',
             lambda found: found[1] + str(int(found[2]) - self.base_text).encode(),
             chunk,
         )
+        return bytearray(shortened)
 
     def add(self, decoded: Sequence[Event]) -> None:
         category_of = _CATEGORIES.get
