@@ -42,10 +42,6 @@ class Bounded(NamedTuple):
         high = self.high / other.low if other.low > 0 else math.inf
         return Bounded(self.value / other.value, self.low / other.high, high)
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
     def straddles(self, level: float) -> bool:
         """Whether the bounds leave open on which side of `level` the value lies."""
         return self.low < self.high and self.low <= level <= self.high

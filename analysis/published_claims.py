@@ -186,7 +186,7 @@ def agreement(value: float, printed: str) -> str:
         return "differs"
     if abs(distance) <= last_digit / 2 + slack:
         return "digits"
-    return "truncated" if 0 <= distance < last_digit else "differs"
+    return "truncated" if 0 <= distance < last_digit - slack else "differs"
 
 
 def last_printed_digit(printed: str) -> float:

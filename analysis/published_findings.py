@@ -101,7 +101,7 @@ def _steps_contradict(row: EpochTime) -> bool:
 
 def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
     for where, rows in _grouped(row for row in table.rows if _exceeds(row)):
-        smallest = min(global_batch(row) or 0 for row in rows)
+        sizes = [global_batch(row) or row.batch_size for row in rows]
         times_s = [row.epoch_seconds for row in rows if row.epoch_seconds is not None and row.devices == 1]
         spread = ""
         if len(times_s) > 1:
@@ -109,8 +109,8 @@ def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
             spread = f"; on one device they are the same single step, and yet take {shortest:g} to {longest:g} s"
         yield warning(
             "batch_exceeds_dataset",
-            f"{where}: {len(rows)} rows, from a global batch of {smallest} on, are one batch of the whole data set of "
-            f"{rows[0].samples_per_epoch} samples{spread}",
+            f"{where}: {len(rows)} rows, with batches of {min(sizes)} to {max(sizes)}, are one batch of the whole "
+            f"data set of {rows[0].samples_per_epoch} samples{spread}",
             "leave these rows out: no step had the batch they name",
         )
 

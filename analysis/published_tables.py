@@ -85,16 +85,15 @@ def read_epoch_times(path: Path) -> pd.DataFrame:
     """
     headings, lines = _read_cells(path, REQUIRED_COLUMNS)
     rows: list[EpochTime] = []
-    seen: dict[EpochTime, int] = {}
+    seen: dict[tuple[object, ...], int] = {}
     for line, cells in lines:
         row = _epoch_time(_Row(path, line, cells))
-        key = row._replace(
-            parameters=None, epoch_seconds=None, resolution_s=None, provenance=None, steps_per_epoch=None
-        )
+        key = (row.study, row.run, row.strategy, row.batch_size, row.devices)
         if key in seen:
             raise DpscopeError(
-                f"{path}, row {line}: the same setting as row {seen[key]} ({row.strategy}, batch_size "
-                f"{row.batch_size}, devices {row.devices}); give each repetition its own name in column run"
+                f"{path}, row {line}: strategy {row.strategy}, batch_size {row.batch_size}, devices {row.devices} "
+                f"again, as in row {seen[key]}; name repetitions, other models and other machines apart "
+                "in column run or study"
             )
         seen[key] = line
         rows.append(row)

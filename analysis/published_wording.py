@@ -24,6 +24,11 @@ def listed(parts: Sequence[str]) -> str:
     return ", ".join(parts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def shortened(printed_value: str) -> str:
+    """A printed value, to six digits where a whole float was printed."""
+    return printed_value if len(printed_value) <= 12 else f"{float(printed_value):.6g}..."
+
+
 def warning(code: str, message: str, next_step: str) -> Finding:
     return Finding(severity="warning", code=code, message=message, next_step=next_step)
 

@@ -172,11 +172,16 @@ def fit_scaling(
 def predicted_speedup(fit: ScalingFit, devices: int) -> Prediction:
     """The fitted law's speedup; says so when it is asked past twice the largest measured count.
 
-    A single measured count predicts nothing: the value is then missing, with the reason in `note`.
+    A single measured count predicts nothing, nor does a law that cannot describe the speedups it was fitted to:
+    the value is then missing, with the reason in `note`.
     """
     count = next(iter(fit.parameters.values())).count
+    reason = ""
     if fit.law == "karp_flatt" and devices not in (1, fit.largest_devices):
         reason = "one measured count tells a serial fraction, but not how it changes: measure another count"
+    elif fit.law in ("amdahl", "gustafson"):
+        reason = fit.note
+    if reason:
         return Prediction(devices, Estimate(None, None, None, count), reason)
     values = np.array([parameter.value for parameter in fit.parameters.values()], dtype=np.float64)
     value = _speedup(fit.law, values, devices)

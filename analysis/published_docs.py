@@ -1,0 +1,162 @@
+"""`docs/published-results.md`: study by study, what was claimed, what holds and what does not.
+
+`python -m dpscope.analysis.published_docs`, in the repository's root, writes the page from `examples/published`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from dpscope.analysis.published_baselines import global_batch
+from dpscope.analysis.published_estimates import Estimate
+from dpscope.analysis.published_report import (
+    LEGEND,
+    claim_table,
+    estimate_report,
+    finding_list,
+    markdown_table,
+    number,
+    overview_tables,
+)
+from dpscope.analysis.published_tables import EpochTime, epoch_times, read_claims, read_epoch_times
+from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
+from dpscope.profiling.run_store import DpscopeError, write_text
+
+EXAMPLES = Path("examples/published")
+PAGE = Path("docs/published-results.md")
+
+_INTRODUCTION = """# Published results, audited
+
+Made by `python -m dpscope.analysis.published_docs` from [examples/published](../examples/published/README.md); edit
+those tables, not this page. Each study is told in the same order: its times, what was claimed from them, what holds,
+what does not, and what its source states that no computation over the tables can show.
+
+Words: T_N is the time of an epoch on N devices, b the batch per device, G = N b the global batch, S the bytes of the
+gradients, (512, 4) a batch_size of 512 on 4 devices. An interval is what the clock's resolution allows: a time read to
+r seconds is taken as T +- r, which covers a rounded print, a truncated one and a difference of two truncated clock
+readings; no table says which of these it holds.
+
+A claim "holds" when the sound value has its printed digits, give or take one of the last. The sound form of
+communication from epoch times is `same_local_batch`, T_N - T_1/N with T_1 at the same batch per device: added wall
+time, not total communication, as overlap hides some of it and contention and waiting add. Where no such T_1 was
+measured there is no sound value. Effective bandwidth is the bytes a device must move in an epoch over that added time,
+and no rate of a link.
+"""
+
+
+class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands in a source, where, and what to think of it."""
+
+    stated: str
+    where: str
+    comment: str
+
+
+class StudyNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A study's title, its kind of source and the statements that no table shows."""
+
+    name: str
+    title: str
+    source: str
+    statement: tuple[Statement, ...] = ()
+
+
+class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`notes.toml`, in the order in which the page tells the studies."""
+
+    study: tuple[StudyNotes, ...]
+
+
+def read_notes(path: Path) -> Notes:
+    """Read `notes.toml`; raises DpscopeError naming what does not fit."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Notes)
+    except OSError as error:
+        raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DpscopeError(f"{path}: {error}") from error
+
+
+def render_published_results(times: pd.DataFrame, claims: pd.DataFrame, notes: Notes) -> str:
+    """The whole page, from tables as `read_epoch_times` and `read_claims` make them; every study needs notes."""
+    untold = set(times["study"].dropna()) - {study.name for study in notes.study}
+    if untold:
+        raise DpscopeError(f"no notes for {', '.join(sorted(untold))}: add a [[study]] to notes.toml")
+    parts = [_INTRODUCTION, "In the tables of what the times support: " + LEGEND + "\n"]
+    parts += [_study_section(times, claims, study) for study in notes.study]
+    return "\n".join(parts)
+
+
+def _study_section(times: pd.DataFrame, claims: pd.DataFrame, study: StudyNotes) -> str:
+    own_times = times[times["study"] == study.name]
+    own_claims = claims[claims["study"] == study.name]
+    if own_times.empty:
+        raise DpscopeError(f"notes tell of {study.name}, of which the table has no times")
+    report = estimate_report(own_times, own_claims)
+    rows = epoch_times(own_times)
+    lines = [f"## {study.title}", "", f"`{study.name}`: {study.source}. {_facts(rows)}", ""]
+    lines += ["### Claimed", ""]
+    lines += claim_table(report.claims) if report.claims else ["No values were derived from these times."]
+    lines += ["", "### What the times support", ""]
+    for where, table in overview_tables(report.estimates).items():
+        lines += [f"{where}:", "", *table, ""]
+    lines += _scaling_section(rows, report.estimates)
+    lines += ["### What does not hold, and what to mind", "", *finding_list(report.findings), ""]
+    if study.statement:
+        lines += ["### Stated by the source, not computed", ""]
+        lines += [f"- {one.stated} ({one.where}) {one.comment}" for one in study.statement]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _facts(rows: Sequence[EpochTime]) -> str:
+    first = rows[0]
+    meanings = sorted({row.batch_size_is.replace("_", " ") for row in rows if row.batch_size_is})
+    provenances = sorted({row.provenance for row in rows if row.provenance})
+    return (
+        f"{first.model} ({first.parameters} parameters) on {first.dataset} ({first.samples_per_epoch} samples an "
+        f"epoch); hardware: {first.hardware}; batch_size is {' or '.join(meanings)}; times: {', '.join(provenances)}."
+    )
+
+
+def _scaling_section(rows: Sequence[EpochTime], found: Sequence[Estimate]) -> list[str]:
+    """What a law fitted to the sound speedups of each batch says, no further than its measurements allow."""
+    scaling: Scaling = "strong" if all(global_batch(row) == row.batch_size for row in rows) else "weak"
+    series: dict[tuple[str, str, int], dict[int, float]] = {}
+    for one in found:
+        if (one.quantity, one.method) == ("speedup", scaling) and one.sound and one.value is not None:
+            series.setdefault((one.run or "", one.strategy, one.batch_size), {})[one.devices] = one.value
+    table = []
+    for (run, strategy, batch_size), speedups in series.items():
+        fit = fit_scaling(speedups, scaling)
+        assert fit is not None
+        farthest = FARTHEST_FACTOR * fit.largest_devices
+        prediction = predicted_speedup(fit, farthest)
+        parameters = ", ".join(f"{name} {number(one.value, 3)}" for name, one in fit.parameters.items())
+        told = f"{number(prediction.speedup.value, 3)}x on {farthest}" if not prediction.note else prediction.note
+        counts = ", ".join(str(devices) for devices in sorted(speedups))
+        error = f"{fit.worst_relative_error:.0%}" if len(speedups) > 1 else ""
+        table.append([run, strategy, str(batch_size), counts, f"{fit.law}: {parameters}", error, told])
+    if not table:
+        return []
+    headings = ("run", "by", "batch_size", "N measured", f"law of {scaling} scaling", "worst error", "predicts")
+    return ["Laws that these speedups allow, fitted:", "", *markdown_table(headings, table), ""]
+
+
+def main() -> int:
+    """Write the page; exit status 1 when a table cannot be read."""
+    try:
+        times = read_epoch_times(EXAMPLES / "epoch_times.csv")
+        claims = read_claims(EXAMPLES / "derived_values.csv")
+        write_text(PAGE, render_published_results(times, claims, read_notes(EXAMPLES / "notes.toml")))
+    except DpscopeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""`dpscope estimate`: estimates and findings of a table of epoch times, as text, JSON, CSV or Markdown."""
+
+import csv
+import io
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import pandas as pd
+
+from dpscope.analysis.published_audit import ClaimAudit, audit_claims
+from dpscope.analysis.published_claim_findings import claim_findings
+from dpscope.analysis.published_estimates import Estimate, estimates
+from dpscope.analysis.published_findings import table_findings
+from dpscope.analysis.published_tables import read_claims, read_epoch_times
+from dpscope.analysis.published_wording import place, shortened
+from dpscope.profiling.run_types import Finding
+
+WIDTH = 80
+OutputFormat = Literal["table", "json", "csv", "markdown"]
+
+_HEADINGS = ("by", "batch_size", "N", "strong", "weak", "compute s", "added s", "low", "high")
+_WIDTHS = (7, 10, 5, 7, 7, 9, 9, 9, 9)
+
+LEGEND = (
+    "strong, weak: speedup at the same global batch, and at the same batch per device (* one of the two: the "
+    "table does not say what its batch_size is); compute s: one device's time for its share of an epoch; added "
+    "s: wall time an epoch takes beyond that (same_local_batch), low and high what the clock's resolution allows; "
+    "? is unknown: the findings and the estimates themselves say why."
+)
+
+
+class EstimateReport(NamedTuple):
+    """All that a table tells, and all that is wrong with the claims made from it; `claims` is None without any."""
+
+    estimates: list[Estimate]
+    findings: list[Finding]
+    claims: list[ClaimAudit] | None
+
+
+def estimate_report(times: pd.DataFrame, claims: pd.DataFrame | None = None) -> EstimateReport:
+    """Estimates, findings and, with claims, their audit; frames as `read_epoch_times` and `read_claims` make them."""
+    findings = table_findings(times)
+    audits = None
+    if claims is not None:
+        audits = [audited.audit for audited in audit_claims(times, claims)]
+        findings = findings + claim_findings(times, claims)
+    return EstimateReport(estimates(times), findings, audits)
+
+
+def run_estimate(table: Path, claims: Path | None, format: OutputFormat) -> str:
+    """Read the files and render what they tell; ends with a line break.
+
+    `json` is an object with the lists estimates, findings and, with claims, claims; `csv` holds the estimates
+    alone; `table` fits 80 columns. Raises DpscopeError for files that cannot be read.
+    """
+    report = estimate_report(read_epoch_times(table), None if claims is None else read_claims(claims))
+    return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": as_markdown}[format](report)
+
+
+def as_json(report: EstimateReport) -> str:
+    content: dict[str, object] = {
+        "estimates": [estimate._asdict() for estimate in report.estimates],
+        "findings": report.findings,
+    }
+    if report.claims is not None:
+        content["claims"] = [audit._asdict() for audit in report.claims]
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+
+
+def as_csv(report: EstimateReport) -> str:
+    """A row per estimate, unknown cells empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Estimate._fields)
+    for estimate in report.estimates:
+        writer.writerow(["true" if cell is True else "false" if cell is False else cell for cell in estimate])
+    return text.getvalue()
+
+
+def as_text(report: EstimateReport) -> str:
+    """Plain text of at most 80 columns: sound values per setting, what is unknown and why, then findings."""
+    lines: list[str] = []
+    for where, settings in _by_setting(report.estimates).items():
+        lines += _wrapped(where, "")
+        lines.append(_aligned(_HEADINGS))
+        lines += [_aligned(_overview_cells(cells)) for cells in settings]
+        lines.append("")
+    if not report.estimates:
+        lines += ["No row with several devices: nothing to estimate.", ""]
+    else:
+        lines += _wrapped(LEGEND, "")
+        lines.append("")
+    if report.claims is not None:
+        lines += [_verdicts(report.claims), ""]
+    for finding in report.findings:
+        lines += _wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
+        lines += _wrapped(f"-> {finding.next_step}", "     ", first="  ")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_markdown(report: EstimateReport) -> str:
+    """Tables of the sound estimates and of the claims, then the findings."""
+    lines = ["# Estimates from epoch times", ""]
+    for where, table in overview_tables(report.estimates).items():
+        lines += [f"## {where}", "", *table, ""]
+    if report.claims is not None:
+        lines += ["## Claims", ""]
+        for study in dict.fromkeys(audit.study for audit in report.claims):
+            claimed = [audit for audit in report.claims if audit.study == study]
+            lines += [f"### {place(study, None)}", "", *claim_table(claimed), ""]
+    lines += ["## Findings", "", *finding_list(report.findings)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def overview_tables(found: Sequence[Estimate]) -> dict[str, list[str]]:
+    """Markdown by study and run: a line per setting with its sound values."""
+    return {
+        where: markdown_table(_HEADINGS, [_overview_cells(cells) for cells in settings])
+        for where, settings in _by_setting(found).items()
+    }
+
+
+def claim_table(audits: Sequence[ClaimAudit]) -> list[str]:
+    """Markdown: each claim, what its own method gives, and what is sound."""
+    headings = ("run", "claimed", "batch", "N", "printed", "by", "that gives", "sound", "verdict")
+    return markdown_table(headings, [_claim_cells(audit) for audit in audits])
+
+
+def finding_list(findings: Sequence[Finding]) -> list[str]:
+    """Markdown: a list item per finding."""
+    if not findings:
+        return ["None."]
+    return [f"- **{one.severity}** `{one.code}`: {one.message}. Next: {one.next_step}." for one in findings]
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table; bars in cells are escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(headings), "|" + " --- |" * len(headings), *(line(row) for row in rows)]
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A value to so many significant digits, ? where unknown."""
+    return "?" if value is None else f"{value:.{digits}g}"
+
+
+def _by_setting(found: Sequence[Estimate]) -> dict[str, list[dict[tuple[str, str], Estimate]]]:
+    """Per study and run, in order: each setting's estimates by (quantity, method)."""
+    settings: dict[tuple[object, ...], dict[tuple[str, str], Estimate]] = {}
+    for estimate in found:
+        settings.setdefault(estimate[:5], {})[estimate.quantity, estimate.method] = estimate
+    groups: dict[str, list[dict[tuple[str, str], Estimate]]] = {}
+    for cells in settings.values():
+        first = next(iter(cells.values()))
+        groups.setdefault(place(first.study, first.run), []).append(cells)
+    return groups
+
+
+def _overview_cells(cells: dict[tuple[str, str], Estimate]) -> tuple[str, ...]:
+    """One setting's line of the overview, under _HEADINGS."""
+    added = cells["communication_seconds", "same_local_batch"]
+    strong = number(cells["speedup", "strong"].value)
+    if ("speedup", "same_batch_size") in cells:
+        strong = number(cells["speedup", "same_batch_size"].value) + "*"
+    return (
+        added.strategy,
+        str(added.batch_size),
+        str(added.devices),
+        strong,
+        number(cells["speedup", "weak"].value),
+        number(cells["compute_seconds", "same_local_batch"].value),
+        number(added.value),
+        number(added.low) if added.value is not None else "",
+        number(added.high) if added.value is not None else "",
+    )
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    """Cells under _WIDTHS, text left and numbers right; what is too long is cut."""
+    fitted = [
+        cell if len(cell) <= width else cell[: width - 1] + "~" for cell, width in zip(cells, _WIDTHS, strict=True)
+    ]
+    first, *others = zip(fitted, _WIDTHS, strict=True)
+    return " ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+
+
+def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
+    unit = "" if audit.unit == "1" else f" {audit.unit}"
+    sound = audit.reason if audit.sound_value is None else number(audit.sound_value) + unit
+    gives = number(audit.reproduced, 6) + {"truncated": " (cut off)", "differs": " (differs)"}.get(audit.agreement, "")
+    return (
+        audit.run or "",
+        audit.quantity,
+        "" if audit.batch_size is None else str(audit.batch_size),
+        "" if audit.devices is None else str(audit.devices),
+        shortened(audit.printed_value) + unit,
+        f"`{audit.method}`",
+        gives,
+        sound,
+        audit.verdict.replace("_", " "),
+    )
+
+
+def _verdicts(audits: Sequence[ClaimAudit]) -> str:
+    counts = Counter(audit.verdict for audit in audits)
+    reproduced = sum(audit.agreement in ("digits", "truncated") for audit in audits)
+    text = (
+        f"{len(audits)} claims: {reproduced} are what their named method gives; {counts['holds']} hold, "
+        f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
+    )
+    return "\n".join(_wrapped(text, ""))
+
+
+def _wrapped(text: str, indent: str, first: str = "") -> list[str]:
+    lines = textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return lines or [""]

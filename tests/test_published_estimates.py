@@ -1,0 +1,245 @@
+"""Estimates from epoch times: the sound ones of the published tables, and tables made by hand."""
+
+import io
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpscope.analysis.bounded_values import Bounded
+from dpscope.analysis.published_estimates import QUANTITIES, Estimate, estimates
+from dpscope.analysis.published_tables import read_epoch_times
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "published"
+TIMES = read_epoch_times(EXAMPLES / "epoch_times.csv")
+
+# T_N - T_1/N with T_1 at the same batch per device, worked out from the table.
+SOUND_SECONDS = {
+    ("coursework_l4", "first", "dp", 128, 4): 14.305,  # 19.26 - 19.82/4
+    ("coursework_l4", "first", "dp", 512, 4): 4.9425,  # 9.38 - 17.75/4
+    ("coursework_l4", "second", "dp", 128, 4): 14.1232,  # 19.1595... - 20.1452.../4, of the sweep
+    ("coursework_l4", "second", "dp", 512, 4): 5.7016,  # 10.1085... - 17.6279.../4, of the sweep
+    ("coursework_cluster", None, "dp", 128, 4): 20.5,  # 30 - 38/4
+    ("coursework_cluster", None, "dp", 512, 4): 7.0,  # 11 - 16/4
+    ("coursework_cluster", None, "dp", 2048, 4): 7.75,  # 11 - 13/4
+    ("coursework_cluster", None, "dp", 8192, 4): 8.75,  # 12 - 13/4
+    ("coursework_weak", "table", "dp", 32, 2): 33.27,  # 41.32 - 16.10/2
+    ("coursework_weak", "table", "dp", 128, 2): 6.345,  # 10.53 - 8.37/2
+    ("coursework_weak", "table", "dp", 512, 2): 4.185,  # 8.78 - 9.19/2
+    ("coursework_weak", "table", "dp", 32, 4): 20.825,  # 24.85 - 16.10/4
+    ("coursework_weak", "table", "dp", 128, 4): 7.1975,  # 9.29 - 8.37/4
+    ("coursework_weak", "table", "dp", 512, 4): 6.4625,  # 8.76 - 9.19/4
+    ("coursework_ddp", None, "ddp", 128, 2): 5.45,  # 56.3 - 101.7/2
+    ("coursework_ddp", None, "ddp", 128, 4): 8.875,  # 34.3 - 101.7/4
+    ("benchmark_resnet50", None, "dp", 400, 8): 761.2359,  # 984.5840 - 1786.7849/8
+    ("benchmark_resnet50", None, "ddp", 400, 8): 16.0489,  # 239.3970 - 1786.7849/8
+}
+
+
+def table(folder: Path, text: str) -> pd.DataFrame:
+    path = folder / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    return read_epoch_times(path)
+
+
+def pick(found: list[Estimate], quantity: str, method: str, devices: int = 2) -> Estimate:
+    matching = [e for e in found if (e.quantity, e.method, e.devices) == (quantity, method, devices)]
+    assert len(matching) == 1
+    return matching[0]
+
+
+def test_sound_communication_of_the_published_tables() -> None:
+    found = [e for e in estimates(TIMES) if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")]
+    assert len(found) == 32  # one per multi-device row
+    sound = {e[:5]: e.value for e in found if e.sound}
+    assert sound == {key: pytest.approx(value, abs=5e-5) for key, value in SOUND_SECONDS.items()}
+    for estimate in found:
+        if not estimate.sound:
+            assert estimate.value is None
+            assert "no single-device time at" in estimate.reason
+
+
+def test_shortcuts_are_never_sound() -> None:
+    found = [e for e in estimates(TIMES) if e.method in ("ideal_split", "same_total")]
+    assert len(found) == 32 * 3
+    assert not any(e.sound for e in found)
+    negative = {e[:5]: e.value for e in found if e.value is not None and e.value < 0}
+    # 10.108532428741455 - 19.66075325012207 of the sweep
+    assert negative["coursework_l4", "second", "dp", 512, 4] == pytest.approx(-9.552220821380615)
+
+
+def test_interval_is_the_resolution_of_both_clocks() -> None:
+    # Whole seconds: 9 +- 1 less (13 +- 1)/2 is 2.5 +- 1.5.
+    found = [e for e in estimates(TIMES) if e[:5] == ("coursework_cluster", None, "dp", 512, 2)]
+    split = pick(found, "communication_seconds", "ideal_split")
+    assert (split.value, split.low, split.high) == (2.5, 1.0, 4.0)
+    # 13/9, from 12/10 to 14/8.
+    speedup = pick(found, "speedup", "strong")
+    assert (speedup.value, speedup.low, speedup.high) == (13 / 9, 1.2, 1.75)
+    total = pick(
+        [e for e in estimates(TIMES) if e[:5] == ("coursework_cluster", None, "dp", 128, 2)],
+        "communication_seconds",
+        "same_total",
+    )
+    assert (total.low, total.value, total.high) == (0.0, 2.0, 4.0)
+    assert "sign is not certain" in total.reason
+
+
+def test_no_resolution_leaves_no_interval() -> None:
+    for estimate in estimates(TIMES):
+        if estimate.study == "benchmark_resnet50" and estimate.value is not None:
+            assert estimate.low == estimate.value == estimate.high
+
+
+def test_run_takes_its_own_single_time_for_ratios_and_its_sweep_for_subtractions() -> None:
+    found = [e for e in estimates(TIMES) if e[:5] == ("coursework_l4", "second", "dp", 512, 4)]
+    assert pick(found, "speedup", "strong", 4).value == pytest.approx(19.77684736251831 / 10.108532428741455)
+    communication = pick(found, "communication_seconds", "same_local_batch", 4)
+    assert communication.value == pytest.approx(10.108532428741455 - 17.627889394760132 / 4)
+    assert "of run second_sweep" in communication.reason
+    compute = pick(found, "compute_seconds", "same_local_batch", 4)
+    assert compute.value == pytest.approx(17.627889394760132 / 4)
+
+
+def test_effective_bandwidth_by_hand(tmp_path: Path) -> None:
+    # 1000 samples, b = 10: 50 steps on 2 devices. DDP moves 2(1/2) x 4 MB = 4 MB a step, 0.2 GB an epoch; DP 8 MB, 0.4
+    # GB. Added: 7 - 10/2 = 2 s, so 0.1 and 0.2 GB/s.
+    head = "strategy,batch_size,batch_size_is,devices,epoch_seconds,parameters,samples_per_epoch\n"
+    rows = "single,10,per_device,1,10,1000000,1000\n{},10,per_device,2,7,1000000,1000\n"
+    for strategy, expected in (("ddp", 0.1), ("dp", 0.2)):
+        rate = pick(estimates(table(tmp_path, head + rows.format(strategy))), "effective_bandwidth", "same_local_batch")
+        assert rate.sound
+        assert rate.value == pytest.approx(expected)
+        assert rate.unit == "GB/s"
+    unknown = pick(estimates(table(tmp_path, head + rows.format("fsdp"))), "effective_bandwidth", "same_local_batch")
+    assert (unknown.value, unknown.sound) == (None, False)
+    assert "what this strategy moves" in unknown.reason
+
+
+def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:
+    # Global 64 on 2: strong against T_1(64) = 8, weak against T_1(32) = 10.
+    text = "strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+    text += "single,64,global,1,8\nsingle,32,global,1,10\nddp,64,global,2,5\n"
+    found = estimates(table(tmp_path, text))
+    assert pick(found, "speedup", "strong").value == 1.6
+    assert pick(found, "efficiency", "strong").value == 0.8
+    assert pick(found, "speedup", "weak").value == 2.0
+    assert pick(found, "communication_seconds", "same_local_batch").value == 0.0
+    assert pick(found, "effective_bandwidth", "same_local_batch").value is None  # never infinite
+
+
+def test_unknown_meaning_of_the_batch(tmp_path: Path) -> None:
+    found = estimates(table(tmp_path, "strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\nddp,32,2,6\n"))
+    assert pick(found, "speedup", "same_batch_size").value == pytest.approx(10 / 6)
+    for quantity, method in (("speedup", "strong"), ("speedup", "weak"), ("communication_seconds", "same_local_batch")):
+        unknown = pick(found, quantity, method)
+        assert (unknown.value, unknown.low, unknown.high, unknown.sound) == (None, None, None, False)
+        assert "batch_size_is is not given" in unknown.reason
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("single,16,global,1,\nddp,32,global,2,6\n", "single device ran out of memory"),
+        ("single,16,global,1,10\nddp,32,global,2,\n", "no epoch time: out of memory"),
+        ("single,16,global,1,10\nddp,33,global,2,6\n", "does not divide evenly"),
+        ("single,8,global,1,10\nddp,32,global,2,6\n", "no single-device time at 16"),
+        ("ddp,32,global,2,6\n", "no single-device time at 16"),
+    ],
+)
+def test_why_there_is_no_sound_value(tmp_path: Path, rows: str, reason: str) -> None:
+    head = "strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+    unknown = pick(estimates(table(tmp_path, head + rows)), "communication_seconds", "same_local_batch")
+    assert unknown.value is None
+    assert reason in unknown.reason
+
+
+def test_batch_above_the_data_set_is_not_sound(tmp_path: Path) -> None:
+    head = "strategy,batch_size,batch_size_is,devices,epoch_seconds,samples_per_epoch\n"
+    rows = "single,80,per_device,1,10,100\nddp,80,per_device,2,6,100\n"
+    found = estimates(table(tmp_path, head + rows))
+    for quantity in ("speedup", "communication_seconds", "compute_seconds", "effective_bandwidth"):
+        method = "weak" if quantity == "speedup" else "same_local_batch"
+        assert not pick(found, quantity, method).sound
+    assert "exceeds the data set" in pick(found, "communication_seconds", "same_local_batch").reason
+
+
+def test_baseline_may_be_a_run_of_its_own_or_the_strategy_on_one_device(tmp_path: Path) -> None:
+    head = "run,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+    own_run = table(tmp_path, head + "base,single,32,per_device,1,10\nmany,ddp,32,per_device,2,6\n")
+    found = pick(estimates(own_run), "communication_seconds", "same_local_batch")
+    assert (found.value, "of run base" in found.reason) == (1.0, True)
+    same_strategy = table(tmp_path, head + ",ddp,32,per_device,1,10\n,ddp,32,per_device,2,6\n")
+    assert pick(estimates(same_strategy), "communication_seconds", "same_local_batch").value == 1.0
+    two_runs = head + "a,single,32,per_device,1,10\nb,single,32,per_device,1,9\nmany,ddp,32,per_device,2,6\n"
+    assert pick(estimates(table(tmp_path, two_runs)), "communication_seconds", "same_local_batch").value is None
+
+
+def test_other_data_sets_are_no_baseline(tmp_path: Path) -> None:
+    head = "dataset,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+    found = estimates(table(tmp_path, head + "A,single,32,per_device,1,10\nB,ddp,32,per_device,2,6\n"))
+    assert pick(found, "communication_seconds", "same_local_batch").value is None
+
+
+def test_one_device_only_has_no_estimates(tmp_path: Path) -> None:
+    assert estimates(table(tmp_path, "strategy,batch_size,devices,epoch_seconds\nsingle,32,1,10\n")) == []
+
+
+def test_bounds_by_hand() -> None:
+    assert Bounded.clock_reading(0.4, 1.0) == (0.4, 0.0, 1.4)
+    assert Bounded.clock_reading(2.0, 1.0).per(Bounded.clock_reading(1.0, 1.0)) == (2.0, 0.5, math.inf)
+    assert not Bounded(0.0, 0.0, 0.0).straddles(0)
+
+
+_SECONDS = st.one_of(st.none(), st.floats(1e-3, 1e6))
+_ROW = st.tuples(
+    st.sampled_from(["single", "dp", "ddp", "fsdp"]),
+    st.sampled_from([1, 2, 8, 32, 64]),
+    st.sampled_from(["global", "per_device", None]),
+    st.integers(1, 4),
+    _SECONDS,
+    st.one_of(st.none(), st.floats(0, 10)),
+    st.sampled_from([None, 50, 1000]),
+    st.sampled_from([None, 1_000_000]),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(rows=st.lists(_ROW, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1], row[3])), drop=st.booleans())
+def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[tuple[object, ...]], drop: bool) -> None:
+    names = [
+        "strategy",
+        "batch_size",
+        "batch_size_is",
+        "devices",
+        "epoch_seconds",
+        "resolution_s",
+        "samples_per_epoch",
+        "parameters",
+    ]
+    frame = pd.DataFrame(rows, columns=names)
+    frame.loc[frame["strategy"] == "single", "devices"] = 1
+    frame = frame.drop_duplicates(["strategy", "batch_size", "devices"])
+    if drop:
+        frame = frame.drop(columns=["resolution_s", "parameters", "batch_size_is"])
+    text = io.StringIO()
+    frame.astype({"samples_per_epoch": "Int64"}).to_csv(text, index=False)
+    found = estimates(table(tmp_path, text.getvalue()))
+    assert len(found) >= 10 * int((frame["devices"] > 1).sum())
+    for estimate in found:
+        assert estimate.quantity in QUANTITIES
+        assert estimate.reason
+        if estimate.value is None:
+            assert (estimate.low, estimate.high, estimate.sound) == (None, None, False)
+            continue
+        assert estimate.low is not None
+        assert estimate.low <= estimate.value
+        assert estimate.high is None or estimate.value <= estimate.high
+        if estimate.quantity == "effective_bandwidth":
+            assert estimate.low > 0
+            assert estimate.high is not None
+        if drop:
+            assert estimate.low == estimate.value == estimate.high

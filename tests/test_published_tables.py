@@ -1,0 +1,124 @@
+"""Reading tables of epoch times and of claims: what is accepted, and what each mistake is told as."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpscope.analysis.published_tables import claim_rows, epoch_times, read_claims, read_epoch_times
+from dpscope.profiling.run_store import DpscopeError
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "published"
+SMALLEST = "strategy,batch_size,devices,epoch_seconds\n"
+
+
+def write(folder: Path, text: str, name: str = "table.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_example_tables() -> None:
+    times = read_epoch_times(EXAMPLES / "epoch_times.csv")
+    rows = epoch_times(times)
+    assert len(rows) == 66
+    assert sum(row.epoch_seconds is None for row in rows) == 1  # one run out of memory
+    assert rows[0].study == "coursework_l4"
+    assert rows[0].resolution_s == 0.01
+    assert (type(rows[0].batch_size), type(rows[0].epoch_seconds)) == (int, float)
+    assert times.attrs == {"absent_columns": ["steps_per_epoch"], "unknown_columns": []}
+    claims = claim_rows(read_claims(EXAMPLES / "derived_values.csv"))
+    assert len(claims) == 104
+    assert claims[14].printed_value == "-0.1519639492034912"  # kept digit by digit
+
+
+def test_four_columns_are_enough(tmp_path: Path) -> None:
+    times = read_epoch_times(write(tmp_path, SMALLEST + "single,32,1,10\nDDP,32,2,6.5\n"))
+    row = epoch_times(times)[1]
+    assert (row.strategy, row.batch_size, row.devices, row.epoch_seconds) == ("ddp", 32, 2, 6.5)
+    unknown = (row.study, row.run, row.parameters, row.samples_per_epoch, row.batch_size_is, row.resolution_s)
+    assert unknown == (None,) * 6
+    assert "resolution_s" in times.attrs["absent_columns"]
+
+
+def test_spelling_that_is_accepted(tmp_path: Path) -> None:
+    text = "\ufeffepoch_seconds , devices,strategy,batch_size,note\r\n NaN,4,ddp,64,x\r\n\r\n1e1,1.0,single,64,\r\n"
+    times = read_epoch_times(write(tmp_path, text))
+    rows = epoch_times(times)
+    assert rows[0].epoch_seconds is None
+    assert (rows[1].epoch_seconds, rows[1].devices) == (10.0, 1)
+    assert times.attrs["unknown_columns"] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ("is empty", "strategy, batch_size, devices, epoch_seconds")),
+        ("\n\n", ("is empty",)),
+        (SMALLEST, ("no rows",)),
+        ("strategy;batch_size;devices;epoch_seconds\nddp;32;2;5\n", ("row 1", "no column", "separated by commas")),
+        ("strategy,batch_size,devices\nddp,32,2\n", ("row 1", "no column epoch_seconds")),
+        ("strategy,batch_size,devices,devices,epoch_seconds\nddp,1,2,2,3\n", ("column devices", "twice")),
+        (SMALLEST + "single,32,1,10\nddp,32,2,fast\n", ("row 3", "column epoch_seconds", "'fast'", "not a number")),
+        (SMALLEST + "ddp,32,2,OOM\n", ("row 2", "epoch_seconds", "'OOM'", "empty: out of memory")),
+        (SMALLEST + "ddp,32,2,-1\n", ("epoch_seconds", "'-1'")),
+        (SMALLEST + "ddp,32,2,0\n", ("epoch_seconds", "'0'")),
+        (SMALLEST + "ddp,32,2,inf\n", ("epoch_seconds", "'inf'")),
+        (SMALLEST + "ddp,32,2,1e999\n", ("epoch_seconds", "'1e999'")),
+        (SMALLEST + 'ddp,"1,024",2,5\n', ("batch_size", "'1,024'")),
+        (SMALLEST + "ddp,0,2,5\n", ("batch_size", "whole number from 1")),
+        (SMALLEST + "ddp,32.5,2,5\n", ("batch_size", "'32.5'", "whole number")),
+        (SMALLEST + "ddp,32,,5\n", ("column devices", "is empty", "every row needs it")),
+        (SMALLEST + ",32,2,5\n", ("column strategy", "is empty")),
+        (SMALLEST + "single,32,2,5\n", ("column devices", "'2'", "single is one device")),
+        (SMALLEST + "ddp,32,2\n", ("row 2", "3 cells under 4 headings")),
+        (SMALLEST + "ddp,32,2,5,6\n", ("row 2", "5 cells under 4 headings")),
+        (SMALLEST + 'ddp,32,2,"5\n', ("row 2", "quotes")),
+        (SMALLEST + "ddp,32,2,5\nddp,32,2,6\n", ("row 3", "again, as in row 2", "column run or study")),
+        ("batch_size_is," + SMALLEST + "local,ddp,32,2,5\n", ("batch_size_is", "'local'", "global nor per_device")),
+        ("resolution_s," + SMALLEST + "-1,ddp,32,2,5\n", ("resolution_s", "'-1'", "from 0 on")),
+        (SMALLEST + f"ddp,32,2,{'9' * 60}x\n", ("epoch_seconds", "...'")),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(DpscopeError) as told:
+        read_epoch_times(path)
+    message = str(told.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"strategy,\xff\xfe\n")
+    for path, part in ((tmp_path / "absent.csv", "No such file"), (tmp_path, "directory"), (binary, "not UTF-8")):
+        with pytest.raises(DpscopeError, match=part):
+            read_epoch_times(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ("speedup,T1/TN,about two,1", "column printed_value: 'about two'"),
+        ("speedup,,2.0,1", "column method"),
+        ("speedup,T1/TN,2.0,", "column unit"),
+    ],
+)
+def test_mistakes_in_claims(tmp_path: Path, row: str, part: str) -> None:
+    with pytest.raises(DpscopeError, match=part):
+        read_claims(write(tmp_path, f"quantity,method,printed_value,unit\n{row}\n"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(st.text(alphabet=st.sampled_from('strategy,batch_sizedevices\n"0123456789.eE+-naN \t'), max_size=80))
+def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> None:
+    path = write(tmp_path, SMALLEST + tail)
+    try:
+        rows, message = len(read_epoch_times(path)), ""
+    except DpscopeError as error:
+        rows, message = 0, str(error)
+    assert (rows > 0) != (len(message.splitlines()) == 1)

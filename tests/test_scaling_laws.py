@@ -1,0 +1,182 @@
+"""Scaling laws against values worked out by hand (in the comments)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpscope.analysis.scaling_laws import (
+    amdahl_speedup,
+    fit_scaling,
+    gustafson_speedup,
+    karp_flatt,
+    predicted_speedup,
+    scaled_speedup,
+    speedup_draws,
+    speedup_from_exposed_share,
+    strong_efficiency,
+    strong_speedup,
+    usl_speedup,
+    weak_efficiency,
+)
+
+
+def test_speedups_and_efficiencies() -> None:
+    # Strong: 100 us on one device, 40 us on 4: 100/40 = 2.5, a quarter of that 0.625.
+    assert strong_speedup(100, 40) == 2.5
+    assert strong_efficiency(100, 40, 4) == 0.625
+    # Weak: the same batch per device takes 125 us on 4 instead of 100: 100/125 = 0.8, times 4 = 3.2.
+    assert weak_efficiency(100, 125) == 0.8
+    assert scaled_speedup(100, 125, 4) == 3.2
+
+
+def test_karp_flatt() -> None:
+    # S = 2 on 4 devices: (1/2 - 1/4) / (1 - 1/4) = 0.25 / 0.75 = 1/3.
+    assert karp_flatt(2, 4) == pytest.approx(1 / 3)
+    assert karp_flatt(4, 4) == 0  # ideal
+    assert karp_flatt(1, 4) == 1  # no gain: all serial
+    assert karp_flatt(5, 4) < 0  # above N
+
+
+def test_amdahl_gustafson_usl() -> None:
+    # s = 0.2, N = 4: 1/(0.2 + 0.8/4) = 1/0.4 = 2.5.
+    assert amdahl_speedup(0.2, 4) == pytest.approx(2.5)
+    # s = 0.2, N = 4: 4 - 0.2 x 3 = 3.4.
+    assert gustafson_speedup(0.2, 4) == pytest.approx(3.4)
+    # sigma = 0.1, kappa = 0.05, N = 4: 4/(1 + 0.3 + 0.05 x 12) = 4/1.9.
+    assert usl_speedup(0.1, 0.05, 4) == pytest.approx(4 / 1.9)
+    # Without coherency the law is Amdahl's.
+    assert usl_speedup(0.2, 0, 4) == pytest.approx(amdahl_speedup(0.2, 4))
+
+
+def test_exposed_share_as_serial_fraction_is_too_low() -> None:
+    # 20% of a weak step exposed: 4 x 0.8 = 3.2 are measured, 1/(0.2 + 0.2) = 2.5 is what the misuse predicts.
+    measured = scaled_speedup(80, 100, 4)
+    assert measured == pytest.approx(3.2)
+    assert speedup_from_exposed_share(0.2, 4) == pytest.approx(2.5)
+
+
+def test_no_multi_device_point_has_no_fit() -> None:
+    assert fit_scaling({}, "strong") is None
+    assert fit_scaling({1: 1.0}, "strong") is None
+
+
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_one_point_tells_karp_flatt_and_predicts_nothing(scaling: str) -> None:
+    fit = fit_scaling({1: 1.0, 4: 2.0}, "strong" if scaling == "strong" else "weak")
+    assert fit is not None
+    assert fit.law == "karp_flatt"
+    assert fit.parameters["serial_fraction"].value == pytest.approx(1 / 3)
+    assert fit.parameters["serial_fraction"].count == 1
+    prediction = predicted_speedup(fit, 8)
+    assert prediction.speedup.value is None
+    assert "another count" in prediction.note
+    assert predicted_speedup(fit, 4).speedup.value == pytest.approx(2.0)
+
+
+def test_two_points_fit_amdahl_or_gustafson() -> None:
+    strong = fit_scaling({2: amdahl_speedup(0.2, 2), 4: amdahl_speedup(0.2, 4)}, "strong")
+    assert strong is not None
+    assert strong.law == "amdahl"
+    assert strong.parameters["serial_fraction"].value == pytest.approx(0.2)
+    assert strong.worst_relative_error == pytest.approx(0, abs=1e-12)
+    weak = fit_scaling({2: gustafson_speedup(0.3, 2), 4: gustafson_speedup(0.3, 4)}, "weak")
+    assert weak is not None
+    assert weak.law == "gustafson"
+    assert weak.parameters["serial_fraction"].value == pytest.approx(0.3)
+
+
+def test_two_points_by_hand() -> None:
+    # S = 1.6 on 2 and 2.5 on 4. Weights S/N = 0.8, 0.625; columns (S/N)(N-1) = 0.8, 1.875; right sides 1 - S/N =
+    # 0.2, 0.375. s = (0.8 x 0.2 + 1.875 x 0.375) / (0.64 + 3.515625) = 0.863125 / 4.155625 = 0.2077005...
+    fit = fit_scaling({2: 1.6, 4: 2.5}, "strong")
+    assert fit is not None
+    assert fit.parameters["serial_fraction"].value == pytest.approx(0.863125 / 4.155625)
+
+
+def test_three_points_fit_usl() -> None:
+    fit = fit_scaling({n: usl_speedup(0.05, 0.01, n) for n in (1, 2, 4, 8)}, "strong")
+    assert fit is not None
+    assert fit.law == "usl"
+    assert fit.parameters["contention"].value == pytest.approx(0.05)
+    assert fit.parameters["coherency"].value == pytest.approx(0.01)
+    assert fit.note == ""
+    assert predicted_speedup(fit, 16).speedup.value == pytest.approx(usl_speedup(0.05, 0.01, 16))
+
+
+def test_usl_is_clamped_at_zero() -> None:
+    ideal_and_better = fit_scaling({2: 2.1, 4: 4.3, 8: 8.8}, "strong")
+    assert ideal_and_better is not None
+    assert [one.value for one in ideal_and_better.parameters.values()] == [0, 0]
+    assert ideal_and_better.note == "clamped at 0: contention, coherency"
+    assert predicted_speedup(ideal_and_better, 8).speedup.value == 8
+
+
+def test_slower_than_one_device_is_not_described_by_amdahl() -> None:
+    fit = fit_scaling({2: 0.4, 4: 0.3}, "strong")
+    assert fit is not None
+    assert fit.parameters["serial_fraction"].value == 1
+    prediction = predicted_speedup(fit, 8)
+    assert prediction.speedup.value is None
+    assert "slower than one device" in prediction.note
+
+
+def test_extrapolation_past_twice_the_largest_count_says_so() -> None:
+    fit = fit_scaling({2: 1.8, 4: 3.1}, "strong")
+    assert fit is not None
+    assert predicted_speedup(fit, 8).note == ""
+    far = predicted_speedup(fit, 9)
+    assert far.speedup.value is not None
+    assert "extrapolated past twice the largest measured count (4)" in far.note
+
+
+def test_bootstrap_interval_holds_the_truth_and_shrinks_with_noise() -> None:
+    generator = np.random.default_rng(3)
+
+    def steps(mean_us: float, noise: float) -> list[np.ndarray]:
+        return [generator.normal(mean_us, noise * mean_us, 40) for _ in range(3)]
+
+    widths = []
+    for noise in (0.001, 0.02):
+        single = steps(1000, noise)
+        several = {n: steps(1000 / amdahl_speedup(0.1, n), noise) for n in (2, 4)}
+        draws = speedup_draws(single, several, "strong")
+        medians = {n: float(np.median(draws[n])) for n in draws}
+        fit = fit_scaling(medians, "strong", draws)
+        assert fit is not None
+        fraction = fit.parameters["serial_fraction"]
+        assert fraction.low is not None
+        assert fraction.high is not None
+        assert fraction.low - 0.01 <= 0.1 <= fraction.high + 0.01
+        prediction = predicted_speedup(fit, 8).speedup
+        assert prediction.low is not None
+        assert prediction.high is not None
+        assert prediction.value is not None
+        assert prediction.low <= prediction.value <= prediction.high
+        widths.append(fraction.high - fraction.low)
+    assert 0 < widths[0] < widths[1]
+
+
+def test_weak_draws_are_scaled_speedups() -> None:
+    # Constant samples: every resample is 100/125, scaled by N = 4: 3.2.
+    draws = speedup_draws([np.full(9, 100.0)], {4: [np.full(9, 125.0)]}, "weak")
+    assert draws[4] == pytest.approx(3.2)
+
+
+@given(
+    st.dictionaries(st.integers(2, 64), st.floats(0.05, 64), min_size=1, max_size=6),
+    st.sampled_from(["strong", "weak"]),
+)
+def test_fits_stay_in_their_limits(speedups: dict[int, float], scaling: str) -> None:
+    fit = fit_scaling(speedups, "strong" if scaling == "strong" else "weak")
+    assert fit is not None
+    expected = {1: {"karp_flatt"}, 2: {"amdahl", "gustafson"}}.get(len(speedups), {"usl"})
+    assert fit.law in expected
+    if fit.law != "karp_flatt":
+        assert all(one.value is not None and one.value >= 0 for one in fit.parameters.values())
+    assert fit.largest_devices == max(speedups)
+
+
+@given(st.floats(0.01, 1), st.integers(2, 64))
+def test_karp_flatt_inverts_amdahl(serial: float, devices: int) -> None:
+    assert karp_flatt(amdahl_speedup(serial, devices), devices) == pytest.approx(serial)
