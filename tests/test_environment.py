@@ -1,0 +1,114 @@
+"""Device states from NVML's answers, replayed; findings about them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from dpscope.profiling.environment import collect_environment, device_findings, device_states, driver_version
+from dpscope.profiling.interconnect import device_links
+
+
+class RecordedNvml:
+    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and question."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, **answers: tuple[Any, Any]) -> None:
+        self.answers = {
+            "UUID": ("GPU-aaaa", "GPU-bbbb"),
+            "Name": ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+            "ClockInfo": (1410, 1410),
+            "MaxClockInfo": (1410, 1410),
+            "Temperature": (41, 83),
+            "PowerUsage": (61_250, 398_000),
+            "CurrentClocksThrottleReasons": (0x1, 0x0),  # idle is no throttling
+            "CurrPcieLinkGeneration": (4, 4),
+            "CurrPcieLinkWidth": (16, 16),
+            "ComputeRunningProcesses": ([], []),
+            "NvLinkState": (1, 1),
+            "NvLinkVersion": (3, 3),
+            "MaxPcieLinkGeneration": (4, 4),
+            "MaxPcieLinkWidth": (16, 16),
+            **answers,
+        }
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 (NVML's names)
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"550.54.15"
+
+    def __getattr__(self, name: str) -> Any:
+        answers = self.answers[name.removeprefix("nvmlDeviceGet")]
+
+        def answer(handle: int, *arguments: int) -> Any:
+            if answers[handle] is None:
+                raise self.NVMLError("not supported")
+            return answers[handle]
+
+        return answer
+
+
+def processes(*ids: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=process) for process in ids]
+
+
+def test_states_as_nvml_tells_them() -> None:
+    first, second = device_states(RecordedNvml(), ())
+    assert (first.index, first.uuid, first.name) == (0, "GPU-aaaa", "NVIDIA A100-SXM4-40GB")
+    assert (first.power_w, second.temperature_c, first.sm_clock_mhz) == (61.25, 83, 1410)
+    assert (first.throttle_reasons, first.other_process_ids) == ((), ())
+    assert device_findings([first, second]) == []
+
+
+def test_what_a_device_does_not_tell_is_missing() -> None:
+    first, _ = device_states(RecordedNvml(PowerUsage=(None, None), ComputeRunningProcesses=(None, None)), ())
+    assert first.power_w is None
+    assert first.other_process_ids is None
+    # Own process ids unknown, as in a container: nobody can be called a stranger.
+    assert device_states(RecordedNvml(), None)[0].other_process_ids is None
+
+
+def test_visible_devices_choose_and_order() -> None:
+    nvml = RecordedNvml()
+    assert [state.uuid for state in device_states(nvml, (), "1,0")] == ["GPU-bbbb", "GPU-aaaa"]
+    assert [state.uuid for state in device_states(nvml, (), "GPU-bb")] == ["GPU-bbbb"]
+    assert [state.uuid for state in device_states(nvml, (), "0,7,1")] == ["GPU-aaaa"]
+    assert device_states(None, ()) == ()
+
+
+def test_findings_of_unfair_devices() -> None:
+    nvml = RecordedNvml(
+        CurrentClocksThrottleReasons=(0x0, 0x44),
+        ComputeRunningProcesses=(processes(11, 12), processes(12)),
+        Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+        CurrPcieLinkWidth=(16, 8),
+    )
+    found = {finding.code: finding for finding in device_findings(device_states(nvml, (12,)))}
+    assert set(found) == {"device_throttled", "device_shared", "mixed_devices", "mixed_links"}
+    assert (
+        "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C"
+        in found["device_throttled"].message
+    )
+    assert "GPU 0 is shared with other processes (11)" in found["device_shared"].message
+    assert "1 x 16, 1 x 8" in found["mixed_links"].message
+    assert all(finding.next_step for finding in found.values())
+
+
+def test_links_and_driver() -> None:
+    assert driver_version(RecordedNvml()) == "550.54.15"
+    links = device_links(RecordedNvml(NvLinkState=(1, 0)))
+    assert [(link.active_nvlinks, link.nvlink_version) for link in links] == [(18, 3), (0, None)]
+    assert device_links(None) == ()
+
+
+def test_this_machine() -> None:
+    environment = collect_environment(None)
+    assert environment.cpu_count >= 1
+    assert environment.torch_version is not None
+    assert environment.accelerators == ()

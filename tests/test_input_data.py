@@ -1,0 +1,78 @@
+"""Batches, and that every strategy trains on the same samples."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dpscope.launch.input_data import RankOrderBatchSampler, loader_workers, open_stream
+from dpscope.launch.plan import check_data
+from dpscope.launch.run_config import load_config
+from dpscope.launch.workloads import Workload
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, RunConfig
+from torch import nn
+from torch.utils.data import DistributedSampler, TensorDataset
+
+HOST = torch.device("cpu")
+WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
+DDP = Cell(strategy="ddp", devices=2, batch_size=3)
+DP = Cell(strategy="dp-host", devices=2, batch_size=3)
+
+
+def config(**flags: object) -> RunConfig:
+    return load_config(None, {"samples": 20, "workers": 0, **flags})
+
+
+def images(cell: Cell, rank: int, steps: int, **flags: object) -> list[torch.Tensor]:
+    stream = open_stream(config(**flags), cell, WORKLOAD, rank, HOST)
+    return [stream.next_batch()[0] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("data", ["synthetic", "fake"])
+def test_ranks_batches_in_rank_order_make_up_dataparallels(data: str) -> None:
+    steps = 9  # into a third epoch, over the smaller last batches
+    whole = images(DP, 0, steps, data=data)
+    shares = [images(DDP, rank, steps, data=data) for rank in (0, 1)]
+    assert len(whole[0]) == 6
+    assert not torch.equal(shares[0][0], shares[1][0])
+    for step in range(steps):
+        assert torch.equal(whole[step], torch.cat([shares[0][step], shares[1][step]]))
+
+
+def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
+    dataset: Any = TensorDataset(torch.arange(10))
+    sampler = RankOrderBatchSampler(dataset, shares=2, ranks=range(1, 2), batch_size=2, seed=5)
+    expected = DistributedSampler(dataset, num_replicas=2, rank=1, seed=5)
+    orders = []
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        expected.set_epoch(epoch)
+        orders.append([index for batch in sampler for index in batch])
+        assert orders[-1] == list(expected)
+    assert orders[0] != orders[1]
+    assert len(sampler) == 3
+
+
+def test_epochs_are_counted() -> None:
+    for data in ("synthetic", "fake"):
+        stream = open_stream(config(data=data), DDP, WORKLOAD, 0, HOST)
+        assert stream.steps_per_epoch == 4  # ceil(20 / 6)
+        epochs = []
+        for _ in range(9):
+            stream.next_batch()
+            epochs.append(stream.epoch)
+        assert epochs == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+
+
+def test_a_total_of_workers_is_shared() -> None:
+    assert [loader_workers(config(workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
+    assert loader_workers(config(workers_total=3), DP, 0) == 3
+    assert loader_workers(config(workers=2), DDP, 1) == 2
+
+
+def test_absent_cifar_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match=r"cifar-10-batches-py is not there; pass --download"):
+        check_data(config(data="cifar10", data_dir=str(tmp_path)))
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    check_data(config(data="cifar10", data_dir=str(tmp_path)))

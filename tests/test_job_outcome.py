@@ -1,0 +1,78 @@
+"""How a job ended, told from what it left."""
+
+from pathlib import Path
+
+import pytest
+from dpscope.launch.job_files import FailureNote, write_failure
+from dpscope.launch.job_outcome import job_outcome
+from dpscope.profiling.run_store import RepeatFolder, write_json
+
+# torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
+REPORT = """[rank1]:loss 2.30
+[rank0]:Traceback (most recent call last):
+[rank0]:RuntimeError: Connection closed by peer
+Failures:
+[1]:
+  time      : 2026-11-20_22:15:42
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 5494)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {exit} (pid: 5493)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RepeatFolder:
+    return RepeatFolder(tmp_path)
+
+
+def note(folder: RepeatFolder, rank: int, at_ns: int, message: str, **fields: object) -> None:
+    written = FailureNote(
+        rank=rank, at_ns=at_ns, message=message, **{"kind": "crashed", "peer_lost": False, **fields}
+    )  # type: ignore[arg-type]
+    write_json(folder.path / f"failure_0_{rank}.json", written)
+
+
+def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) -> None:
+    folder.log_path.write_text(REPORT.format(exit=-9))
+    note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
+    outcome = job_outcome(folder, 1, 10, "timed")
+    assert outcome.status == "crashed"
+    assert outcome.message.startswith(
+        "rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory"
+    )
+    assert outcome.log_tail[:2] == ("[rank1]: loss 2.30", "[rank0]: Traceback (most recent call last):")
+
+
+def test_a_cause_comes_before_an_earlier_consequence(folder: RepeatFolder) -> None:
+    folder.log_path.write_text(REPORT.format(exit=1))
+    note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
+    note(folder, 1, 2, "ValueError: bad label")
+    assert job_outcome(folder, 1, 10, "timed").message == "rank 1: ValueError: bad label (in its timed pass)"
+
+
+def test_memory_comes_before_everything(folder: RepeatFolder) -> None:
+    folder.log_path.write_text(REPORT.format(exit=-9))
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+    write_failure(folder.path, 0, 0, error)
+    outcome = job_outcome(folder, 1, 10, "timed")
+    assert outcome.status == "out_of_memory"
+    assert outcome.message == (
+        "rank 0: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. (in its timed pass)"
+    )
+
+
+def test_torchrun_itself_killed(folder: RepeatFolder) -> None:
+    folder.log_path.write_text("no line of a rank\n")
+    outcome = job_outcome(folder, -9, 10, None)
+    assert outcome.message.startswith("torchrun was killed by signal 9")
+    assert outcome.log_tail == ("[torchrun]: no line of a rank",)
+
+
+def test_past_its_time_limit(folder: RepeatFolder) -> None:
+    outcome = job_outcome(folder, None, 2.5, "traced")
+    assert (outcome.status, outcome.log_tail) == ("timed_out", ())
+    assert "2.5 s (in its traced pass)" in outcome.message

@@ -1,0 +1,47 @@
+"""The models and their names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from dpscope.launch.workloads import build_workload, check_model, parameter_sizes
+from dpscope.profiling.run_store import DpscopeError
+
+
+def test_resnet18_for_cifar() -> None:
+    workload = build_workload("resnet18_cifar")
+    sizes = parameter_sizes(workload.model)
+    assert sizes.parameter_count == 11_173_962
+    assert sizes.parameter_bytes == sizes.gradient_bytes == 44_695_848
+    assert sizes.buffer_bytes == 38_400 + 160
+    assert sum(tensor.bytes for tensor in sizes.parameter_tensors) == 44_695_848
+    features = torch.nn.Sequential(*list(workload.model.children())[:4])
+    assert features(torch.ones(1, *workload.input_shape)).shape == (1, 64, 32, 32)  # no stride, no pooling
+
+
+def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "user_models"))
+    assert build_workload("mobilenet_v3_small").input_shape == (3, 224, 224)
+    assert build_workload("tiny_models:tiny").input_shape == (3, 8, 8)
+    assert build_workload("tiny_models:tiny_module").classes == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("resnet81", "did you mean resnet18"),
+        ("qqqq", "resnet18_cifar is the default"),
+        ("no_such_module:make", "cannot import no_such_module"),
+        ("json:absent", "has no function absent"),
+    ],
+)
+def test_an_unknown_model_is_named_with_what_to_do(name: str, said: str) -> None:
+    with pytest.raises(DpscopeError, match=said):
+        check_model(name)
+    with pytest.raises(DpscopeError, match=f"--model {name}"):
+        build_workload(name)
+
+
+def test_a_function_that_returns_no_model() -> None:
+    with pytest.raises(DpscopeError, match=r"returned str; return a torch\.nn\.Module"):
+        build_workload("os:getcwd")
