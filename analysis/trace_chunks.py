@@ -39,7 +39,11 @@ class TraceText:
     chunks: Iterator[bytearray]  # each a JSON array of whole events; the last one may hold more, or less
     kineto_layout: bool
     tail: bytearray = field(default_factory=bytearray)  # filled once `chunks` is exhausted
-    complete: bool = True  # False when the text ended inside the array
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the file is the bare array of events, Chrome's other form."""
+        return self.head.lstrip()[:1] == b"["
 
 
 def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:

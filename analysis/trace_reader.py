@@ -12,6 +12,7 @@ import numpy as np
 from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn, Trace
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
 from dpscope.analysis.trace_events import NONE, Event, EventArgs, decode_chunk, int64
+from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
 _CATEGORIES = {
@@ -63,17 +64,23 @@ def read_trace(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
     text = open_trace(path, max_bytes, findings.append)
     columns = _Columns()
     skipped = repaired = 0
-    ended = False
+    ended = any_event = False
     for chunk in text.chunks:
         if ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             continue
         decoded = decode_chunk(columns.rebased(chunk), text.kineto_layout)
+        any_event = any_event or any(event.ph for event in decoded.events)
         columns.add(decoded.events)
         skipped += decoded.skipped
         repaired += decoded.repaired
         ended = decoded.tail is not None
         text.tail += decoded.tail or b""
+    if not any_event and text.is_array:
+        raise DpscopeError(
+            f"{path} is not a torch.profiler trace: it is a list without one trace event; name a file that "
+            "export_chrome_trace or tensorboard_trace_handler wrote"
+        )
     findings += _damage_findings(path, skipped, repaired, ended, columns)
     header = _header(text, path, findings)
     events = columns.table()
@@ -301,7 +308,7 @@ def _damage_findings(path: Path, skipped: int, repaired: int, ended: bool, colum
 
 def _header(text: TraceText, path: Path, findings: list[Finding]) -> dict[str, Any]:
     """What stands beside the events: before and behind them."""
-    if text.head.lstrip()[:1] == b"[":
+    if text.is_array:
         return {}
     for closing in (bytes(text.tail), b"]}"):
         try:

@@ -37,24 +37,30 @@ def run(
     strategy: Annotated[str | None, typer.Option(help="single,dp,ddp or some of them")] = None,
     devices: Annotated[str | None, typer.Option(help="device counts, such as 1,2,4")] = None,
     batch_size: Annotated[
-        str | None, typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...")
+        str | None,
+        typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ..."),
     ] = None,
     scaling: Annotated[str | None, typer.Option(help="weak, strong or both")] = None,
     model: Annotated[
-        str | None, typer.Option(help="resnet18_cifar, a torchvision model, or your own package.module:function")
+        str | None,
+        typer.Option(help="resnet18_cifar, a torchvision model, or your own package.module:function"),
     ] = None,
     data: Annotated[str | None, typer.Option(help="synthetic, fake or cifar10")] = None,
     data_dir: Annotated[str | None, typer.Option(help="where cifar10 lies")] = None,
     download: Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")] = None,
     samples: Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")] = None,
     workers: Annotated[int | None, typer.Option(help="loader workers per process")] = None,
-    workers_total: Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")] = None,
+    workers_total: Annotated[
+        int | None, typer.Option(help="loader workers per cell, shared by its processes")
+    ] = None,
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory")] = None,
     amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16")] = None,
     lr: Annotated[float | None, typer.Option(help="SGD's learning rate")] = None,
     momentum: Annotated[float | None, typer.Option(help="SGD's momentum")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="SGD's weight decay")] = None,
-    warmup: Annotated[int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="timed steps per repeat")] = None,
     epochs: Annotated[int | None, typer.Option(help="whole timed epochs instead, after one untimed")] = None,
     traced_steps: Annotated[int | None, typer.Option(help="whole traced steps; one more is traced")] = None,
@@ -63,13 +69,21 @@ def run(
     timeout: Annotated[float | None, typer.Option(help="seconds one cell's job may take")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda or cpu")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")] = None,
-    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
-    out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = DEFAULT_OUT,
+    link_gbps: Annotated[
+        float | None, typer.Option(help="the link's GB/s one way, for the ring model")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="the run folder; cells already done there are kept")
+    ] = DEFAULT_OUT,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure every cell again")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")
+    ] = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
-    flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    flags = {
+        name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None
+    }
     from dpscope.launch.run_config import load_config
     from dpscope.launch.sweep import describe_plan, run_sweep
 
@@ -93,8 +107,12 @@ def analyze(
         Literal["table", "json", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")
     ] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
-    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")] = None,
+    link_gbps: Annotated[
+        float | None, typer.Option(help="the link's GB/s one way, for the ring model")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(help="read no more of a trace than this, uncompressed")
+    ] = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     if link_gbps is not None and link_gbps <= 0:
@@ -183,6 +201,20 @@ def _print_traces(paths: list[Path], output_format: str, max_bytes: int | None, 
         if analysis.findings and output_format == "table":
             print_findings(console, analysis.findings)
     return not any(finding.severity == "error" for finding in analysis.findings)
+
+
+@app.command()
+def estimate(
+    table: Annotated[Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")],
+    claims: Annotated[Path | None, typer.Option(help="CSV of values somebody derived from them, to be audited")] = None,
+    output_format: Annotated[
+        Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="what to print")
+    ] = "table",
+) -> None:
+    """Say what published or hand-timed epoch times can and cannot tell, without any trace."""
+    from dpscope.analysis.published_report import run_estimate
+
+    sys.stdout.write(run_estimate(table, claims, output_format).rstrip() + "\n")
 
 
 @app.command()

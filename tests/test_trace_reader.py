@@ -124,6 +124,7 @@ def test_microseconds_since_1970_keep_their_fraction(tmp_path: Path) -> None:
         (b"   \n", "is empty"),
         (b"hello, world", "is not a torch.profiler trace"),
         (b'{"a": [1, 2, 3]}', "is not a torch.profiler trace"),
+        (b'[{"step": 1}, {"step": 2}]', "is a list without one trace event"),
     ],
 )
 def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, says: str) -> None:

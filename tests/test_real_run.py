@@ -1,0 +1,220 @@
+"""A real run of the command, from torchrun to the report, on a tiny model with real gloo processes."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+from dpscope.analysis.columns import NAMES
+from dpscope.analysis.comparison import compare
+from dpscope.analysis.findings import conclusions
+from dpscope.analysis.run_analysis import load_run
+from dpscope.profiling.run_store import read_json, write_json
+from dpscope.profiling.run_types import DdpCounters
+
+USER_MODELS = Path(__file__).parent / "user_models"
+MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
+
+
+def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)],
+        cwd=USER_MODELS,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("real") / "run"
+    finished = dpscope(
+        "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12",
+        "--repeats", "1", "--link-gbps", "1", "--out", out,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert f"Report: {out / 'report' / 'report.html'}" in finished.stdout
+    return out
+
+
+def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> None:
+    comparison = compare(load_run(run_folder), link_gbps=1.0)
+    cells = ["single-d1-b4", "single-d1-b8", "dp-host-d2-b4", "dp-host-d2-b8", "ddp-d2-b4", "ddp-d2-b8"]
+    assert sorted(comparison.table["cell"]) == sorted(cells)
+    assert (comparison.table["status"] == "ok").all()
+    for row in comparison.table.to_dict("records"):
+        for column in NAMES:
+            reason = comparison.reasons.get((row["cell"], column))
+            assert pd.isna(row[column]) == (reason is not None), (row["cell"], column, row[column], reason)
+            assert reason != ""
+    ddp = comparison.table.set_index("cell").loc["ddp-d2-b4"]
+    # tiny model: 8 x 3 x 3 x 3 + 8 + 8 + 8 x 4 + 4 = 268 parameters, 1,072 B; buffers 8 + 8 floats and one int64: 72 B
+    assert ddp["bytes_per_step"] == 1072 + 72
+    assert ddp["counter_buckets_equal"] is True or bool(ddp["counter_buckets_equal"])
+    assert ddp["strong_speedup"] == pytest.approx(
+        comparison.table.set_index("cell").loc["single-d1-b8", "step_us"] / ddp["step_us"]
+    )
+    # ring at 1 GB/s on two ranks: 1,072 B x 2 x 1/2 / 1e9 B/s = 1.072 us
+    assert ddp["ring_us"] == pytest.approx(1.072)
+    assert ddp["traced_step_us"] == pytest.approx(ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"])
+
+
+def test_the_gap_is_the_sum_of_its_parts(run_folder: Path) -> None:
+    gaps = compare(load_run(run_folder)).gaps
+    assert [(gap.dp, gap.ddp) for gap in gaps] == [("dp-host-d2-b4", "ddp-d2-b4"), ("dp-host-d2-b8", "ddp-d2-b8")]
+    for gap in gaps:
+        parts = (gap.exposed_us, gap.host_copies_us, gap.compute_us, gap.idle_us, gap.tracer_us)
+        assert all(part is not None for part in parts)
+        assert sum(part for part in parts if part is not None) == pytest.approx(gap.gap_us)
+        assert gap.ratio_low is not None
+        assert gap.ratio_high is not None
+        assert gap.ratio is not None
+        assert gap.ratio_low <= gap.ratio <= gap.ratio_high
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.outside += [value for name, value in attrs if name in ("src", "href") and value and "//" in value]
+
+
+def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
+    report = run_folder / "report"
+    page = _Page()
+    page.feed((report / "report.html").read_text(encoding="utf-8"))
+    assert page.tags.count("svg") == 4
+    assert page.tags.count("table") == 6
+    assert page.outside == []
+    assert {path.name for path in (report / "figures").iterdir()} == {
+        "step_split.png", "phases.png", "communication.png", "scaling.png",
+    }  # fmt: skip
+    with open(report / "comparison.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert set(NAMES) <= set(rows[0])
+    assert "ddp-d2-b4" in (report / "comparison.md").read_text()
+
+
+def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(run_folder, moved)
+    before = (moved / "report" / "comparison.csv").read_text()
+    shutil.rmtree(moved / "report")
+    finished = dpscope("analyze", moved, "--link-gbps", "1")
+    assert finished.returncode == 0, finished.stderr
+    assert (moved / "report" / "comparison.csv").read_text() == before
+    assert max(len(line) for line in finished.stdout.splitlines() if "Report:" not in line) <= 80
+
+
+def test_formats(run_folder: Path) -> None:
+    as_json = json.loads(dpscope("analyze", run_folder, "--format", "json").stdout)
+    assert set(as_json) == {"cells", "gaps", "steps", "collectives", "findings"}
+    assert {step["cell"] for step in as_json["steps"]} >= {"single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"}
+    as_csv = list(csv.DictReader(io.StringIO(dpscope("analyze", run_folder, "--format", "csv").stdout)))
+    assert len(as_csv) == 6
+    for output_format, mark in (("markdown", "| ---"), ("latex", r"\begin{tabular}"), ("table", "Epoch seconds")):
+        text = dpscope("analyze", run_folder, "--tables", "--format", output_format).stdout
+        assert mark in text
+        assert "speedup" in text
+
+
+def test_a_trace_without_its_communication_is_never_read_as_none(run_folder: Path, tmp_path: Path) -> None:
+    """Cut every gloo range out of one rank's trace: communication is NA, the status 1, the timed numbers stay."""
+    from isal import igzip
+
+    cut = tmp_path / "run"
+    shutil.copytree(run_folder, cut)
+    for path in cut.glob("cells/ddp-d2-b4/repeat*/traces/0_1.pt.trace.json.gz"):
+        trace = json.loads(igzip.decompress(path.read_bytes()))
+        trace["traceEvents"] = [one for one in trace["traceEvents"] if not str(one.get("name")).startswith("gloo:")]
+        path.write_bytes(igzip.compress(json.dumps(trace).encode()))
+    finished = dpscope("analyze", cut, "--format", "json")
+    assert finished.returncode == 1
+    told = json.loads(finished.stdout)
+    assert "trace_incomplete" in {finding["code"] for finding in told["findings"]}
+    cells = {cell["cell"]: cell for cell in told["cells"]}
+    assert cells["ddp-d2-b4"]["communication_us"] is None
+    assert cells["ddp-d2-b4"]["exposed_us"] is None
+    assert "trace_incomplete" in cells["ddp-d2-b4"]["missing"]["communication_us"]
+    assert cells["ddp-d2-b4"]["step_us"] > 0
+    assert cells["ddp-d2-b8"]["communication_us"] > 0
+    assert not any(one["code"] == "communication_measured" and "ddp-d2-b4" in one["message"] for one in told["findings"])
+
+
+def test_a_planted_wrong_bucket_list_is_found(run_folder: Path, tmp_path: Path) -> None:
+    planted = tmp_path / "run"
+    shutil.copytree(run_folder, planted)
+    path = planted / "cells" / "ddp-d2-b8" / "repeat0" / "counters" / "0_0.json"
+    told = [msgspec.structs.replace(one, bucket_bytes=(1000, 72)) for one in read_json(path, list[DdpCounters])]
+    write_json(path, told)
+    run = load_run(planted)
+    findings = conclusions(run, compare(run))
+    (found,) = [finding for finding in findings if finding.code == "bucket_mismatch"]
+    assert found.severity == "error"
+    assert found.message.startswith("ddp-d2-b8: rank 0")
+    clean = load_run(run_folder)
+    assert "bucket_mismatch" not in {finding.code for finding in conclusions(clean, compare(clean))}
+
+
+def test_a_late_rank_is_named_and_the_wait_for_it_is_its_lateness(run_folder: Path, tmp_path: Path) -> None:
+    """Rank 1 sleeps 50 ms before each backward: rank 0 waits 50 ms more than without, in each all-reduce."""
+    finished = dpscope(
+        "run", *MODEL, "--model", "tiny_models:late_backward", "--strategy", "ddp", "--devices", "2", "--batch-size", "8",
+        "--steps", "5", "--repeats", "1", "--out", tmp_path / "late",
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    late, even = load_run(tmp_path / "late").cells["ddp-d2-b8"], load_run(run_folder).cells["ddp-d2-b8"]
+
+    def wait_us(table: pd.DataFrame) -> float:
+        own = table[(table["rank"] == 0) & (table["kind"] == "all_reduce")]
+        assert len(own) >= 5
+        return float(own["wait_us"].median())
+
+    assert wait_us(late.collectives) - wait_us(even.collectives) == pytest.approx(50_000, abs=10_000)
+    (straggler,) = [
+        one for one in conclusions(load_run(tmp_path / "late"), compare(load_run(tmp_path / "late"))) if one.code == "straggler"
+    ]
+    assert "rank 1 is the straggler" in straggler.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "--batch-size", "0"), "--batch-size 0"),
+        (("run", "--model", "resnet1"), "--model resnet1"),
+        (("run", "--strategy", "fsdp"), "--strategy fsdp"),
+        (("run", "--device", "cpu", "--devices", "4000"), "--devices 4000"),
+        (("run", "--config", "no_such.toml"), "no_such.toml"),
+        (("run", "--data", "cifar10", "--data-dir", "nowhere"), "nowhere"),
+        (("analyze", "no_such_folder"), "no_such_folder"),
+        (("analyze", "."), "no trace"),
+        (("analyze", "tiny_models.py"), "tiny_models.py"),
+        (("analyze", "tiny_models.py", "--max-bytes", "0"), "--max-bytes 0"),
+        (("analyze", "tiny_models.py", "--link-gbps", "-1"), "--link-gbps -1"),
+        (("analyze", "tiny_models.py", "--tables"), "--tables"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_status_2(arguments: tuple[str, ...], says: str) -> None:
+    finished = dpscope(*arguments)
+    assert finished.returncode == 2, finished.stdout + finished.stderr
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("dpscope: ")
+    assert says in line
+    assert "Traceback" not in finished.stdout
