@@ -70,9 +70,7 @@ def attribute(trace: Trace) -> Attribution:
     if not trace.has_accelerator:
         kind = cpu_event_kinds(events)
         none = np.full(len(events), -1, dtype=np.int64)
-        return Attribution(
-            trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us)
-        )
+        return Attribution(trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us))
     kind = event_kinds(events)
     launch_row = _launch_rows(events, np.isin(kind, _DEVICE_KINDS))
     launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)

@@ -91,9 +91,7 @@ def _status(data: CellData) -> str:
 
 def _put_times(row: Row, data: CellData) -> None:
     step = median_estimate(data.step_samples())
-    without = [
-        total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)
-    ]
+    without = [total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)]
     row.put(
         "fewer than 5 timed steps: no interval",
         step_us=step.value,

@@ -12,7 +12,8 @@ from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.units import NA
 
-Value = Callable[[CellData, "pd.Series[float]"], float | None]
+Row = pd.Series  # of the comparison table
+Value = Callable[[CellData, Row], float | None]
 
 
 def classic_tables(run: RunData, comparison: Comparison, link_gbps: float | None) -> list[TextTable]:
@@ -41,10 +42,12 @@ def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
 
 def _epoch_table(run: RunData, comparison: Comparison) -> TextTable:
     seconds = {data.cell.name: epoch_seconds(data) for data in run.measured}
-    single = {data.cell.batch_size: seconds[data.cell.name][0] for data in run.measured if data.cell.strategy == "single"}
+    single = {
+        data.cell.batch_size: seconds[data.cell.name][0] for data in run.measured if data.cell.strategy == "single"
+    }
     measured = [whole for value, whole in seconds.values() if value is not None]
 
-    def speedup(data: CellData, _: "pd.Series[float]") -> float | None:
+    def speedup(data: CellData, _: Row) -> float | None:
         base, own = single.get(data.cell.batch_size), seconds[data.cell.name][0]
         return base / own if base is not None and own else None
 
@@ -84,7 +87,7 @@ def _communication_table(run: RunData, comparison: Comparison) -> TextTable:
 
 
 def _bandwidth_table(run: RunData, comparison: Comparison, link_gbps: float | None) -> TextTable:
-    def utilisation(_: CellData, row: "pd.Series[float]") -> float | None:
+    def utilisation(_: CellData, row: Row) -> float | None:
         return 100 * float(row["busbw_gbps"]) / link_gbps if link_gbps and pd.notna(row["busbw_gbps"]) else None
 
     return _grid(
@@ -106,7 +109,7 @@ def _bandwidth_table(run: RunData, comparison: Comparison, link_gbps: float | No
 
 
 def _column(name: str, divisor: float) -> Value:
-    def value(_: CellData, row: "pd.Series[float]") -> float | None:
+    def value(_: CellData, row: Row) -> float | None:
         return float(row[name]) / divisor if pd.notna(row[name]) else None
 
     return value
@@ -118,14 +121,14 @@ def _grid(
     """Rows strategy, devices and quantity; a column per batch size."""
     by_key = {(d.cell.strategy, d.cell.devices, d.cell.batch_size): d for d in run.measured}
     batches = sorted({key[2] for key in by_key})
-    table = comparison.table.set_index("cell")
+    by_cell = {str(row["cell"]): row for _, row in comparison.table.iterrows()}
     rows = []
     for strategy, devices in dict.fromkeys(key[:2] for key in by_key):
         for quantity, (value, digits) in quantities.items():
             entries = []
             for batch in batches:
                 data = by_key.get((strategy, devices, batch))
-                number = value(data, table.loc[data.cell.name]) if data is not None else None
+                number = value(data, by_cell[data.cell.name]) if data is not None else None
                 entries.append(NA if number is None else f"{number:.{digits}f}")
             if any(entry != NA for entry in entries):
                 rows.append((strategy, str(devices), quantity, *entries))

@@ -60,8 +60,12 @@ COLUMNS = (
     Column("algbw_gbps", "algbw", "bandwidth", "communication", "All-reduce bytes / transfer (nccl-tests)"),
     Column("busbw_gbps", "busbw", "bandwidth", "communication", "algbw x 2(N-1)/N (nccl-tests)"),
     Column("same_local_batch_us", "t_N(b)-t_1(b)", "time", "estimates", "Added wall time at the same batch per device"),
-    Column("same_local_batch_error_exposed_us", "error/exposed", "time", "estimates", "That less exposed communication"),
-    Column("same_local_batch_error_communication_us", "error/total", "time", "estimates", "That less all communication"),
+    Column(
+        "same_local_batch_error_exposed_us", "error/exposed", "time", "estimates", "That less exposed communication"
+    ),
+    Column(
+        "same_local_batch_error_communication_us", "error/total", "time", "estimates", "That less all communication"
+    ),
     Column("ideal_split_us", "t_N-t_1(G)/N", "time", "estimates", "Assumes a step shrinks with its batch"),
     Column("ideal_split_error_exposed_us", "error/exposed", "time", "estimates", "That less exposed communication"),
     Column("ideal_split_error_communication_us", "error/total", "time", "estimates", "That less all communication"),

@@ -81,9 +81,7 @@ class EventTable:
             for column in fields(self)
             if column.name not in ("names", "communication")
         }
-        communication = {
-            new_row[row]: args for row, args in self.communication.items() if row in new_row
-        }
+        communication = {new_row[row]: args for row, args in self.communication.items() if row in new_row}
         return EventTable(**columns, names=self.names, communication=communication)
 
 

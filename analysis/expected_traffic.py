@@ -103,24 +103,19 @@ def check_traffic(
     return _check_dp(cell, sizes, steps, collectives, copies)
 
 
-def _check_ddp(
-    cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame
-) -> list[Finding]:
+def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame) -> list[Finding]:
     ranks = set(steps["rank"].dropna())
     if len(ranks) < cell.devices:
         return [_incomplete(cell, f"traces of {cell.devices} ranks", f"{len(ranks)}", "a rank saved no trace")]
     reduced = collectives[collectives["kind"] == "all_reduce"]
     moved = reduced.groupby(["rank", "step"])["bytes"].sum(min_count=1)
     for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
-        found = moved.get((rank, step))
-        known = found is not None and pd.notna(found)
-        if known and abs(float(found) - sizes.gradient_bytes) <= TOLERANCE * sizes.gradient_bytes:
+        entry = moved.get((rank, step))
+        found = float(entry) if entry is not None and pd.notna(entry) else None
+        if found is not None and abs(found - sizes.gradient_bytes) <= TOLERANCE * sizes.gradient_bytes:
             continue
         count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
-        if not known and count:
-            shown = f"{count} without sizes"
-        else:
-            shown = f"{float(found):,.0f} B" if known else "none"
+        shown = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
         return [
             _incomplete(
                 cell,

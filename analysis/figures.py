@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -32,7 +33,7 @@ COLOURS = {
     "same_total": "#999999",
     "ring": "#56B4E9",
 }
-_STYLE = {
+_STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -85,7 +86,7 @@ def _new(rows: int, width: float = 7.5, columns: int = 1, row_height: float = 0.
 def _known(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Rows that have all of these values, as floats."""
     kept = table.dropna(subset=list(columns))
-    return kept.astype({column: float for column in columns})
+    return kept.astype(dict.fromkeys(columns, float))
 
 
 def _stacked(axes: Axes, labels: list[str], parts: dict[str, list[float]], colours: dict[str, str], unit: str) -> None:
@@ -107,7 +108,10 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
     unit = choose_unit("time", list(table["traced_step_us"]))
     exposed = table["exposed_us"].astype("Float64").fillna(0.0).astype(float)
     unknown = table["exposed_us"].isna() & (table["devices"] > 1)
-    labels = [f"{cell} (comm. unknown)" if missing else str(cell) for cell, missing in zip(table["cell"], unknown, strict=True)]
+    labels = [
+        f"{cell} (comm. unknown)" if missing else str(cell)
+        for cell, missing in zip(table["cell"], unknown, strict=True)
+    ]
     figure, (axes,) = _new(len(table))
     parts = {
         "compute": list(table["compute_us"] / unit.divisor),
@@ -143,7 +147,11 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     figure, (axes,) = _new(len(rows))
     names = ("transfer to device", "forward", "backward", "exposed communication", "optimizer")
     colours = dict(
-        zip(names, (COLOURS[key] for key in ("host_to_device", "forward", "backward", "exposed", "optimizer")), strict=True)
+        zip(
+            names,
+            (COLOURS[key] for key in ("host_to_device", "forward", "backward", "exposed", "optimizer")),
+            strict=True,
+        )
     )
     parts = {name: [values[index] / unit.divisor for values in rows.values()] for index, name in enumerate(names)}
     _stacked(axes, list(rows), parts, colours, unit.label)
@@ -173,7 +181,9 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     for index, (name, (column, colour)) in enumerate(shown.items()):
         offsets = [position - 0.4 + height * (index + 0.5) for position in positions]
         values = [float(value) / unit.divisor if pd.notna(value) else float("nan") for value in table[column]]
-        axes.barh(offsets, values, height=height * 0.92, color=colour, label=name, xerr=_ranges(table, column, unit.divisor))
+        axes.barh(
+            offsets, values, height=height * 0.92, color=colour, label=name, xerr=_ranges(table, column, unit.divisor)
+        )
     axes.set_yticks(list(positions), [str(cell) for cell in table["cell"]])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
@@ -209,7 +219,7 @@ def scaling(run: RunData, comparison: Comparison) -> Figure | None:
         keyed = own["batch_size"] if kind == "weak" else own["global_batch_size"]
         for index, ((strategy, batch), group) in enumerate(own.groupby([own["strategy"], keyed])):
             ordered = group.sort_values("devices")
-            style = {
+            style: dict[str, Any] = {
                 "color": COLOURS[str(strategy)],
                 "marker": markers[index % len(markers)],
                 "linestyle": "-" if kind == "weak" else "--",

@@ -138,7 +138,9 @@ def step_waits(table: pd.DataFrame) -> pd.DataFrame:
     for key, group in known.groupby(keys, dropna=False):
         starts = group["start_us"].to_numpy(dtype=float)
         waits = group["wait_us"].to_numpy(dtype=float)
-        rows.append((*key, float(group["transfer_us"].sum()), intervals.length(intervals.union(starts, starts + waits))))
+        rows.append(
+            (*key, float(group["transfer_us"].sum()), intervals.length(intervals.union(starts, starts + waits)))
+        )
     frame = pd.DataFrame(rows, columns=[*keys, "transfer_us", "wait_us"])
     frame[keys] = frame[keys].astype("Int64")
     return frame.astype({"transfer_us": "Float64", "wait_us": "Float64"})
@@ -168,7 +170,13 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
     if known.empty or known["rank"].nunique() < 2:
         return None
     queued = known["device"].isna()
-    keys = [known["step"], known["group"], _order_in_step(known), known["kind"].where(queued), known["bytes"].where(queued)]
+    keys = [
+        known["step"],
+        known["group"],
+        _order_in_step(known),
+        known["kind"].where(queued),
+        known["bytes"].where(queued),
+    ]
     key = known.groupby(keys, dropna=False).ngroup()
     first_rows = known.groupby(key)["duration_us"].idxmin()
     per_collective = pd.DataFrame(
@@ -187,7 +195,7 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
     lateness = own.groupby("step")["wait_us"].max()
     of_steps = known["step"].nunique()
     return Straggler(
-        rank=int(rank),
+        rank=int(str(rank)),
         lateness_us=float(lateness.sum()) / of_steps,
         share=float(caused.max() / total),
         steps=len(lateness),

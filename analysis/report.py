@@ -71,7 +71,8 @@ def render_markdown(report: Report) -> str:
     parts += [tables.render(table, "markdown") for table in text_tables(report)]
     parts.append("**Findings**\n")
     parts.append(
-        "\n".join(f"- {finding.severity}: {finding.message}. {finding.next_step}." for finding in report.findings) + "\n"
+        "\n".join(f"- {finding.severity}: {finding.message}. {finding.next_step}." for finding in report.findings)
+        + "\n"
     )
     return "\n".join(parts)
 
@@ -97,8 +98,12 @@ def setting(report: Report) -> str:
 
 def render_html(report: Report, svg: dict[str, str]) -> str:
     """One self-contained page. Everything that came from a trace or a file is escaped."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((resources.files("dpscope.analysis") / "report.html").read_text(encoding="utf-8"))
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(
+        (resources.files("dpscope.analysis") / "report.html").read_text(encoding="utf-8")
+    )
     return template.render(
         report=report,
         name=report.run.folder.path.name,

@@ -20,8 +20,8 @@ def run_json(report: Report) -> str:
         reasons.setdefault(cell, {})[column] = why
     table = report.comparison.table
     cells = records(table, tuple(table.columns))
-    for cell in cells:
-        cell["missing"] = reasons.get(str(cell["cell"]), {})
+    for row in cells:
+        row["missing"] = reasons.get(str(row["cell"]), {})
     return json.dumps(
         {
             "cells": cells,

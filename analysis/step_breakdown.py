@@ -144,9 +144,7 @@ def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
     return np.where(inside, codes[np.maximum(index, 0)], -1)
 
 
-def _device_phases(
-    attribution: Attribution, in_step: BoolColumn, phase_of_row: np.ndarray | None
-) -> dict[str, object]:
+def _device_phases(attribution: Attribution, in_step: BoolColumn, phase_of_row: np.ndarray | None) -> dict[str, object]:
     """Device time of the work launched in each phase, communication left out; NA without ranges."""
     if phase_of_row is None:
         return dict.fromkeys(_PHASE_COLUMNS, None)
@@ -203,9 +201,7 @@ def cpu_compute(attribution: Attribution) -> Intervals:
     parts = []
     for thread in np.unique(events.thread[compute]):
         own = events.thread == thread
-        parts.append(
-            intervals.difference(_union(attribution, compute & own), _union(attribution, ranges & own))
-        )
+        parts.append(intervals.difference(_union(attribution, compute & own), _union(attribution, ranges & own)))
     return intervals.merge(*parts)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dpscope.analysis.columns import BY_NAME, COLUMNS, Column
 from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.units import NA, Unit, choose_unit, show
+from dpscope.analysis.units import NA, Unit, choose_unit, plain, show
 
 TableFormat = Literal["markdown", "csv", "latex"]
 
@@ -67,7 +67,7 @@ def _view(comparison: Comparison, title: str, columns: list[Column]) -> TextTabl
     units = {column.name: _unit(comparison.table, column, columns) for column in columns}
     cells = [str(cell) for cell in comparison.table["cell"]]
     rows = tuple(
-        tuple(show(_plain(comparison.table[column.name].iloc[index]), units[column.name]) for column in columns)
+        tuple(show(plain(comparison.table[column.name].iloc[index]), units[column.name]) for column in columns)
         for index in range(len(cells))
     )
     return TextTable(
@@ -80,20 +80,13 @@ def _view(comparison: Comparison, title: str, columns: list[Column]) -> TextTabl
 
 def _unit(table: pd.DataFrame, column: Column, columns: list[Column]) -> Unit:
     alike = [other.name for other in columns if other.quantity == column.quantity == "time"] or [column.name]
-    values = [_number(_plain(value)) for name in alike for value in table[name]]
+    values = [_number(plain(value)) for name in alike for value in table[name]]
     return choose_unit(column.quantity, values)
 
 
 def heading(column: Column, unit: Unit) -> str:
     """A column's heading with its unit."""
     return f"{column.heading} [{unit.label}]" if unit.label else column.heading
-
-
-def _plain(value: object) -> object:
-    """A pandas scalar as plain Python, missing as None."""
-    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
-        return None
-    return value.item() if hasattr(value, "item") else value
 
 
 def _number(value: object) -> float | None:
@@ -141,7 +134,7 @@ def gap_table(comparison: Comparison) -> TextTable | None:
     )
 
 
-def render(table: TextTable, table_format: TableFormat) -> str:
+def render(table: TextTable, table_format: str) -> str:
     """A table as Markdown, CSV or LaTeX text."""
     if table_format == "csv":
         return render_csv(table)
@@ -168,7 +161,10 @@ def _markdown(table: TextTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-_LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {"~": "\\textasciitilde{}", "\\": "\\textbackslash{}"}
+_LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "~": "\\textasciitilde{}",
+    "\\": "\\textbackslash{}",
+}
 
 
 def _latex(table: TextTable) -> str:
@@ -197,9 +193,7 @@ def comparison_csv(comparison: Comparison) -> str:
     """Every column in its stored unit (named in the heading), with a column that tells why values are missing."""
     table = comparison.table.copy()
     table["missing"] = [
-        "; ".join(
-            f"{column}: {reason}" for (cell, column), reason in comparison.reasons.items() if cell == name
-        )
+        "; ".join(f"{column}: {reason}" for (cell, column), reason in comparison.reasons.items() if cell == name)
         for name in table["cell"]
     ]
     return str(table.to_csv(index=False, na_rep=NA))

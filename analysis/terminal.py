@@ -15,7 +15,9 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 def print_table(console: Console, table: TextTable) -> None:
     """One table with its notes beneath it."""
-    drawn = Table(title=escape(table.title), title_justify="left", title_style="bold", pad_edge=False, box=None, padding=(0, 1))
+    drawn = Table(
+        title=escape(table.title), title_justify="left", title_style="bold", pad_edge=False, box=None, padding=(0, 1)
+    )
     for index, heading in enumerate(table.headings):
         widest = max((len(row[index]) for row in table.rows), default=0)  # headings may wrap, values not
         drawn.add_column(escape(heading), justify="left" if index == 0 else "right", overflow="fold", min_width=widest)

@@ -160,7 +160,7 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
     while True:
         try:
             text = inflater.decompress(data, INFLATED_BYTES)
-        except igzip_lib.IsalError as error:
+        except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stubs call it a plain object
             report(_gzip_damage(path, f"is damaged ({error})"))
             return
         if text:

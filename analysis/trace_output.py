@@ -1,14 +1,16 @@
 """What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
 
 import json
-import math
 
+import numpy as np
 import pandas as pd
 
 from dpscope.analysis.rank_matching import find_straggler
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.trace_analysis import TraceAnalysis
-from dpscope.analysis.units import NA, choose_unit, show, show_time
+from dpscope.analysis.units import NA, Unit, choose_unit, plain, show, show_time, text
+
+_RATE = Unit("GB/s", 1.0, 3)
 
 STEP_FIELDS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",
@@ -43,15 +45,12 @@ def to_json(analysis: TraceAnalysis) -> str:
 
 def records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:
     """Rows as plain Python, these fields of each; missing values and missing columns are None."""
-    return [{name: _plain(row.get(name)) for name in fields} for row in table.to_dict("records")]
+    return [{name: _rounded(row.get(name)) for name in fields} for row in table.to_dict("records")]
 
 
-def _plain(value: object) -> object:
-    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    if isinstance(value, float):
-        return round(value, 6)
-    return value.item() if hasattr(value, "item") else value
+def _rounded(value: object) -> object:
+    known = plain(value)
+    return round(known, 6) if isinstance(known, float) else known
 
 
 def to_csv(analysis: TraceAnalysis) -> str:
@@ -76,10 +75,10 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     unit = choose_unit("time", [float(value) for value in steps["step_us"].dropna()])
     rows = []
     for record in steps.to_dict("records"):
-        key = [_text(record[name]) for name in ("rank", "device", "step")]
+        key = [text(record[name]) for name in ("rank", "device", "step")]
         if record["partial_window"] is True:
             key[2] += "*"
-        rows.append((*key, *(show(_plain(record[name]), unit) for name in columns)))
+        rows.append((*key, *(show(plain(record[name]), unit) for name in columns)))
     notes = ["* the window has no start of its own: it is measured from its first event"]
     straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
     if straggler is not None:
@@ -88,7 +87,10 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
             f"({straggler.share:.0%} of all waiting)"
         )
     return TextTable(
-        "Steps", ("rank", "device", "step", *(f"{name} [{unit.label}]" for name in columns.values())), tuple(rows), tuple(notes)
+        "Steps",
+        ("rank", "device", "step", *(f"{name} [{unit.label}]" for name in columns.values())),
+        tuple(rows),
+        tuple(notes),
     )
 
 
@@ -97,14 +99,17 @@ def _collective_table(collectives: pd.DataFrame) -> TextTable:
     unit = choose_unit("time", [float(value) for value in collectives["duration_us"].dropna()])
     named_groups = collectives["group"].nunique() > 1
     rows = []
-    for (kind, group, size), own in collectives.groupby(["kind", "group", "bytes"], dropna=False):
+    for key, own in collectives.groupby(["kind", "group", "bytes"], dropna=False):
+        kind, group, size = key if isinstance(key, tuple) else (key, None, None)
         means = own[["duration_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps"]].astype(float).mean()
         rows.append(
             (
-                f"{_text(kind)} ({_text(group)})" if named_groups else _text(kind), f"{size:,}" if pd.notna(size) else NA, str(len(own)),
-                *(show(_plain(means[name]), unit) for name in ("duration_us", "transfer_us", "wait_us")),
-                *(NA if pd.isna(means[name]) else f"{means[name]:.3f}" for name in ("algbw_gbps", "busbw_gbps")),
-            )  # fmt: skip
+                f"{text(kind)} ({text(group)})" if named_groups else text(kind),
+                f"{size:,}" if isinstance(size, int | np.integer) else NA,
+                str(len(own)),
+                *(show(plain(means[name]), unit) for name in ("duration_us", "transfer_us", "wait_us")),
+                *(show(plain(means[name]), _RATE) for name in ("algbw_gbps", "busbw_gbps")),
+            )
         )
     times = (f"{name} [{unit.label}]" for name in ("duration", "transfer", "wait"))
     return TextTable(
@@ -113,7 +118,3 @@ def _collective_table(collectives: pd.DataFrame) -> TextTable:
         tuple(rows),
         ("transfer, wait and bandwidths need the traces of all ranks; rooted collectives have none",),
     )
-
-
-def _text(value: object) -> str:
-    return NA if value is None or pd.isna(value) else str(value)

@@ -177,7 +177,7 @@ class _Columns:
             if args.collective_name is not None or args.input_dims:
                 self.communication[self.rows + row] = communication_args(args)
 
-    def _append(self, **columns: Any) -> None:  # noqa: ANN401 - numpy arrays of several types
+    def _append(self, **columns: Any) -> None:
         for name, column in columns.items():
             self.parts[name].append(column.astype(_COLUMN_TYPES[name], copy=False))
 
@@ -351,4 +351,3 @@ def _device_names(header: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(devices, list):
         return ()
     return tuple(str(device.get("name", "unknown")) for device in devices if isinstance(device, dict))
-

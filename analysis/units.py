@@ -4,6 +4,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+
 from dpscope.analysis.columns import Quantity
 
 NA = "NA"
@@ -26,9 +29,13 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
     known = sorted(abs(value) for value in values if value is not None and math.isfinite(value) and value != 0)
     middle = known[len(known) // 2] if known else 0.0
     if quantity == "time":
-        label, divisor = max((unit for unit in _TIME_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("us", 1.0))
+        label, divisor = max(
+            (unit for unit in _TIME_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("us", 1.0)
+        )
     elif quantity == "bytes":
-        label, divisor = max((unit for unit in _BYTE_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("B", 1.0))
+        label, divisor = max(
+            (unit for unit in _BYTE_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("B", 1.0)
+        )
     elif quantity == "share":
         return Unit("%", 0.01, 1)
     elif quantity == "bandwidth":
@@ -60,6 +67,21 @@ def show(value: object, unit: Unit) -> str:
             return NA
         return f"{value / unit.divisor:.{unit.digits}f}"
     return str(value)
+
+
+def plain(value: object) -> object:
+    """A table's entry as plain Python: numpy scalars unwrapped, every kind of missing value as None."""
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def text(value: object) -> str:
+    """A table's entry as text."""
+    known = plain(value)
+    return NA if known is None else str(known)
 
 
 def show_time(microseconds: float | None) -> str:

@@ -11,7 +11,9 @@ from dpscope.profiling.run_store import DpscopeError, is_run_folder
 
 if TYPE_CHECKING:
     from dpscope.analysis.report import Report
+    from dpscope.analysis.run_analysis import RunData
 
+OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 DEFAULT_OUT = Path("runs/default")
 
 app = typer.Typer(
@@ -50,17 +52,13 @@ def run(
     download: Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")] = None,
     samples: Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")] = None,
     workers: Annotated[int | None, typer.Option(help="loader workers per process")] = None,
-    workers_total: Annotated[
-        int | None, typer.Option(help="loader workers per cell, shared by its processes")
-    ] = None,
+    workers_total: Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")] = None,
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory")] = None,
     amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16")] = None,
     lr: Annotated[float | None, typer.Option(help="SGD's learning rate")] = None,
     momentum: Annotated[float | None, typer.Option(help="SGD's momentum")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="SGD's weight decay")] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")
-    ] = None,
+    warmup: Annotated[int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")] = None,
     steps: Annotated[int | None, typer.Option(help="timed steps per repeat")] = None,
     epochs: Annotated[int | None, typer.Option(help="whole timed epochs instead, after one untimed")] = None,
     traced_steps: Annotated[int | None, typer.Option(help="whole traced steps; one more is traced")] = None,
@@ -69,21 +67,13 @@ def run(
     timeout: Annotated[float | None, typer.Option(help="seconds one cell's job may take")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda or cpu")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")] = None,
-    link_gbps: Annotated[
-        float | None, typer.Option(help="the link's GB/s one way, for the ring model")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="the run folder; cells already done there are kept")
-    ] = DEFAULT_OUT,
+    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
+    out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = DEFAULT_OUT,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure every cell again")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")] = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
-    flags = {
-        name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None
-    }
+    flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
     from dpscope.launch.run_config import load_config
     from dpscope.launch.sweep import describe_plan, run_sweep
 
@@ -103,16 +93,10 @@ _NOT_SETTINGS = ("config", "link_gbps", "out", "fresh", "dry_run")
 @app.command()
 def analyze(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
-    output_format: Annotated[
-        Literal["table", "json", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")
-    ] = "table",
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
-    link_gbps: Annotated[
-        float | None, typer.Option(help="the link's GB/s one way, for the ring model")
-    ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option(help="read no more of a trace than this, uncompressed")
-    ] = None,
+    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")] = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     if link_gbps is not None and link_gbps <= 0:
@@ -148,7 +132,7 @@ def _report(out: Path, link_gbps: float | None, console: Console) -> bool:
     return report.sound
 
 
-def _load(out: Path, console: Console):  # noqa: ANN202 - RunData, whose module is imported here
+def _load(out: Path, console: Console) -> "RunData":
     from dpscope.analysis.run_analysis import load_run
 
     with console.status("Reading traces") as status:
@@ -156,7 +140,7 @@ def _load(out: Path, console: Console):  # noqa: ANN202 - RunData, whose module 
 
 
 def _print_run(
-    path: Path, output_format: str, classic: bool, link_gbps: float | None, console: Console
+    path: Path, output_format: OutputFormat, classic: bool, link_gbps: float | None, console: Console
 ) -> bool:
     from dpscope.analysis import tables
     from dpscope.analysis.classic_tables import classic_tables
@@ -181,7 +165,7 @@ def _print_run(
     return report.sound
 
 
-def _print_traces(paths: list[Path], output_format: str, max_bytes: int | None, console: Console) -> bool:
+def _print_traces(paths: list[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> bool:
     from dpscope.analysis import tables, trace_output
     from dpscope.analysis.terminal import print_findings, print_table
     from dpscope.analysis.trace_analysis import analyze_traces
@@ -205,7 +189,9 @@ def _print_traces(paths: list[Path], output_format: str, max_bytes: int | None, 
 
 @app.command()
 def estimate(
-    table: Annotated[Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")],
+    table: Annotated[
+        Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")
+    ],
     claims: Annotated[Path | None, typer.Option(help="CSV of values somebody derived from them, to be audited")] = None,
     output_format: Annotated[
         Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="what to print")

@@ -55,11 +55,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
-    with atomic_path(path) as temporary:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_text(path: Path, content: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from dpscope.launch import devices
 from dpscope.launch.devices import Devices, resolve_devices
 from dpscope.launch.doctor import run_doctor
@@ -15,9 +16,7 @@ without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="about machi
 def listing_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's nvidia-smi that lists two GPUs, first on the path."""
     program = folder / "nvidia-smi"
-    program.write_text(
-        "#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA L4 (UUID: GPU-2)'\n"
-    )
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA L4 (UUID: GPU-2)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
@@ -28,7 +27,7 @@ def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for requested in ("auto", "cuda"):
         with pytest.raises(DpscopeError) as caught:
-            resolve_devices(requested)  # type: ignore[arg-type]
+            resolve_devices(requested)
         message = str(caught.value)
         assert "2 GPU(s) are present (seen by nvidia-smi" in message
         assert str(torch.version.cuda or "a CPU build") in message

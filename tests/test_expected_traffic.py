@@ -83,7 +83,9 @@ def test_ddp_without_kernels_is_incomplete(tmp_path: Path) -> None:
 def test_ddp_with_one_bucket_cut_out_is_incomplete(tmp_path: Path) -> None:
     ranks = [ddp_trace(rank, 2) for rank in range(2)]
     kernels = [
-        event for event in ranks[1].trace["traceEvents"] if event.get("cat") == "kernel" and "AllReduce" in event["name"]
+        event
+        for event in ranks[1].trace["traceEvents"]
+        if event.get("cat") == "kernel" and "AllReduce" in event["name"]
     ]
     ranks[1].trace["traceEvents"].remove(kernels[-1])
     (finding,) = check(tmp_path, DDP, *ranks)

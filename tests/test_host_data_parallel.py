@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from dpscope.launch.host_data_parallel import HostDataParallel
 from dpscope.launch.strategies import wrap
 from dpscope.launch.workloads import Workload, build_workload
 from dpscope.profiling.run_store import DpscopeError
-from torch import Tensor, nn
 
 USER_MODELS = Path(__file__).parent / "user_models"
 spec = importlib.util.spec_from_file_location("compare_gradients", USER_MODELS / "compare_gradients.py")
@@ -30,9 +31,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def ddp_gradients(model: str, devices: int, folder: Path) -> list[Tensor]:
     saved = folder / "gradients.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    subprocess.run(
-        [*command, "compare_gradients.py", model, str(saved)], cwd=USER_MODELS, timeout=120, check=True
-    )
+    subprocess.run([*command, "compare_gradients.py", model, str(saved)], cwd=USER_MODELS, timeout=120, check=True)
     loaded: list[Tensor] = torch.load(saved)
     return loaded
 
@@ -78,6 +77,7 @@ def test_one_device_agrees_where_no_batch_norm_looks_across_the_batch() -> None:
         nn.functional.cross_entropy(trained(images), labels).backward()  # type: ignore[no-untyped-call]
     for one, many in zip(single.parameters(), wrapped.module.parameters(), strict=True):
         assert one.grad is not None
+        assert many.grad is not None
         assert torch.allclose(one.grad, many.grad, rtol=1e-10, atol=1e-12)
 
 
@@ -129,9 +129,7 @@ def test_precision_reaches_the_replicas() -> None:
         assert wrapped(torch.ones(2, 3)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("strategy", "devices", "said"), [("dp", 1, "one device"), ("dp", 2, "passes through")]
-)
+@pytest.mark.parametrize(("strategy", "devices", "said"), [("dp", 1, "one device"), ("dp", 2, "passes through")])
 def test_a_pass_through_is_refused(strategy: str, devices: int, said: str) -> None:
     with pytest.raises(DpscopeError, match=said):
         wrap(nn.Linear(1, 1), strategy, devices, torch.device("cpu"))  # type: ignore[arg-type]

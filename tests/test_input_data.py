@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DistributedSampler, TensorDataset
+
 from dpscope.launch.input_data import RankOrderBatchSampler, loader_workers, open_stream
 from dpscope.launch.plan import check_data
 from dpscope.launch.run_config import load_config
 from dpscope.launch.workloads import Workload
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, RunConfig
-from torch import nn
-from torch.utils.data import DistributedSampler, TensorDataset
 
 HOST = torch.device("cpu")
 WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
@@ -43,7 +44,7 @@ def test_ranks_batches_in_rank_order_make_up_dataparallels(data: str) -> None:
 def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
     dataset: Any = TensorDataset(torch.arange(10))
     sampler = RankOrderBatchSampler(dataset, shares=2, ranks=range(1, 2), batch_size=2, seed=5)
-    expected = DistributedSampler(dataset, num_replicas=2, rank=1, seed=5)
+    expected: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=1, seed=5)
     orders = []
     for epoch in (0, 1):
         sampler.set_epoch(epoch)

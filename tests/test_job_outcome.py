@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from dpscope.launch.job_files import FailureNote, write_failure
 from dpscope.launch.job_outcome import job_outcome
 from dpscope.profiling.run_store import RepeatFolder, write_json
@@ -29,10 +30,8 @@ def folder(tmp_path: Path) -> RepeatFolder:
     return RepeatFolder(tmp_path)
 
 
-def note(folder: RepeatFolder, rank: int, at_ns: int, message: str, **fields: object) -> None:
-    written = FailureNote(
-        rank=rank, at_ns=at_ns, message=message, **{"kind": "crashed", "peer_lost": False, **fields}
-    )  # type: ignore[arg-type]
+def note(folder: RepeatFolder, rank: int, at_ns: int, message: str, peer_lost: bool = False) -> None:
+    written = FailureNote(rank=rank, at_ns=at_ns, kind="crashed", message=message, peer_lost=peer_lost)
     write_json(folder.path / f"failure_0_{rank}.json", written)
 
 
@@ -41,9 +40,7 @@ def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) 
     note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
     outcome = job_outcome(folder, 1, 10, "timed")
     assert outcome.status == "crashed"
-    assert outcome.message.startswith(
-        "rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory"
-    )
+    assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory")
     assert outcome.log_tail[:2] == ("[rank1]: loss 2.30", "[rank0]: Traceback (most recent call last):")
 
 

@@ -1,6 +1,7 @@
 """Which cells a configuration leads to."""
 
 import pytest
+
 from dpscope.launch.devices import Devices
 from dpscope.launch.plan import make_plan, resolve
 from dpscope.launch.run_config import load_config

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from dpscope.launch.run_config import load_config, parse_batch_sizes, parse_devices
 from dpscope.profiling.run_store import DpscopeError
 

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from dpscope.analysis.sample_statistics import mean_range, median_estimate, pooled_median, ratio_estimate, spread_findings
+from dpscope.analysis.sample_statistics import (
+    mean_range,
+    median_estimate,
+    pooled_median,
+    ratio_estimate,
+    spread_findings,
+)
 
 
 def samples(seed: int, middle: float, spread: float = 1.0, count: int = 30) -> np.ndarray:
@@ -17,6 +23,7 @@ def test_median_interval_holds_the_median_and_counts_all() -> None:
     assert found.value == np.median(np.concatenate(repeats)) == pooled_median(repeats)
     assert found.low is not None
     assert found.high is not None
+    assert found.value is not None
     assert 99 < found.low < found.value < found.high < 101
 
 

@@ -1,6 +1,8 @@
 """Breakdown and collectives of generated traces against literals worked out by hand, independent of the analysis."""
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,7 +30,7 @@ def check_steps(steps: pd.DataFrame, rank: int, generated: GeneratedTrace) -> No
         check_step(record, generated.expected.steps[device, int(record["step"])])
 
 
-def check_step(record: dict[str, object], expected: ExpectedStep) -> None:
+def check_step(record: Mapping[Hashable, Any], expected: ExpectedStep) -> None:
     for name in TIMES:
         value = getattr(expected, name)
         if value is None:
@@ -54,7 +56,16 @@ def check_collectives(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> N
         for record, one in zip(found, expected, strict=True):
             assert (record["kind"], record["step"]) == (one.kind, one.step)
             assert record["duration_us"] == pytest.approx(one.duration_us, abs=1e-3)
-            for name in ("group", "sequence", "bytes", "group_size", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps"):
+            for name in (
+                "group",
+                "sequence",
+                "bytes",
+                "group_size",
+                "transfer_us",
+                "wait_us",
+                "algbw_gbps",
+                "busbw_gbps",
+            ):
                 value = getattr(one, name)
                 if value is None:
                     assert pd.isna(record[name]), (name, record, one)

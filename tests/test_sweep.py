@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dpscope.launch.run_config import load_config
-from dpscope.launch.sweep import SweepOutcome, plan_run, run_sweep
-from dpscope.profiling.run_store import DpscopeError, RunFolder
 from rich.console import Console
+
+from dpscope.launch.planned_run import plan_run
+from dpscope.launch.run_config import load_config
+from dpscope.launch.sweep import SweepOutcome, run_sweep
+from dpscope.profiling.run_store import DpscopeError, RunFolder
 
 USER_MODELS = Path(__file__).parent / "user_models"
 TINY: dict[str, object] = {
@@ -31,7 +33,7 @@ def _where_the_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep(out: Path, fresh: bool = False, **flags: object) -> SweepOutcome:
-    return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))
 
 
 def processes_of(out: Path) -> list[int]:
@@ -54,9 +56,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def half_written(out: Path) -> list[Path]:
-    return [
-        path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")
-    ]
+    return [path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")]
 
 
 def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
@@ -136,9 +136,7 @@ def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_
 
 
 def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) -> None:
-    outcome = sweep(
-        tmp_path / "run", strategy="single", model="tiny_models:memory_hungry", batch_size="2,4", repeats=2
-    )
+    outcome = sweep(tmp_path / "run", strategy="single", model="tiny_models:memory_hungry", batch_size="2,4", repeats=2)
     told = [(result.cell.batch_size, result.status) for result in outcome.results]
     assert told == [(2, "out_of_memory"), (4, "skipped"), (2, "skipped"), (4, "skipped")]
     assert outcome.results[1].message == "single-d1-b2 ran out of memory with a smaller batch"
@@ -161,9 +159,7 @@ def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
         "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
         "sys.exit(0 if outcome.ok else 1)"
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL
-    )
+    return subprocess.Popen([sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL)
 
 
 def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:

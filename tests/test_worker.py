@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments, torchrun_place
 from dpscope.profiling.run_store import DpscopeError, RunFolder
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from dpscope.launch.workloads import build_workload, check_model, parameter_sizes
 from dpscope.profiling.run_store import DpscopeError
 

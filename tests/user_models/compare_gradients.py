@@ -4,9 +4,10 @@ import os
 import sys
 
 import torch
+from torch import distributed, nn
+
 from dpscope.launch.strategies import wrap
 from dpscope.launch.workloads import build_workload
-from torch import distributed, nn
 
 BATCH = 2  # per device
 
