@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison import Comparison, StrategyGap
@@ -14,6 +15,7 @@ STRAGGLER_SHARE = 0.5  # of all waiting, caused by one rank...
 STRAGGLER_LATENESS = 0.05  # ...and of the step
 TRACER_COST = 1.15
 
+_MERGED = frozenset({"few_samples", "wide_spread", "repeats_differ", "tracer_cost"})
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -28,7 +30,19 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *(finding for cell in run.measured for finding in _straggler(cell)),
         *_setting(run),
     ]
-    return sorted(dict.fromkeys(findings), key=lambda finding: _ORDER[finding.severity])
+    return sorted(_merged(findings), key=lambda finding: _ORDER[finding.severity])
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """Each finding once; those of _MERGED that many cells share become one."""
+    groups: dict[object, list[Finding]] = {}
+    for finding in dict.fromkeys(findings):
+        same = (finding.severity, finding.code, finding.next_step) if finding.code in _MERGED else finding
+        groups.setdefault(same, []).append(finding)
+    return [
+        msgspec.structs.replace(group[0], message="; ".join(finding.message for finding in group))
+        for group in groups.values()
+    ]
 
 
 def _info(code: str, message: str, next_step: str) -> Finding:
@@ -101,7 +115,7 @@ def _per_row(comparison: Comparison) -> Iterator[Finding]:
             yield Finding(
                 severity="warning",
                 code="tracer_cost",
-                message=f"{values['cell']}: a traced step takes {cost:.2f} times an untraced one",
+                message=f"{values['cell']}: a traced step takes {cost:.2f} times as long as an untraced one",
                 next_step="trust the untraced step times; traced times are right in proportion only",
             )
 
@@ -121,48 +135,58 @@ def _communication(values: dict[str, object]) -> Iterator[Finding]:
     )
 
 
+_METHODS = {
+    "same_local_batch": "t_N(b) - t_1(b)",
+    "ideal_split": "t_N(G/N) - t_1(G)/N",
+    "same_total": "t_N(G/N) - t_1(G)",
+}
+
+
 def _estimates(values: dict[str, object]) -> Iterator[Finding]:
+    """What each subtraction says beside what was measured, a sentence a cell."""
     exposed, total = _number(values["exposed_us"]), _number(values["communication_us"])
     if exposed is None or total is None:
         return
-    reasons = {
-        "same_local_batch": "it also holds what compute and idle time changed",
-        "ideal_split": "it takes all of the single device's step to shrink with its batch",
-        "same_total": "it compares different work per device",
-    }
-    for method, why in reasons.items():
+    said = []
+    for method, formula in _METHODS.items():
         value = _number(values[f"{method}_us"])
-        if value is None:
-            continue
-        sign = "above" if value > exposed else "below"
-        negative = ", and negative: no communication time at all" if value < 0 else ""
+        if value is not None:
+            negative = ", negative: no time at all" if value < 0 else ""
+            said.append(
+                f"{method}, {formula}, gives {show_time(value)} ({_signed(value - exposed)} against exposed, "
+                f"{_signed(value - total)} against all{negative})"
+            )
+    if said:
         yield _info(
-            f"estimate_{method}",
-            f"{values['cell']}: the estimate {method} gives {show_time(value)} a step, {show_time(abs(value - exposed))} "
-            f"{sign} exposed and {show_time(abs(value - total))} {'above' if value > total else 'below'} all communication"
-            f"{negative}: {why}",
-            "use the measured columns",
+            "estimates",
+            f"{values['cell']}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(said)}",
+            "the subtractions also hold what compute and idle time changed: use the measured columns",
         )
+
+
+def _signed(microseconds: float) -> str:
+    return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
 
 
 def _straggler(data: CellData) -> Iterator[Finding]:
-    """A rank that most waiting is for. Repeats are looked at apart: ranks keep their numbers, steps do not."""
+    """A rank that most waiting is for, in every repeat; ranks that take turns being late are noise, no straggler."""
     if data.collectives.empty or data.cell.strategy != "ddp":
         return
     windows = data.whole_windows()
-    mean_step = float(windows["step_us"].mean()) if len(windows) else 0.0
-    for repeat, table in data.collectives.groupby("repeat"):
-        found = find_straggler(table)
-        if found is None or found.share < STRAGGLER_SHARE or found.lateness_us < STRAGGLER_LATENESS * mean_step:
-            continue
-        yield Finding(
-            severity="warning",
-            code="straggler",
-            message=f"{data.cell.name}, repeat {repeat}: rank {found.rank} is the straggler: it comes last in "
-            f"{found.steps} of {found.of_steps} traced steps and makes the others wait {show_time(found.lateness_us)} a "
-            f"step ({found.share:.0%} of all waiting)",
-            next_step=f"see what rank {found.rank} does before its first all-reduce: data, other load, a slower device",
-        )
+    least_us = STRAGGLER_LATENESS * float(windows["step_us"].mean()) if len(windows) else 0.0
+    found = [find_straggler(table) for _, table in data.collectives.groupby("repeat")]
+    named = [one for one in found if one is not None and one.share >= STRAGGLER_SHARE and one.lateness_us >= least_us]
+    if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
+        return
+    lateness_us = sum(one.lateness_us for one in named) / len(named)
+    yield Finding(
+        severity="warning",
+        code="straggler",
+        message=f"{data.cell.name}: rank {named[0].rank} is the straggler: it comes last in "
+        f"{sum(one.steps for one in named)} of {sum(one.of_steps for one in named)} traced steps and makes the others wait "
+        f"{show_time(lateness_us)} a step ({min(one.share for one in named):.0%} or more of all waiting)",
+        next_step=f"see what rank {named[0].rank} does before its first all-reduce: data, other load, a slower device",
+    )
 
 
 def _setting(run: RunData) -> Iterator[Finding]:

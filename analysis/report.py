@@ -11,7 +11,7 @@ from dpscope.analysis.columns import COLUMNS
 from dpscope.analysis.comparison import Comparison, compare
 from dpscope.analysis.findings import conclusions
 from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import show_bytes, show_time
+from dpscope.analysis.units import sentence, show_bytes
 from dpscope.profiling.run_store import write_bytes, write_text
 from dpscope.profiling.run_types import Finding
 
@@ -112,7 +112,7 @@ def render_html(report: Report, svg: dict[str, str]) -> str:
         tables=text_tables(report),
         columns=COLUMNS,
         figures=[(name, _CAPTIONS[name], svg[name]) for name in _CAPTIONS if name in svg],
-        show_time=show_time,
+        sentence=sentence,
     )
 
 

@@ -106,7 +106,7 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> list[Finding]:
             Finding(
                 severity="warning",
                 code="few_samples",
-                message=f"{name}: only {len(pooled)} timed steps; no interval is given",
+                message=f"{name} has only {len(pooled)} timed steps and no interval",
                 next_step=f"time at least {FEWEST_SAMPLES} steps (--steps)",
             )
         )
@@ -116,7 +116,7 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> list[Finding]:
             Finding(
                 severity="warning",
                 code="wide_spread",
-                message=f"{name}: the middle half of its steps spans {(upper - lower) / middle:.0%} of the median",
+                message=f"{name}: the middle half of its step times spans {(upper - lower) / middle:.0%} of their median",
                 next_step="close other programs, raise --steps or --repeats; small differences cannot be trusted",
             )
         )

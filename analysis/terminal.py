@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscope.analysis.tables import TextTable
+from dpscope.analysis.units import sentence
 from dpscope.profiling.run_types import Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -33,17 +34,9 @@ def print_findings(console: Console, findings: Iterable[Finding]) -> None:
     """Findings as sentences, each with its next step."""
     console.print()
     console.print(Text("Findings", style="bold"))
+    rows = Table.grid(padding=(0, 1))
     for finding in findings:
-        line = Text()
-        line.append(finding.severity, style=_STYLES[finding.severity])
-        line.append(f" {sentence(finding.message)} ")
-        line.append(sentence(finding.next_step), style="dim")
-        console.print(line)
-
-
-def sentence(text: str) -> str:
-    """The text as a sentence: a capital first, one full stop last."""
-    stripped = text.strip()
-    if not stripped:
-        return ""
-    return stripped[0].upper() + stripped[1:] + ("" if stripped.endswith((".", "!", "?")) else ".")
+        said = Text(f"{sentence(finding.message)} ")
+        said.append(sentence(finding.next_step), style="dim")
+        rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), said)
+    console.print(rows)

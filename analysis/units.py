@@ -94,3 +94,12 @@ def show_bytes(size: float | None) -> str:
     """One size with its unit, such as ``44.7 MB`` (1 MB = 1e6 B)."""
     unit = choose_unit("bytes", [size])
     return NA if size is None else f"{show(size, unit)} {unit.label}"
+
+
+def sentence(text: str) -> str:
+    """The text as a sentence: one full stop last, and a capital first unless it begins with a name such as ddp-d2-b4."""
+    stripped = text.strip()
+    if not stripped:
+        return ""
+    opening = stripped[0].upper() + stripped[1:] if stripped.split()[0].isalpha() else stripped
+    return opening if opening.endswith((".", "!", "?")) else f"{opening}."

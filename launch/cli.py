@@ -119,7 +119,8 @@ def analyze(
 def _report(out: Path, link_gbps: float | None, console: Console) -> bool:
     """Analyze a run, write its report, print its tables; whether nothing failed."""
     from dpscope.analysis.report import headline, make_report, setting, text_tables, write_report
-    from dpscope.analysis.terminal import print_findings, print_table, sentence
+    from dpscope.analysis.terminal import print_findings, print_table
+    from dpscope.analysis.units import sentence
 
     report = make_report(_load(out, console), link_gbps)
     page = write_report(report)
