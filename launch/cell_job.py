@@ -14,7 +14,7 @@ from dpscope.launch.strategies import wrap
 from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
 from dpscope.launch.workloads import build_workload, parameter_sizes
-from dpscope.profiling.environment import device_states, open_nvml, own_processes_seen
+from dpscope.profiling.environment import device_findings, device_states, open_nvml, own_processes_seen
 from dpscope.profiling.run_store import write_json
 from dpscope.profiling.run_types import Cell, CellResult, DeviceState, ParameterSizes, RankResult
 from dpscope.profiling.step_timer import save_samples
@@ -32,7 +32,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         _join_process_group(job, devices[0])
     process, sizes = _prepare(job, place, devices, report)
     measured = run_passes(process)
-    after = _device_states(job, place, own_process_ids=_own_process_ids())
+    after = _device_states(job, place, _own_process_ids()) if job.kind == "cuda" else ()
     report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
     rank = _rank_result(job, place, process, sizes, measured, (before, after))
@@ -104,13 +104,12 @@ def _device_states(
 
 def _own_process_ids() -> tuple[int, ...] | None:
     """Process ids of this job on this host; None where NVML counts in another namespace."""
-    if not own_processes_seen(open_nvml(), os.getpid()):
-        return None
-    if not distributed.is_initialized():
-        return (os.getpid(),)
-    everyone: list[int] = [0] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, os.getpid())
-    return tuple(everyone)
+    own = (os.getpid(), own_processes_seen(open_nvml(), os.getpid()))
+    everyone: list[tuple[int, bool]] = [own]
+    if distributed.is_initialized():
+        everyone = [own] * distributed.get_world_size()
+        distributed.all_gather_object(everyone, own)
+    return tuple(process for process, _ in everyone) if all(seen for _, seen in everyone) else None
 
 
 def _rank_result(
@@ -138,6 +137,7 @@ def _rank_result(
         memory=measured.memory,
         device_states_before=states[0],
         device_states_after=states[1],
+        findings=tuple(device_findings([*states[0], *states[1]])),
         last_loss=None if loss is None else loss.item(),
     )
 

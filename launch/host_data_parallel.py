@@ -159,9 +159,10 @@ def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None
     with torch.no_grad():
         for copied, parameter in zip(replica.parameters(), module.parameters(), strict=True):
             copied.requires_grad_(parameter.requires_grad)
-        parameters = list(module.parameters())
+        parameters: list[Tensor] = list(module.parameters())
         if parameters:
-            torch._foreach_copy_(list(replica.parameters()), parameters)
+            copies: list[Tensor] = list(replica.parameters())
+            torch._foreach_copy_(copies, parameters)
         for copied_module, source in zip(replica.modules(), module.modules(), strict=True):
             copied_module.training = source.training
             for name, buffer in source._buffers.items():

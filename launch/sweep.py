@@ -39,10 +39,6 @@ class SweepOutcome:
         return not self.interrupted and all(result.status == "ok" for result in self.results)
 
 
-class _Interrupted(BaseException):
-    """The sweep was asked to stop."""
-
-
 def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> SweepOutcome:
     """Measure every cell of a run that is not measured yet, repeats interleaved (A B C A B C).
 
@@ -127,23 +123,24 @@ class _Sweep:
         self._manifest = manifest
         self._description = description
         self._progress = SweepProgress(console, len(description.jobs))
+        self._stop = _StopRequest()
         self._results: list[CellResult] = []
         self._took_s: dict[str, float] = {}
         self._hopeless: dict[str, tuple[Cell, CellStatus]] = {}
 
     def measure(self) -> SweepOutcome:
         """Run what is not done."""
-        stopped = False
-        with self._progress, _stop_signals():
+        with self._progress, self._stop.listening():
             for index, job in enumerate(self._description.jobs):
                 result = self._run.repeat(job.cell, job.repeat).result()
                 if result is None or result.status != "ok":
                     result = self._attempt(index, job)
                 self._results.append(result)
-                if result.status == "interrupted":
-                    stopped = True
+                if self._stop.requested:
                     break
-        return SweepOutcome(manifest=self._manifest, results=tuple(self._results), interrupted=stopped)
+        return SweepOutcome(
+            manifest=self._manifest, results=tuple(self._results), interrupted=self._stop.requested
+        )
 
     def _attempt(self, index: int, job: PlannedJob) -> CellResult:
         """Measure one repeat, or record why not."""
@@ -169,16 +166,13 @@ class _Sweep:
         timeout_s = self._description.config.timeout_s
         torchrun = TorchrunJob(job.command, folder, self._manifest.threads_per_process)
         try:
-            exit_status = torchrun.wait(timeout_s, self._progress.state)
-        except _Interrupted:
-            with _signals_ignored():
-                torchrun.end()
-            return interrupted(folder, read_progress(folder.path))
-        except BaseException:
+            how, exit_status = torchrun.wait(timeout_s, self._progress.state, lambda: self._stop.requested)
+        finally:
             torchrun.end()
-            raise
-        torchrun.end()
-        return job_outcome(folder, exit_status, timeout_s, read_progress(folder.path))
+        last_pass = read_progress(folder.path)
+        if how == "stopped":
+            return interrupted(folder, last_pass)
+        return job_outcome(folder, exit_status, timeout_s, last_pass)
 
     def _record_failure(self, job: PlannedJob, outcome: JobOutcome, took_s: float) -> CellResult:
         folder = self._run.repeat(job.cell, job.repeat)
@@ -224,28 +218,23 @@ class _Sweep:
         )
 
 
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `_Interrupted`, once."""
+class _StopRequest:
+    """Whether the sweep was told to stop. Signals only set it, so that none can cut a file or a cleaning-up short."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Interrupted
+    def __init__(self) -> None:
+        self.requested = False
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGINT, SIGTERM and SIGHUP as the request."""
 
+        def request(number: int, frame: FrameType | None) -> None:
+            self.requested = True
 
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        previous = {number: signal.signal(number, request) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -9,11 +9,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from dpscope.launch.job_files import JOB_TOKEN_VARIABLE, STARTED_AT_VARIABLE, read_progress
 from dpscope.launch.parent_death import die_with_parent
 from dpscope.profiling.run_store import RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell
+
+JobWait = Literal["exited", "timed_out", "stopped"]
 
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
@@ -64,16 +67,23 @@ class TorchrunJob:
             preexec_fn=die_with_parent,
         )
 
-    def wait(self, timeout_s: float, on_progress: Callable[[str | None], None]) -> int | None:
-        """torchrun's exit status, None when the time limit passed; `on_progress` is told the job's pass."""
+    def wait(
+        self,
+        timeout_s: float,
+        on_progress: Callable[[str | None], None],
+        stop_requested: Callable[[], bool],
+    ) -> tuple[JobWait, int | None]:
+        """How waiting ended, and torchrun's exit status if it did; `on_progress` is told the job's pass."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            if stop_requested():
+                return "stopped", None
             on_progress(read_progress(self._folder.path))
             try:
-                return self._process.wait(timeout=_POLL_S)
+                return "exited", self._process.wait(timeout=_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
-        return None
+        return "timed_out", None
 
     def end(self) -> None:
         """End every process of the job that is still there, and remove torchrun's own files."""

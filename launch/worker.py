@@ -26,7 +26,7 @@ from dpscope.profiling.run_store import DpscopeError
 def main() -> None:
     """Run the job the arguments name; ends the process with status 1 on failure, 2 on a user's mistake."""
     die_with_process(os.getppid())
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the tracer's progress notes are not errors
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     began = min(started_at(), time.time())
     try:
         place = torchrun_place(os.environ)

@@ -177,8 +177,11 @@ def _memory_bytes() -> int | None:
 
 
 def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """What about these devices makes a comparison between them, or with another day, unfair."""
-    findings = []
+    """What about these devices makes a comparison between them, or with another day, unfair.
+
+    A device may be given at several moments; what is the same in each is told once.
+    """
+    findings: list[Finding] = []
     for state in states:
         if state.throttle_reasons:
             findings.append(
@@ -202,13 +205,15 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
                     next_step="Stop them, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
                 )
             )
+    findings = list(dict.fromkeys(findings))
     findings += _mixed(states, "name", "mixed_devices", "GPU models differ")
     findings += _mixed(states, "pcie_width", "mixed_links", "PCIe link widths differ")
     return findings
 
 
 def _mixed(states: Sequence[DeviceState], field: str, code: str, title: str) -> list[Finding]:
-    counts = Counter(getattr(state, field) for state in states if getattr(state, field) is not None)
+    devices = {state.index: getattr(state, field) for state in states}
+    counts = Counter(value for value in devices.values() if value is not None)
     if len(counts) < 2:
         return []
     listed = ", ".join(f"{count} x {value}" for value, count in counts.most_common())

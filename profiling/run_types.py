@@ -197,6 +197,7 @@ class RankResult(_Stored, frozen=True):
     memory: tuple[DeviceMemory, ...]  # empty on CPU: the allocator keeps no such figure there
     device_states_before: tuple[DeviceState, ...] = ()
     device_states_after: tuple[DeviceState, ...] = ()
+    findings: tuple[Finding, ...] = ()  # about its devices' states
     last_loss: float | None = None
 
 

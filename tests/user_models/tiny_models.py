@@ -87,6 +87,21 @@ class _Late(torch.autograd.Function):
         return gradients[0]
 
 
+class _Slow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny_module()
+
+    def forward(self, images: Tensor) -> Tensor:
+        time.sleep(0.02)
+        logits: Tensor = self.model(images)
+        return logits
+
+
+def slow() -> Workload:
+    return _Slow(), SHAPE, CLASSES
+
+
 class _LateBackward(nn.Module):
     def __init__(self) -> None:
         super().__init__()
