@@ -11,7 +11,7 @@ from dpscope.analysis.cost_models import ring_all_reduce_us
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.sample_statistics import Estimate, mean_range, median_estimate, pooled_median
-from dpscope.analysis.subtraction import subtraction_estimates
+from dpscope.analysis.subtraction import step_identity, subtraction_estimates
 
 _MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
 _COMMUNICATION = (
@@ -223,7 +223,9 @@ def _put_checks(row: Row, data: CellData) -> None:
 
 def _put_estimates(row: Row, data: CellData, singles: Mapping[int, CellData], link_gbps: float | None) -> None:
     cell, step = data.cell, row.number("step_us")
-    columns = tuple(name for name in NAMES if name.startswith(("same_local", "ideal_split", "same_total", "ring")))
+    columns = tuple(
+        name for name in NAMES if name.startswith(("same_local", "added", "ideal_split", "same_total", "ring"))
+    )
     if cell.devices == 1 or step is None:
         row.clear(columns, "one device: nothing to estimate")
         return
@@ -243,6 +245,7 @@ def _put_estimates(row: Row, data: CellData, singles: Mapping[int, CellData], li
                 f"{estimate.method}_error_communication_us": estimate.error_communication_us,
             },
         )
+    _put_identity(row, data, singles.get(cell.batch_size))
     if cell.strategy != "ddp":
         row.clear(("ring_us", "ring_error_us"), "DataParallel runs no all-reduce")
         return
@@ -252,4 +255,26 @@ def _put_estimates(row: Row, data: CellData, singles: Mapping[int, CellData], li
     row.put(
         "no link bandwidth known: give --link-gbps" if ring is None else "transfer is not known",
         ring_error_us=ring - transfer if ring is not None and transfer is not None else None,
+    )
+
+
+def _put_identity(row: Row, data: CellData, single: CellData | None) -> None:
+    """t_N(b) - t_1(b) in four terms: exposed, change of compute, change of idle, and what the tracer's passes leave."""
+    base = single.whole_windows() if single is not None else pd.DataFrame()
+    base_us = pooled_median(single.step_samples()) if single is not None else None
+    several = tuple(row.number(name) for name in ("exposed_us", "compute_us", "idle_us"))
+    step_us = row.number("step_us")
+    if base.empty or base_us is None or step_us is None or None in several:
+        why = "needs communication and a traced single-device cell at this batch per device"
+        row.clear(("added_exposed_us", "added_compute_us", "added_idle_us", "added_tracer_us"), why)
+        return
+    exposed, compute, idle = (value for value in several if value is not None)
+    alone = (0.0, float(base["compute_us"].mean()), float(base["idle_us"].mean()))
+    terms = step_identity((step_us, base_us), (exposed, compute, idle), alone)
+    row.put(
+        "",
+        added_exposed_us=terms.exposed_us,
+        added_compute_us=terms.compute_us,
+        added_idle_us=terms.idle_us,
+        added_tracer_us=terms.tracer_us,
     )

@@ -23,6 +23,7 @@ class TextTable:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # why values are NA
 
 
 _VIEWS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -39,10 +40,21 @@ _VIEWS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("cell", "bytes_per_step", "collectives_per_step", "transfer_us", "algbw_gbps", "busbw_gbps", "communication_share"),
     ),
     (
-        "Estimates of communication, and how far they are from exposed",
+        "Subtraction estimates, and how far each is from exposed communication",
         (
             "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "ideal_split_us",
-            "ideal_split_error_exposed_us", "same_total_us", "ring_us",
+            "ideal_split_error_exposed_us", "same_total_us", "ring_us", "ring_error_us",
+        ),
+    ),
+    (
+        "Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
+        (
+            "cell",
+            "same_local_batch_us",
+            "added_exposed_us",
+            "added_compute_us",
+            "added_idle_us",
+            "added_tracer_us",
         ),
     ),
     (
@@ -74,7 +86,7 @@ def _view(comparison: Comparison, title: str, columns: list[Column]) -> TextTabl
         title=title,
         headings=tuple(heading(column, units[column.name]) for column in columns),
         rows=rows,
-        notes=tuple(_missing_notes(comparison, [column.name for column in columns], cells)),
+        missing=tuple(_missing_notes(comparison, [column.name for column in columns], cells)),
     )
 
 
@@ -111,6 +123,17 @@ def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequen
     ]
 
 
+def missing_reasons(comparison: Comparison) -> list[str]:
+    """Why the tables of `comparison_views` lack what they lack: each reason once, with its cells."""
+    shown = {name for _, names in _VIEWS for name in names}
+    cells_of: dict[str, list[str]] = {}
+    for (cell, column), reason in comparison.reasons.items():
+        cells = cells_of.setdefault(reason, []) if column in shown else []
+        if cell not in cells:
+            cells.append(cell)
+    return [f"{reason} ({', '.join(cells)})" for reason, cells in cells_of.items()]
+
+
 def gap_table(comparison: Comparison) -> TextTable | None:
     """DP against DDP at equal devices and batch, None where no pair was measured."""
     if not comparison.gaps:
@@ -118,19 +141,20 @@ def gap_table(comparison: Comparison) -> TextTable | None:
     fields = ("gap_us", "exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
     unit = choose_unit("time", [getattr(gap, field) for gap in comparison.gaps for field in fields])
     ratio = Unit("", 1.0, 2)
+    label = "dp-host" if comparison.gaps[0].dp.startswith("dp-host") else "DP"
     names = ("gap", "exposed comm.", "host copies", "compute", "idle", "tracer")
     return TextTable(
-        title="DP less DDP at equal devices and batch: the gap and its parts",
-        headings=("DP / DDP", "ratio", "low", "high", *(f"{name} [{unit.label}]" for name in names)),
+        title=f"{label} less DDP at equal devices and batch per device: the gap of a step and its parts",
+        headings=("cells", "ratio", "low", "high", *(f"{name} [{unit.label}]" for name in names)),
         rows=tuple(
             (
-                f"{gap.dp} / {gap.ddp}",
+                gap.ddp.removeprefix("ddp-"),
                 *(show(value, ratio) for value in (gap.ratio, gap.ratio_low, gap.ratio_high)),
                 *(show(getattr(gap, field), unit) for field in fields),
             )
             for gap in comparison.gaps
         ),
-        notes=("ratio: DP's median untraced step over DDP's, with its 95% interval",),
+        notes=(f"ratio: {label}'s median untraced step over DDP's, with its 95% interval",),
     )
 
 
@@ -156,8 +180,8 @@ def _markdown(table: TextTable) -> str:
 
     numeric = ["---" if index == 0 else "---:" for index in range(len(table.headings))]
     lines = [f"**{table.title}**", "", line(table.headings), line(numeric), *(line(row) for row in table.rows)]
-    if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
+    if table.notes or table.missing:
+        lines += ["", *(f"- {note}" for note in (*table.notes, *table.missing))]
     return "\n".join(lines) + "\n"
 
 

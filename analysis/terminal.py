@@ -15,19 +15,54 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def print_table(console: Console, table: TextTable) -> None:
-    """One table with its notes beneath it."""
-    drawn = Table(
-        title=escape(table.title), title_justify="left", title_style="bold", pad_edge=False, box=None, padding=(0, 1)
-    )
-    for index, heading in enumerate(table.headings):
-        widest = max((len(row[index]) for row in table.rows), default=0)  # headings may wrap, values not
-        drawn.add_column(escape(heading), justify="left" if index == 0 else "right", overflow="fold", min_width=widest)
-    for row in table.rows:
-        drawn.add_row(*(escape(value) for value in row))
+    """One table with its notes beneath it; what the terminal has no room for continues below, the first column repeated."""
     console.print()
-    console.print(drawn)
+    console.print(Text(table.title, style="bold"))
+    for columns in _fitting(table, console.width):
+        drawn = Table(pad_edge=False, box=None, padding=(0, 1))
+        for index in columns:
+            drawn.add_column(
+                escape(table.headings[index]),
+                justify="left" if index == 0 else "right",
+                vertical="bottom",
+                width=_width(table, index),
+            )
+        for row in table.rows:
+            drawn.add_row(*(escape(row[index]) for index in columns))
+        console.print(drawn)
     for note in table.notes:
         console.print(Text(note, style="dim"))
+
+
+def _width(table: TextTable, index: int) -> int:
+    """Room a column needs: values never wrap, headings between words."""
+    words = table.headings[index].split()
+    return max([len(row[index]) for row in table.rows] + [len(word) for word in words], default=0)
+
+
+def _fitting(table: TextTable, width: int) -> list[list[int]]:
+    """Groups of columns, each with the first one, that fit side by side."""
+    first = _width(table, 0)
+    groups: list[list[int]] = [[0]]
+    used = first
+    for index in range(1, len(table.headings)):
+        needed = _width(table, index) + 2
+        if used + needed > width and len(groups[-1]) > 1:
+            groups.append([0])
+            used = first
+        groups[-1].append(index)
+        used += needed
+    return groups
+
+
+def print_missing(console: Console, reasons: Iterable[str]) -> None:
+    """Why values are missing, once for all tables."""
+    console.print()
+    console.print(Text("NA, and why", style="bold"))
+    rows = Table.grid(padding=(0, 1))
+    for reason in reasons:
+        rows.add_row("-", Text(reason, style="dim"))
+    console.print(rows)
 
 
 def print_findings(console: Console, findings: Iterable[Finding]) -> None:

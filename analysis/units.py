@@ -43,7 +43,7 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
     elif quantity == "ratio":
         return Unit("x", 1.0, 2)
     elif quantity == "rate":
-        label, divisor = "1/s", 1.0
+        label, divisor = "", 1.0  # the heading says per second
     else:
         return Unit("", 1.0, 0)
     return Unit(label, divisor, _digits(middle / divisor))

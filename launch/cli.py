@@ -119,7 +119,8 @@ def analyze(
 def _report(out: Path, link_gbps: float | None, console: Console) -> bool:
     """Analyze a run, write its report, print its tables; whether nothing failed."""
     from dpscope.analysis.report import headline, make_report, setting, text_tables, write_report
-    from dpscope.analysis.terminal import print_findings, print_table
+    from dpscope.analysis.tables import missing_reasons
+    from dpscope.analysis.terminal import print_findings, print_missing, print_table
     from dpscope.analysis.units import sentence
 
     report = make_report(_load(out, console), link_gbps)
@@ -128,6 +129,7 @@ def _report(out: Path, link_gbps: float | None, console: Console) -> bool:
     console.print(setting(report), style="dim", highlight=False)
     for table in text_tables(report):
         print_table(console, table)
+    print_missing(console, missing_reasons(report.comparison))
     print_findings(console, report.findings)
     console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
     return report.sound

@@ -68,6 +68,8 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     assert ddp["strong_speedup"] == pytest.approx(rows["single-d1-b8"]["step_us"] / ddp["step_us"])
     # ring at 1 GB/s on two ranks: 1,072 B x 2 x 1/2 / 1e9 B/s = 1.072 us
     assert ddp["ring_us"] == pytest.approx(1.072)
+    added = [ddp[f"added_{part}_us"] for part in ("exposed", "compute", "idle", "tracer")]
+    assert sum(added) == pytest.approx(ddp["same_local_batch_us"])
     assert ddp["traced_step_us"] == pytest.approx(ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"])
 
 
@@ -100,7 +102,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     page = _Page()
     page.feed((report / "report.html").read_text(encoding="utf-8"))
     assert page.tags.count("svg") == 4
-    assert page.tags.count("table") == 6
+    assert page.tags.count("table") == 7
     assert page.outside == []
     assert {path.name for path in (report / "figures").iterdir()} == {
         "step_split.png", "phases.png", "communication.png", "scaling.png",
