@@ -96,6 +96,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     for repeat, done in folder.done_repeats(cell):
         own_ranks = done.ranks()
         ranks += [(repeat, rank) for rank in own_ranks]
+        findings += [finding for rank in own_ranks for finding in rank.findings]
         samples.append(done.samples().assign(repeat=repeat))
         if not done.traces():
             findings.append(_no_trace(cell, done))

@@ -81,9 +81,7 @@ def _warm_up(process: CellProcess) -> None:
         steps = ddp_counters.warmup_iterations(steps, process.devices[0])
     if process.config.epochs is not None:
         per_epoch = process.step.batches.steps_per_epoch
-        steps = (
-            -(-steps // per_epoch) * per_epoch
-        )  # whole epochs, so that the timed ones start at their start
+        steps = -(-steps // per_epoch) * per_epoch  # whole epochs, so that the timed ones start at their start
     for _ in range(steps):
         process.step()
 

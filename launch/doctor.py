@@ -73,13 +73,9 @@ def _devices() -> Check:
     try:
         devices = resolve_devices("auto")
     except DpscopeError as error:
-        return Check(
-            "devices", "failed", str(error), "see what was found; --device cpu measures the CPU on purpose"
-        )
+        return Check("devices", "failed", str(error), "see what was found; --device cpu measures the CPU on purpose")
     if devices.kind == "cpu":
-        return Check(
-            "devices", "ok", f"no GPU; CPU with {usable_cores()} cores: gloo, and dp-host for DataParallel"
-        )
+        return Check("devices", "ok", f"no GPU; CPU with {usable_cores()} cores: gloo, and dp-host for DataParallel")
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -94,9 +90,7 @@ def _driver() -> Check:
     if present_gpus() is None:
         return Check("driver", "not applicable", f"no GPU; {built}")
     if driver is None:
-        return Check(
-            "driver", "failed", f"NVML does not answer; {built}", "load the NVIDIA driver: nvidia-smi"
-        )
+        return Check("driver", "failed", f"NVML does not answer; {built}", "load the NVIDIA driver: nvidia-smi")
     return Check("driver", "ok", f"driver {driver}; {built}")
 
 
@@ -116,8 +110,7 @@ def _links() -> Check:
     if not links:
         return Check("links", "not applicable", "no GPU that NVML knows")
     described = {
-        f"{link.active_nvlinks} NVLink(s), PCIe gen {link.pcie_generation} x{link.pcie_width}"
-        for link in links
+        f"{link.active_nvlinks} NVLink(s), PCIe gen {link.pcie_generation} x{link.pcie_width}" for link in links
     }
     return Check("links", "ok" if len(described) == 1 else "warning", "; ".join(sorted(described)))
 
@@ -126,9 +119,7 @@ def _backends() -> Check:
     from torch import distributed
 
     if not distributed.is_available():
-        return Check(
-            "backends", "failed", "torch.distributed is not in this torch", "install a torch that has it"
-        )
+        return Check("backends", "failed", "torch.distributed is not in this torch", "install a torch that has it")
     available = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
     detail = ", ".join(f"{name} {'available' if there else 'missing'}" for name, there in available.items())
     needed = "nccl" if _cuda_usable() else "gloo"
@@ -189,14 +180,11 @@ def _tracer() -> Check:
                 "tracer",
                 "failed",
                 "torch.profiler recorded no kernel",
-                "end other profilers (Nsight, DCGM profiling), or permit CUPTI: "
-                "NVreg_RestrictProfilingToAdminUsers=0",
+                "end other profilers (Nsight, DCGM profiling), or permit CUPTI: NVreg_RestrictProfilingToAdminUsers=0",
             )
         return Check("tracer", "ok", f"{len(kernels)} device event(s) recorded")
     if not any(event.name == "aten::mm" for event in events):
-        return Check(
-            "tracer", "failed", "torch.profiler recorded no operator", "check the installation of torch"
-        )
+        return Check("tracer", "failed", "torch.profiler recorded no operator", "check the installation of torch")
     return Check("tracer", "ok", "operators are recorded")
 
 
@@ -212,7 +200,5 @@ def _disk() -> Check:
     if not writable:
         return Check("disk", "warning", f"{detail}, but cannot be written", "give --out a folder that can")
     if free < _DISK_WANTED:
-        return Check(
-            "disk", "warning", detail, "free some, or give --out another disk; large traces take GBs"
-        )
+        return Check("disk", "warning", detail, "free some, or give --out another disk; large traces take GBs")
     return Check("disk", "ok", detail)

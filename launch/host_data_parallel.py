@@ -60,9 +60,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         starts = [sum(splits[:index]) for index in range(len(splits))]
 
         def share(value: Any, index: int) -> Any:
-            return (
-                value.narrow(0, starts[index], splits[index]).clone() if isinstance(value, Tensor) else value
-            )
+            return value.narrow(0, starts[index], splits[index]).clone() if isinstance(value, Tensor) else value
 
         scattered_inputs, scattered_keywords = [], []
         for index in range(len(splits)):
@@ -112,9 +110,7 @@ class _JoinReplicas(torch.autograd.Function):
     """Forward concatenates the replicas' outputs; backward runs their graphs and sums into the master."""
 
     @staticmethod
-    def forward(
-        ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor) -> Tensor:
         ctx.outputs, ctx.replicas = outputs, replicas
         return _concatenate(outputs)
 

@@ -60,8 +60,7 @@ class RankOrderBatchSampler(Sampler[list[int]]):
 
     def __init__(self, dataset: Dataset[Any], shares: int, ranks: range, batch_size: int, seed: int) -> None:
         self._samplers: list[DistributedSampler[Any]] = [
-            DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed)
-            for rank in ranks
+            DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed) for rank in ranks
         ]
         self._batch_size = batch_size
 
@@ -117,9 +116,7 @@ def download_data(config: RunConfig) -> None:
         ) from error
 
 
-def open_stream(
-    config: RunConfig, cell: Cell, workload: Workload, rank: int, device: torch.device
-) -> BatchStream:
+def open_stream(config: RunConfig, cell: Cell, workload: Workload, rank: int, device: torch.device) -> BatchStream:
     """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
     ranks = range(rank, rank + 1) if cell.strategy == "ddp" else range(cell.devices)
     if config.data == "synthetic":

@@ -60,9 +60,7 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
     note = FailureNote(
         rank=rank,
         at_ns=time.time_ns(),
-        kind="out_of_memory"
-        if isinstance(error, MemoryError) or looks_like_out_of_memory(text)
-        else "crashed",
+        kind="out_of_memory" if isinstance(error, MemoryError) or looks_like_out_of_memory(text) else "crashed",
         message=first_line[:400],
         peer_lost=any(sign in lowered for sign in _PEER_LOST_SIGNS),
     )
@@ -71,9 +69,7 @@ def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> N
 
 def read_failures(folder: Path) -> list[FailureNote]:
     """The notes of a job, in the order in which its processes failed."""
-    notes = [
-        msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")
-    ]
+    notes = [msgspec.json.decode(path.read_bytes(), type=FailureNote) for path in folder.glob("failure_*.json")]
     return sorted(notes, key=lambda note: note.at_ns)
 
 

@@ -27,9 +27,7 @@ class JobOutcome:
     log_tail: tuple[str, ...] = ()
 
 
-def job_outcome(
-    folder: RepeatFolder, exit_status: int | None, timeout_s: float, last_pass: str | None
-) -> JobOutcome:
+def job_outcome(folder: RepeatFolder, exit_status: int | None, timeout_s: float, last_pass: str | None) -> JobOutcome:
     """Tell how a job ended; `exit_status` is torchrun's, None when it passed its time limit."""
     result = folder.result()
     if result is not None and result.status == "ok":
@@ -41,9 +39,7 @@ def job_outcome(
     rank, status, message = _first_failure(read_failures(folder.path), _exits(log), exit_status)
     if status == "crashed" and looks_like_out_of_memory(message):
         status = "out_of_memory"
-    return JobOutcome(
-        status=status, message=f"{message} ({_where(last_pass)})", log_tail=_log_tail(log, rank)
-    )
+    return JobOutcome(status=status, message=f"{message} ({_where(last_pass)})", log_tail=_log_tail(log, rank))
 
 
 def interrupted(folder: RepeatFolder, last_pass: str | None) -> JobOutcome:
@@ -102,6 +98,4 @@ def _log_tail(log: str, first_rank: int | None) -> tuple[str, ...]:
         return tuple(others[-TAIL_LINES_FIRST:])
     order = sorted(by_rank, key=lambda rank: (rank != first_rank, rank))
     lengths = [TAIL_LINES_FIRST] + [TAIL_LINES_OTHER] * (len(order) - 1)
-    return tuple(
-        line for rank, length in zip(order, lengths, strict=True) for line in by_rank[rank][-length:]
-    )
+    return tuple(line for rank, length in zip(order, lengths, strict=True) for line in by_rank[rank][-length:])

@@ -139,11 +139,7 @@ def print_plan(description: PlanDescription, console: Console) -> None:
     for planned in description.plan:
         cell = planned.cell
         jobs = [job for job in description.jobs if job.cell == cell]
-        last = (
-            f"left out: {planned.skip_reason}"
-            if planned.skip_reason
-            else duration_text(jobs[0].estimate.duration_s)
-        )
+        last = f"left out: {planned.skip_reason}" if planned.skip_reason else duration_text(jobs[0].estimate.duration_s)
         done = sum(job.done for job in jobs)
         numbers = (cell.devices, cell.batch_size, len(jobs), done)
         table.add_row(cell.name, *(str(number) for number in numbers), last)

@@ -102,9 +102,7 @@ def _build(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
     config = _in_order(config)
     for field, ok, fix in _checks(config):
         if not ok:
-            raise DpscopeError(
-                f"{origins.get(field, flag_name(field))} {_shown(getattr(config, field))}: {fix}"
-            )
+            raise DpscopeError(f"{origins.get(field, flag_name(field))} {_shown(getattr(config, field))}: {fix}")
     _check_together(config, origins)
     return config
 
@@ -120,9 +118,7 @@ def _in_order(config: RunConfig) -> RunConfig:
     )
 
 
-def _parse_text(
-    values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]
-) -> None:
+def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]) -> None:
     text = str(values[field])
     try:
         parsed = parse(text)

@@ -106,9 +106,7 @@ def _locked(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise DpscopeError(
-            f"--out {folder}: another dpscope is writing it; wait for it, or name another"
-        ) from error
+        raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another") from error
     finally:
         os.close(descriptor)
 
@@ -116,9 +114,7 @@ def _locked(folder: Path) -> Iterator[None]:
 class _Sweep:
     """The jobs of one run, in order."""
 
-    def __init__(
-        self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console
-    ) -> None:
+    def __init__(self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console) -> None:
         self._run = run
         self._manifest = manifest
         self._description = description
@@ -138,9 +134,7 @@ class _Sweep:
                 self._results.append(result)
                 if self._stop.requested:
                     break
-        return SweepOutcome(
-            manifest=self._manifest, results=tuple(self._results), interrupted=self._stop.requested
-        )
+        return SweepOutcome(manifest=self._manifest, results=tuple(self._results), interrupted=self._stop.requested)
 
     def _attempt(self, index: int, job: PlannedJob) -> CellResult:
         """Measure one repeat, or record why not."""

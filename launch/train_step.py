@@ -18,9 +18,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class TrainStep:
     """Fetch a batch, move it, forward, backward, optimizer step; each phase a named range in a trace."""
 
-    def __init__(
-        self, model: nn.Module, batches: BatchStream, config: RunConfig, device: torch.device
-    ) -> None:
+    def __init__(self, model: nn.Module, batches: BatchStream, config: RunConfig, device: torch.device) -> None:
         self.model = model
         self.batches = batches
         self.last_loss: Tensor | None = None

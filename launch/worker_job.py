@@ -133,9 +133,7 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
     )
 
 
-def _job_by_hand(
-    run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace
-) -> WorkerJob:
+def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
     config_path = options.pop("config")
     assert config_path is None or isinstance(config_path, Path)
     if options["strategy"] not in ("single", "dp", "ddp"):
@@ -148,9 +146,7 @@ def _job_by_hand(
     config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices)
     assert config.batch_sizes is not None
     if len(config.batch_sizes) != 1 or config.batch_growth is not None:
-        raise DpscopeError(
-            f"--batch-size {options['batch_size']}: a worker measures one batch size; give one"
-        )
+        raise DpscopeError(f"--batch-size {options['batch_size']}: a worker measures one batch size; give one")
     strategy = config.strategies[0]
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
@@ -225,9 +221,7 @@ def _manifest_with(
             )
     if planned in manifest.plan:
         return manifest
-    return msgspec.structs.replace(
-        manifest, config=_widened(manifest.config, config), plan=(*manifest.plan, planned)
-    )
+    return msgspec.structs.replace(manifest, config=_widened(manifest.config, config), plan=(*manifest.plan, planned))
 
 
 def _widened(config: RunConfig, added: RunConfig) -> RunConfig:

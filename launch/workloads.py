@@ -103,9 +103,7 @@ def _total_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def _tensor_size(tensor: Tensor) -> TensorSize:
-    return TensorSize(
-        dtype=str(tensor.dtype).removeprefix("torch."), bytes=tensor.numel() * tensor.element_size()
-    )
+    return TensorSize(dtype=str(tensor.dtype).removeprefix("torch."), bytes=tensor.numel() * tensor.element_size())
 
 
 def _check_torchvision_name(name: str) -> None:

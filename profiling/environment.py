@@ -143,9 +143,7 @@ def collect_environment(nvml: Any | None) -> Environment:
         nccl_version=_nccl_version(torch),
         driver_version=driver_version(nvml),
         accelerators=device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES")),
-        settings={
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)
-        },
+        settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
     )
 
 

@@ -26,9 +26,7 @@ def device_links(nvml: Any | None) -> tuple[DeviceLinks, ...]:
 
 def _links(nvml: Any, index: int) -> DeviceLinks:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    active = [
-        link for link in range(NVLINK_MAXIMUM_LINKS) if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
-    ]
+    active = [link for link in range(NVLINK_MAXIMUM_LINKS) if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
     return DeviceLinks(
         index=index,
         active_nvlinks=len(active),

@@ -38,9 +38,7 @@ class StepTimer:
         if self._device.type == "cuda":
             pairs = zip(self._events, self._events[1:], strict=False)
             return [first.elapsed_time(second) * 1000 for first, second in pairs]
-        return [
-            (second - first) / 1000 for first, second in zip(self._times_ns, self._times_ns[1:], strict=False)
-        ]
+        return [(second - first) / 1000 for first, second in zip(self._times_ns, self._times_ns[1:], strict=False)]
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,7 @@ def time_block(
 
 def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     """Write samples as parquet with the columns SAMPLE_COLUMNS, whole or not at all."""
-    rows = [
-        (row.measuring_pass, row.epoch, row.step, row.step_us, row.data_wait_us, row.samples)
-        for row in samples
-    ]
+    rows = [(row.measuring_pass, row.epoch, row.step, row.step_us, row.data_wait_us, row.samples) for row in samples]
     frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)).astype(
         {"measuring_pass": "str", "epoch": "Int64", "step": "int64", "step_us": "float64",
          "data_wait_us": "float64", "samples": "int64"}

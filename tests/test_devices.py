@@ -16,9 +16,7 @@ without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="about machi
 def listing_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's nvidia-smi that lists two GPUs, first on the path."""
     program = folder / "nvidia-smi"
-    program.write_text(
-        "#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA L4 (UUID: GPU-2)'\n"
-    )
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA L4 (UUID: GPU-2)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 

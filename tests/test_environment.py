@@ -91,10 +91,7 @@ def test_findings_of_unfair_devices() -> None:
     )
     found = {finding.code: finding for finding in device_findings(device_states(nvml, (12,)))}
     assert set(found) == {"device_throttled", "device_shared", "mixed_devices", "mixed_links"}
-    assert (
-        "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C"
-        in found["device_throttled"].message
-    )
+    assert "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C" in found["device_throttled"].message
     assert "GPU 0 is shared with other processes (11)" in found["device_shared"].message
     assert "1 x 16, 1 x 8" in found["mixed_links"].message
     assert all(finding.next_step for finding in found.values())

@@ -31,9 +31,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def ddp_gradients(model: str, devices: int, folder: Path) -> list[Tensor]:
     saved = folder / "gradients.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    subprocess.run(
-        [*command, "compare_gradients.py", model, str(saved)], cwd=USER_MODELS, timeout=120, check=True
-    )
+    subprocess.run([*command, "compare_gradients.py", model, str(saved)], cwd=USER_MODELS, timeout=120, check=True)
     loaded: list[Tensor] = torch.load(saved)
     return loaded
 
@@ -131,9 +129,7 @@ def test_precision_reaches_the_replicas() -> None:
         assert wrapped(torch.ones(2, 3)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("strategy", "devices", "said"), [("dp", 1, "one device"), ("dp", 2, "passes through")]
-)
+@pytest.mark.parametrize(("strategy", "devices", "said"), [("dp", 1, "one device"), ("dp", 2, "passes through")])
 def test_a_pass_through_is_refused(strategy: str, devices: int, said: str) -> None:
     with pytest.raises(DpscopeError, match=said):
         wrap(nn.Linear(1, 1), strategy, devices, torch.device("cpu"))  # type: ignore[arg-type]

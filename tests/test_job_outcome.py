@@ -40,9 +40,7 @@ def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) 
     note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
     outcome = job_outcome(folder, 1, 10, "timed")
     assert outcome.status == "crashed"
-    assert outcome.message.startswith(
-        "rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory"
-    )
+    assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory")
     assert outcome.log_tail[:2] == ("[rank1]: loss 2.30", "[rank0]: Traceback (most recent call last):")
 
 

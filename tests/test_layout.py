@@ -10,9 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 READ_BY_ANALYSIS = {"run_store", "run_types", "phases", "event_log"}
-SOURCES = sorted(
-    path for folder in ("profiling", "launch", "analysis") for path in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(path for folder in ("profiling", "launch", "analysis") for path in (ROOT / folder).rglob("*.py"))
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -60,17 +58,13 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def loaded_after_importing(modules: list[str]) -> list[str]:
     code = "; ".join([*(f"import {name}" for name in modules), "import sys; print(*sys.modules)"])
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     return ended.stdout.split()
 
 
 def test_analysis_and_what_it_reads_import_no_torch() -> None:
     analysis = [f"dpscope.analysis.{path.stem}" for path in SOURCES if path.parent.name == "analysis"]
-    read = [
-        f"dpscope.profiling.{name}" for name in READ_BY_ANALYSIS if (ROOT / f"profiling/{name}.py").exists()
-    ]
+    read = [f"dpscope.profiling.{name}" for name in READ_BY_ANALYSIS if (ROOT / f"profiling/{name}.py").exists()]
     loaded = loaded_after_importing([name for name in analysis if not name.endswith("__init__")] + read)
     assert "dpscope.profiling.run_store" in loaded
     assert "torch" not in loaded

@@ -63,9 +63,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def half_written(out: Path) -> list[Path]:
-    return [
-        path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")
-    ]
+    return [path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")]
 
 
 def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
@@ -145,9 +143,7 @@ def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_
 
 
 def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) -> None:
-    outcome = sweep(
-        tmp_path / "run", strategy="single", model="tiny_models:memory_hungry", batch_size="2,4", repeats=2
-    )
+    outcome = sweep(tmp_path / "run", strategy="single", model="tiny_models:memory_hungry", batch_size="2,4", repeats=2)
     told = [(result.cell.batch_size, result.status) for result in outcome.results]
     assert told == [(2, "out_of_memory"), (4, "skipped"), (2, "skipped"), (4, "skipped")]
     assert outcome.results[1].message == "single-d1-b2 ran out of memory with a smaller batch"
@@ -170,9 +166,7 @@ def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
         "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
         "sys.exit(0 if outcome.ok else 1)"
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL
-    )
+    return subprocess.Popen([sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL)
 
 
 def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:

@@ -37,9 +37,7 @@ def test_a_trace_holds_one_step_more_than_asked_and_matches_its_samples(tmp_path
     path = tmp_path / "traces" / "0_0.pt.trace.json.gz"
     samples = record_trace(step, 2, path, HOST, all_threads=True, synchronise=lambda: None)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    ranges = {
-        event["name"]: event["dur"] for event in events if event.get("name", "").startswith("ProfilerStep#")
-    }
+    ranges = {event["name"]: event["dur"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
     assert sorted(ranges) == [f"ProfilerStep#{sample.step}" for sample in samples]
     assert len(samples) == 3
     for sample in samples:
