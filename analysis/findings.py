@@ -81,7 +81,8 @@ def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
         verdict = f"{_label(gap)}'s step is {1 / gap.ratio:.2f} times as fast as DDP's"
         interval = f"95% interval {1 / gap.ratio_high:.2f} to {1 / gap.ratio_low:.2f}, {gap.count} steps"
     else:
-        verdict = f"no difference between {_label(gap)} and DDP is shown (ratio {gap.ratio:.2f})"
+        verdict = f"no difference between {_label(gap)} and DDP is shown"
+        interval = f"ratio {gap.ratio:.2f}, {interval}"
     yield _info("strategy_gap", f"{where}: {verdict} ({interval})", _gap_advice(gap))
 
 

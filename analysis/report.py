@@ -88,11 +88,12 @@ def setting(report: Report) -> str:
         else f"CPU only ({environment.cpu_name or 'unknown'}, {environment.cpu_count} cores)"
     )
     model = next((rank.model for data in report.run.measured for _, rank in data.ranks), None)
+    repeats = max(len({repeat for repeat, _ in data.ranks}) for data in report.run.measured)
     size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
     return (
         f"{config.model}{size}, {config.data} data, amp {config.amp}, SGD; {where}, torch {environment.torch_version}, "
         f"{environment.platform}; {manifest.threads_per_process} thread(s) per process; seed {config.seed}; "
-        f"{config.repeats} interleaved repeats; measured {manifest.created_at}."
+        f"{repeats} repeat(s) of every cell; measured {manifest.created_at}."
     )
 
 

@@ -101,5 +101,6 @@ def sentence(text: str) -> str:
     stripped = text.strip()
     if not stripped:
         return ""
-    opening = stripped[0].upper() + stripped[1:] if stripped.split()[0].isalpha() else stripped
+    is_name = any(character in "-_#/.:0123456789" for character in stripped.split()[0].rstrip(".:"))
+    opening = stripped if is_name else stripped[0].upper() + stripped[1:]
     return opening if opening.endswith((".", "!", "?")) else f"{opening}."

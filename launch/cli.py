@@ -130,7 +130,8 @@ def _report(out: Path, link_gbps: float | None, console: Console) -> bool:
     for table in text_tables(report):
         print_table(console, table)
     print_missing(console, missing_reasons(report.comparison))
-    print_findings(console, report.findings)
+    in_tables = ("communication_measured", "estimates")  # said again in the report, in words
+    print_findings(console, [finding for finding in report.findings if finding.code not in in_tables])
     console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
     return report.sound
 

@@ -1,6 +1,6 @@
 """How long a run will take and how much it will write, before it starts. Imports no torch.
 
-Rough on purpose: constants measured once with ResNet-18 for CIFAR. They are there so that nobody starts an hour
+Rough on purpose: for CPUs constants measured once with ResNet-18 for CIFAR, for GPUs assumed ones. They are there so that nobody starts an hour
 by mistake; the time left that a running sweep shows is corrected by what its cells really took.
 """
 
@@ -12,7 +12,10 @@ from dpscope.launch.plan import CIFAR_RESNET, threads_per_process
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_types import Cell, RunConfig
 
-BASIS = "constants measured with ResNet-18 for CIFAR on a 2-core host and on data-centre GPUs; other models differ"
+BASIS = {
+    "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
+    "cuda": "from assumed step times, not from measured ones; GPUs and models differ",
+}
 
 _START_S = {"cuda": 14.0, "cpu": 6.5}  # torchrun, imports, process group, model
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones

@@ -15,7 +15,7 @@ CIFAR_RESNET = "resnet18_cifar"
 CIFAR_SAMPLES = 50_000
 _CIFAR_FOLDER = "cifar-10-batches-py"
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
-DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 10}
+DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
 
 PASS_THROUGH_REASON = (
     "nn.DataParallel does not replicate on one device: it would be the single-device run under another name"

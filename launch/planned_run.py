@@ -83,7 +83,7 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
         plan=plan,
         jobs=jobs,
         findings=tuple(plan_findings(resolved, devices.kind)),
-        estimate_basis=BASIS,
+        estimate_basis=BASIS[devices.kind],
     )
 
 
