@@ -205,7 +205,9 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
 
 def _put_checks(row: Row, data: CellData) -> None:
     timed = pooled_median(data.step_samples())
-    traced = pooled_median([samples[1:] for samples in data.step_samples(measuring_pass="traced")])  # [0]: the extra step
+    traced = pooled_median(
+        [samples[1:] for samples in data.step_samples(measuring_pass="traced")]
+    )  # [0]: the extra step
     row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
     ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
     row.put(

@@ -1,7 +1,8 @@
 """How long a run will take and how much it will write, before it starts. Imports no torch.
 
-Rough on purpose: for CPUs constants measured once with ResNet-18 for CIFAR, for GPUs assumed ones. They are there so that nobody starts an hour
-by mistake; the time left that a running sweep shows is corrected by what its cells really took.
+Rough on purpose: for CPUs constants measured once with ResNet-18 for CIFAR, for GPUs assumed ones. They are there so
+that nobody starts an hour by mistake; the time left that a running sweep shows is corrected by what its cells really
+took.
 """
 
 import math
