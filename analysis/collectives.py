@@ -9,7 +9,7 @@ import pandas as pd
 from dpscope.analysis.attribution import NO_STEP, Attribution
 from dpscope.analysis.event_kind import Kind, collective_kind, named_annotations
 from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, IntColumn
-from dpscope.analysis.trace_reader import element_bytes
+from dpscope.analysis.tensor_sizes import buffer_bytes
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "sequence", "order", "bytes", "group_size", "start_us", "duration_us",
@@ -60,7 +60,7 @@ def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, objec
             "kind": kind,
             "group": args.group,
             "sequence": args.sequence,
-            "bytes": buffer_bytes(args, kind),
+            "bytes": buffer_bytes(args, kind, args.group_size or _default_group_size(attribution)),
             "group_size": args.group_size or _default_group_size(attribution),
             "start_us": float(events.start_us[row]),
             "duration_us": float(events.duration_us[row]),
@@ -80,19 +80,6 @@ def _first_known(sources: list[CommunicationArgs]) -> CommunicationArgs:
             for name in CommunicationArgs.__slots__
         )
     )
-
-
-def buffer_bytes(args: CommunicationArgs, kind: str | None) -> int | None:
-    """The larger of a rank's input and output buffer; None where elements or type are unknown."""
-    size = element_bytes(args.dtype)
-    counts = [count for count in (args.input_elements, args.output_elements) if count is not None]
-    if size is not None and counts:
-        return size * max(counts)
-    if args.input_bytes is None:
-        return None
-    if kind == "all_gather":  # the output holds every rank's input
-        return args.input_bytes * args.group_size if args.group_size else None
-    return args.input_bytes
 
 
 def _enclosing_annotation(attribution: Attribution, rows: IntColumn) -> IntColumn:

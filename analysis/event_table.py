@@ -35,7 +35,8 @@ class CommunicationArgs:
     group: str | None = None
     group_size: int | None = None
     sequence: int | None = None
-    input_bytes: int | None = None  # from `Input Dims` and `Input type`, where both are there
+    input_bytes: int | None = None  # where tensors of several types are recorded
+    output_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     sequence: int | None = msgspec.field(default=None, name="Seq")
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    rank: int | str | None = NONE  # given where a tool fused several ranks into one file
 
 
 NO_ARGS = EventArgs()
@@ -176,6 +177,8 @@ def _lenient_args(args: dict[str, Any]) -> EventArgs:
                 kept[name] = msgspec.Raw(json.dumps(value).encode())
         elif name in ("collective_name", "dtype", "group"):
             kept[name] = value if isinstance(value, str) else None
+        elif name == "rank" and isinstance(value, str):
+            kept[name] = value
         elif (number := int64(value)) is not None:
             kept[name] = number
     return EventArgs(**kept)

@@ -1,0 +1,152 @@
+"""Sizes of collectives' buffers, from what traces record: element counts, shapes, element types in all their spellings."""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from dpscope.analysis.event_table import CommunicationArgs
+
+# Bytes per element, by c10's names (c10/core/ScalarType.h), C++'s as `Input type` has them, and numpy's; lower case,
+# without namespace.
+_ELEMENT_BYTES = {
+    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
+    "long": 8, "long int": 8, "long long": 8, "int64_t": 8, "int64": 8, "int": 4, "int32_t": 4, "int32": 4,
+    "short": 2, "short int": 2, "int16_t": 2, "int16": 2, "char": 1, "signed char": 1, "int8_t": 1, "int8": 1,
+    "byte": 1, "unsigned char": 1, "uint8_t": 1, "uint8": 1, "bool": 1, "boolean": 1,
+    "unsigned short": 2, "short unsigned int": 2, "uint16_t": 2, "uint16": 2,
+    "unsigned int": 4, "unsigned": 4, "uint32_t": 4, "uint32": 4,
+    "unsigned long": 8, "long unsigned int": 8, "unsigned long long": 8, "uint64_t": 8, "uint64": 8,
+    "complexhalf": 4, "complex<half>": 4, "complex32": 4, "complexfloat": 8, "complex<float>": 8, "complex64": 8,
+    "complexdouble": 16, "complex<double>": 16, "complex128": 16,
+    "qint8": 1, "quint8": 1, "qint32": 4, "bits8": 1, "bits16": 2,
+    "float4_e2m1fn_x2": 1,
+}  # fmt: skip
+_FLOAT8 = re.compile(r"^(?:__nv_)?(?:float8|fp8)_?e\d+m\d+")
+_NAMESPACES = re.compile(r"c10::|at::|torch::|torch\.|std::|numpy\.")
+
+# c10d's operators that take an output and then an input; the others work in place.
+# Source: torch/csrc/distributed/c10d/Ops.cpp.
+_OUTPUT_THEN_INPUT = re.compile(r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?to_?all|gather_|scatter_)")
+
+_OUTPUT_IS_N_INPUTS = frozenset({"all_gather"})
+_INPUT_IS_N_OUTPUTS = frozenset({"reduce_scatter"})
+_ONE_SIDED = frozenset({"gather", "scatter"})  # larger at the root alone, and the trace does not say who that is
+
+
+def element_bytes(dtype: str | None) -> int | None:
+    """Bytes of one element of a dtype as traces name it; None for an unknown name.
+
+    >>> [element_bytes(name) for name in ("c10::BFloat16", "torch.float32", "Float8_e4m3fn", "Scalar")]
+    [2, 4, 1, None]
+    """
+    if not dtype:
+        return None
+    plain = _NAMESPACES.sub("", dtype).strip().lower()
+    return 1 if _FLOAT8.match(plain) else _ELEMENT_BYTES.get(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """A rank's input and output buffer as far as shapes tell: elements and their one type, or bytes of mixed types."""
+
+    input_elements: int | None = None
+    output_elements: int | None = None
+    dtype: str | None = None
+    input_bytes: int | None = None
+    output_bytes: int | None = None
+
+
+def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
+    """The larger of a rank's input and output buffer; None where elements, type or the group's size are unknown.
+
+    Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N outputs; other
+    collectives are as large on both sides (an all-to-all with uneven splits may not be).
+    """
+    size = element_bytes(args.dtype)
+    sent = _known_bytes(args.input_bytes, args.input_elements, size)
+    received = _known_bytes(args.output_bytes, args.output_elements, size)
+    if sent is not None and received is not None:
+        return max(sent, received)
+    one = sent if sent is not None else received
+    if one is None or kind in _ONE_SIDED:
+        return None
+    if (kind in _OUTPUT_IS_N_INPUTS and received is None) or (kind in _INPUT_IS_N_OUTPUTS and sent is None):
+        return one * group_size if group_size else None
+    return one
+
+
+def _known_bytes(given: int | None, elements: int | None, size: int | None) -> int | None:
+    if elements is not None and size is not None:
+        return elements * size
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One argument: a tensor, or a list of them together."""
+
+    elements: int
+    dtype: str | None  # None: a list's types are not recorded, or they differ
+    bytes: int | None
+
+
+def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers:
+    """What `Input Dims` and `Input type` of an operator or range (JSON, as recorded) say of its buffers."""
+    try:
+        dims = msgspec.json.decode(input_dims)
+    except msgspec.DecodeError:
+        return Buffers()
+    try:
+        types = msgspec.json.decode(input_type)
+    except msgspec.DecodeError:
+        types = None
+    if not isinstance(dims, list):
+        return Buffers()
+    known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)
+    arguments = [_tensor(shape, kind) for shape, kind in zip(dims, known_types, strict=True)]
+    first, second = [*arguments, None, None][:2]
+    if _OUTPUT_THEN_INPUT.match(name) or (name == "record_param_comms" and first and second):
+        return _buffers(second, first)
+    if name.startswith("c10d::") or name == "record_param_comms":
+        return _buffers(first, first if name.startswith("c10d::") else None)
+    return _buffers(_together([one for one in arguments if one is not None]), None)  # a range: every tensor an argument
+
+
+def _buffers(sent: _Tensor | None, received: _Tensor | None) -> Buffers:
+    dtypes = {one.dtype for one in (sent, received) if one is not None and one.dtype is not None}
+    mixed = len(dtypes) > 1
+    counts = [one.elements if one is not None and not mixed else None for one in (sent, received)]
+    sizes = [one.bytes if one is not None and (mixed or one.dtype is None) else None for one in (sent, received)]
+    for index, size in enumerate(sizes):
+        if size is not None:
+            counts[index] = None
+    return Buffers(counts[0], counts[1], None if mixed else next(iter(dtypes), None), sizes[0], sizes[1])
+
+
+def _together(tensors: list[_Tensor]) -> _Tensor | None:
+    if not tensors:
+        return None
+    dtypes = {tensor.dtype for tensor in tensors}
+    sizes = [tensor.bytes for tensor in tensors]
+    total = sum(size for size in sizes if size is not None) if all(size is not None for size in sizes) else None
+    return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
+
+
+def _tensor(shape: object, kind: object) -> _Tensor | None:
+    """One argument by its recorded shape and type; None for one that is no tensor."""
+    if not isinstance(shape, list):
+        return None
+    if shape and all(isinstance(extent, list) for extent in shape):  # a list of tensors, or of lists of them
+        types = kind if isinstance(kind, list) and len(kind) == len(shape) else [None] * len(shape)
+        inner = [_tensor(one, of_one) for one, of_one in zip(shape, types, strict=True)]
+        return _together([one for one in inner if one is not None])
+    size = element_bytes(kind) if isinstance(kind, str) else None
+    if isinstance(kind, str) and size is None:  # a scalar, a device, a process group
+        return None
+    if not shape and size is None:
+        return None
+    count = 1  # a tensor without dimensions holds one element
+    for extent in shape:
+        count *= extent if isinstance(extent, int) and extent >= 0 else 0
+    return _Tensor(count, kind if isinstance(kind, str) else None, count * size if size is not None else None)

@@ -1,0 +1,217 @@
+"""Grows one process's event table from decoded events, chunk by chunk."""
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.tensor_sizes import recorded_buffers
+from dpscope.analysis.trace_events import NONE, Event, EventArgs, int64
+
+CATEGORIES = {
+    "cpu_op": Category.CPU_OP,
+    "operator": Category.CPU_OP,
+    "user_annotation": Category.USER_ANNOTATION,
+    "cuda_runtime": Category.RUNTIME,
+    "cuda_driver": Category.RUNTIME,
+    "hip_runtime": Category.RUNTIME,
+    "hip_driver": Category.RUNTIME,
+    "runtime": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "memset": Category.MEMSET,
+}
+CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.items()}
+
+# Whose shapes are read: what communicates, and DataParallel's two coalesced functions.
+_COMMUNICATION_NAME = re.compile(
+    r"^(?:gloo:|_?c10d|record_param_comms|Broadcast$|ReduceAddCoalesced$)|nccl|rccl|msccl", re.IGNORECASE
+)
+_EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
+
+COLUMN_TYPES: dict[str, type] = {
+    "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
+    "thread": np.int64, "device": np.int64, "correlation": np.int64, "bytes": np.int64,
+}  # fmt: skip
+
+
+class TextBase:
+    """Microseconds since 1970 with a fraction do not fit a float: they are shortened in the text, all by one number."""
+
+    def __init__(self) -> None:
+        self._subtracted = 0
+
+    def rebased(self, chunk: bytearray) -> bytearray:
+        """The chunk with its times shortened, if they need it."""
+        match = _EPOCH_MICROSECONDS.search(chunk, 0, 1 << 16)
+        if match is None and not self._subtracted:
+            return chunk
+        self._subtracted = self._subtracted or int(match[1] if match else 0)
+        shortened = re.sub(
+            rb'("ts"\s*:\s*"?)(\d{16,})',
+            lambda found: found[1] + str(int(found[2]) - self._subtracted).encode(),
+            chunk,
+        )
+        return bytearray(shortened)
+
+
+class TableBuilder:
+    """The events of one process, in file order."""
+
+    def __init__(self) -> None:
+        self.base_us: int | None = None
+        self.parts: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES}
+        self.name_codes: dict[str, int] = {}
+        self.communication: dict[int, CommunicationArgs] = {}
+        self.communication_names: set[int] = set()
+        self.rows = 0
+        self.without_time = 0
+        self.negative = 0
+        # Who launched and who annotated: more than one process, or rank, means several ranks in one file.
+        self.launching_processes: set[int | str] = set()
+        self.annotating_processes: set[int | str] = set()
+        self.ranks: set[int | str | None] = set()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether these are the events of several processes."""
+        return len(self.launching_processes or self.annotating_processes) > 1 or len(self.ranks - {NONE, None}) > 1
+
+    def add(self, decoded: Sequence[Event]) -> None:
+        """Append those of the events that are of a category read here and have sound times."""
+        category_of = CATEGORIES.get
+        events = [event for event in decoded if event.ph == "X" and event.cat in CATEGORIES]
+        events, starts, durations = self._with_sound_times(events)
+        if not events:
+            return
+        if self.base_us is None:
+            self.base_us = int(np.floor(starts.min()))
+        category = np.array([category_of(event.cat) for event in events], dtype=np.uint8)
+        codes = self.name_codes
+        known_names = len(codes)
+        names = [codes.setdefault(event.name, len(codes)) for event in events]
+        self._append(
+            start_us=starts - self.base_us,
+            duration_us=durations,
+            category=category,
+            name=np.array(names, dtype=np.int64),
+            thread=_integers([event.tid for event in events]),
+            device=_of_some(events, np.flatnonzero(category >= Category.KERNEL), _device),
+            correlation=_of_some(events, np.flatnonzero(category >= Category.RUNTIME), _correlation),
+            bytes=_of_some(events, np.flatnonzero(category == Category.MEMCPY), _bytes),
+        )
+        self._note_processes(events, category)
+        self._add_communication(events, names, known_names)
+        self.rows += len(events)
+
+    def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
+        """The events that have a start and a duration, these two, and a count of the others."""
+        starts = np.array([event.ts for event in events], dtype=np.float64)
+        durations = np.array([event.dur for event in events], dtype=np.float64)
+        sound = np.isfinite(starts) & (durations >= 0)  # a comparison with NaN is False
+        if sound.all():
+            return events, starts, durations
+        negative = durations < 0
+        self.negative += int(negative.sum())
+        self.without_time += int((~sound & ~negative).sum())
+        kept = [event for event, keep in zip(events, sound, strict=True) if keep]
+        return kept, starts[sound], durations[sound]
+
+    def _note_processes(self, events: list[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> None:
+        launches = np.flatnonzero(category == Category.RUNTIME).tolist()
+        annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
+        self.launching_processes.update({events[row].pid for row in launches})
+        self.annotating_processes.update({events[row].pid for row in annotations})
+        self.ranks.update({events[row].args.rank for row in launches or annotations})
+
+    def _add_communication(self, events: list[Event], names: list[int], known_names: int) -> None:
+        """Sizes and groups: of events that carry them, and whose name says that they communicate."""
+        new_names = list(self.name_codes)[known_names:]
+        self.communication_names.update(
+            code for code, name in enumerate(new_names, known_names) if _COMMUNICATION_NAME.search(name)
+        )
+        wanted = self.communication_names
+        for row in [row for row, name in enumerate(names) if name in wanted]:
+            args = events[row].args
+            if args.collective_name is not None or args.input_dims:
+                self.communication[self.rows + row] = communication_args(events[row].name, args)
+
+    def _append(self, **columns: Any) -> None:
+        for name, column in columns.items():
+            self.parts[name].append(column.astype(COLUMN_TYPES[name], copy=False))
+
+    def table(self) -> EventTable:
+        """What was added so far."""
+        columns = {
+            name: np.concatenate(parts) if parts else np.empty(0, dtype=COLUMN_TYPES[name])
+            for name, parts in self.parts.items()
+        }
+        return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
+
+
+def communication_args(name: str, args: EventArgs) -> CommunicationArgs:
+    """What the arguments of one event say of a collective's size and group."""
+    counted = args.input_elements is not None or args.output_elements is not None
+    shapes = recorded_buffers(name, bytes(args.input_dims), bytes(args.input_type)) if args.input_dims else None
+    if counted or shapes is None:
+        elements, types = (args.input_elements, args.output_elements), (None, None)
+        dtype = args.dtype or (shapes.dtype if shapes else None)
+    else:
+        elements, types = (shapes.input_elements, shapes.output_elements), (shapes.input_bytes, shapes.output_bytes)
+        dtype = shapes.dtype or args.dtype
+    return CommunicationArgs(
+        collective_name=args.collective_name,
+        input_elements=elements[0],
+        output_elements=elements[1],
+        dtype=dtype,
+        group=str(args.group) if args.group is not None else None,
+        group_size=args.group_size,
+        sequence=args.sequence,
+        input_bytes=types[0],
+        output_bytes=types[1],
+    )
+
+
+def _of_some(events: list[Event], rows: IntColumn, value: Callable[[Event], int]) -> IntColumn:
+    """A column that only these rows have a value in."""
+    column = np.full(len(events), NONE, dtype=np.int64)
+    if len(rows):
+        column[rows] = _integers([value(events[row]) for row in rows.tolist()])
+    return column
+
+
+def _device(event: Event) -> int:
+    """The device an event ran on; peer copies name it otherwise, or only by their process id."""
+    args = event.args
+    if args.device != NONE:
+        return args.device
+    if args.copy_device != NONE:
+        return args.copy_device
+    return event.pid if isinstance(event.pid, int) else NONE
+
+
+def _correlation(event: Event) -> int:
+    return event.args.correlation
+
+
+def _bytes(event: Event) -> int:
+    return event.args.bytes
+
+
+def _integers(values: list[Any]) -> IntColumn:
+    try:
+        return np.array(values, dtype=np.int64)
+    except (OverflowError, ValueError, TypeError):  # beyond 64 bits, or a thread with a name
+        return np.array([_integer_or_hash(value) for value in values], dtype=np.int64)
+
+
+def _integer_or_hash(value: object) -> int:
+    number = int64(value)
+    if number is not None:
+        return number
+    return -2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE
