@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
@@ -20,6 +20,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Peers are measured in an environment of their own: they pin other versions of what dpscope uses.
+bench: $(VENV)/.installed .venv-bench/.installed
+	$(BIN)/python benchmarks/trace_reading.py --gib --hta-python .venv-bench/bin/python
+	$(BIN)/python benchmarks/tracer_cost.py
+
+.venv-bench/.installed:
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check HolisticTraceAnalysis==0.5.0
+	@touch $@
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m dpscope.analysis.published_docs
@@ -46,4 +56,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
