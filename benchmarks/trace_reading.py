@@ -141,7 +141,7 @@ def measure(candidate: str, path: Path, python: str) -> dict[str, float] | None:
 
 def compare(path: Path, runs: int, hta_python: str | None) -> None:
     """Paired rounds; prints medians and the ratios' medians with their range."""
-    pythons = {name: sys.executable for name in CANDIDATES}
+    pythons = dict.fromkeys(CANDIDATES, sys.executable)
     if hta_python:
         pythons["hta"] = hta_python
     rounds = [{name: measure(name, path, pythons[name]) for name in CANDIDATES} for _ in range(runs)]
