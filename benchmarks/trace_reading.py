@@ -168,9 +168,8 @@ def linear(copies: int, runs: int, folder: Path) -> None:
         path = folder / f"linear{factor}.json.gz"
         events = make_trace(max(1, copies // 8) * factor, path)
         found = [one["seconds"] for _ in range(runs) if (one := measure("dpscope", path, sys.executable))]
-        say(
-            f"{factor:3}x  {events:9,} events  {statistics.median(found):7.3f} s  {statistics.median(found) / events * 1e6:.3f} us/event"
-        )
+        seconds = statistics.median(found)
+        say(f"{factor:3}x  {events:9,} events  {seconds:7.3f} s  {seconds / events * 1e6:.3f} us/event")
         path.unlink()
 
 
