@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.event_kind import Kind, cpu_event_kinds, event_kinds, named_annotations
+from dpscope.analysis.copy_engines import with_engine_copies
+from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, cpu_event_kinds, event_kinds, named_annotations
 from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn, Trace
 from dpscope.profiling.run_types import Finding
 
 NO_STEP = -1
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d+)$")
 _COMMUNICATES = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms)(?!barrier)")
-_DEVICE_KINDS = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def attribute(trace: Trace) -> Attribution:
         none = np.full(len(events), -1, dtype=np.int64)
         return Attribution(trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us))
     kind = event_kinds(events)
-    launch_row = _launch_rows(events, np.isin(kind, _DEVICE_KINDS))
+    launch_row = _launch_rows(events, np.isin(kind, DEVICE_KINDS))
+    if trace.world_size != 1:
+        kind = with_engine_copies(events, kind, launch_row)
     launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)
     return Attribution(trace, steps, kind, launch_row, launch_us, steps.index_at(launch_us))
 
@@ -114,7 +116,7 @@ def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntC
 def communication_lost(attribution: Attribution) -> bool:
     """Whether a device's trace shows operators that communicate, and not one kernel or copy that does."""
     events = attribution.events
-    if not attribution.on_device or attribution.rows(Kind.COLLECTIVE, Kind.PEER_COPY).any():
+    if not attribution.on_device or attribution.rows(*COMMUNICATION_KINDS).any():
         return False
     wanted = np.array([bool(_COMMUNICATES.match(name)) for name in events.names], dtype=bool)
     operators = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.has_name(wanted)
@@ -126,9 +128,9 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
     trace, events = attribution.trace, attribution.events
     if not attribution.on_device:
         return []
-    device = attribution.rows(*_DEVICE_KINDS)
+    device = attribution.rows(*DEVICE_KINDS)
     findings = []
-    if not attribution.rows(Kind.COMPUTE, Kind.COLLECTIVE).any():
+    if not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any():
         findings.append(
             Finding(
                 severity="error",

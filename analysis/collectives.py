@@ -1,21 +1,27 @@
 """One row per collective per rank: kind, group, size, time. Matching across ranks is `rank_matching`'s."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.attribution import NO_STEP, Attribution
+from dpscope.analysis.enclosing_ranges import innermost
 from dpscope.analysis.event_kind import Kind, collective_kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, IntColumn
+from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
 from dpscope.analysis.tensor_sizes import buffer_bytes
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "sequence", "order", "bytes", "group_size", "start_us", "duration_us",
+    "queue_us",
 )  # fmt: skip
 
 _NO_ARGS = CommunicationArgs()
+_NO_SIZES: dict[str, None] = dict.fromkeys(("input_elements", "output_elements", "input_bytes", "output_bytes"))
+_RECORD = re.compile(r"record_param_comms$")
+_OPERATOR = re.compile(r"_?c10d(?:_functional)?::")
 
 
 def collectives(attribution: Attribution) -> pd.DataFrame:
@@ -37,34 +43,109 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     whole = ["rank", "device", "step", "sequence", "order", "bytes", "group_size"]
     frame[whole] = frame[whole].astype("Int64")
     frame[["kind", "group"]] = frame[["kind", "group"]].astype("string")
-    frame[["start_us", "duration_us"]] = frame[["start_us", "duration_us"]].astype("Float64")
+    times = ["start_us", "duration_us", "queue_us"]
+    frame[times] = frame[times].astype("Float64")
     return frame
 
 
 def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, object]]:
-    events, trace = attribution.events, attribution.trace
-    enclosing = _enclosing_annotation(attribution, rows) if attribution.on_device else rows
-    operator = _enclosing_operator(attribution, rows) if attribution.on_device else np.full(len(rows), -1)
-    for row, annotation, comms in zip(rows, enclosing, operator, strict=True):
-        sources = [events.communication.get(int(source), _NO_ARGS) for source in (row, comms, annotation)]
-        args = _first_known(sources)
-        names = [source.collective_name for source in sources[:2]]
-        names.append(events.names[events.name[annotation]] if annotation >= 0 else None)
-        names.append(events.names[events.name[row]])
-        kind = next((found for name in names if name and (found := collective_kind(name))), None)
+    events = attribution.events
+    sources = _sources(attribution, rows)
+    ends = _ends(attribution, rows)
+    queued = _queue_us(attribution, rows)
+    shared = [_shared(events, source, rows) for source in sources]
+    for index, row in enumerate(rows):
+        linked = [int(source[index]) for source in sources]
+        found = [events.communication.get(source, _NO_ARGS) for source in linked]
+        of_several = [several[index] for several in shared]
+        found = [replace(one, **_NO_SIZES) if several else one for one, several in zip(found, of_several, strict=True)]
+        args = _first_known([events.communication.get(int(row), _NO_ARGS), *found])
+        names = [events.names[events.name[source]] for source in linked if source >= 0]
+        kind = _kind([args.collective_name, *names, events.names[events.name[row]]])
         step = attribution.step[row]
-        device = int(events.device[row])
+        group_size = args.group_size or _default_group_size(attribution)
         yield {
-            "device": device if device >= 0 else None,
+            "device": int(events.device[row]) if attribution.on_device and events.device[row] >= 0 else None,
             "step": None if step == NO_STEP else attribution.steps.numbers[step],
             "kind": kind,
             "group": args.group,
             "sequence": args.sequence,
-            "bytes": buffer_bytes(args, kind, args.group_size or _default_group_size(attribution)),
-            "group_size": args.group_size or _default_group_size(attribution),
+            "bytes": buffer_bytes(args, kind, group_size),
+            "group_size": group_size,
             "start_us": float(events.start_us[row]),
-            "duration_us": float(events.duration_us[row]),
-        } | ({} if trace.has_accelerator else {"device": None})
+            "duration_us": float(ends[index] - events.start_us[row]),
+            "queue_us": queued[index] if queued is not None else None,
+        }
+
+
+def _kind(names: list[str | None]) -> str | None:
+    """The collective that the first telling name means: metadata, operators and ranges before the kernel's own name."""
+    return next((found for name in names if name and (found := collective_kind(name))), None)
+
+
+def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
+    """What each collective was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none."""
+    if not attribution.on_device:
+        return []
+    events = attribution.events
+    operators = events.is_category(Category.CPU_OP)
+    launches = attribution.launch_row[rows]
+    found = []
+    for pattern in (_RECORD, _OPERATOR):
+        wanted = np.array([bool(pattern.match(name)) for name in events.names], dtype=bool)
+        found.append(innermost(events, launches, operators & events.has_name(wanted)))
+    found.append(innermost(events, launches, named_annotations(events, "nccl:")))
+    return found
+
+
+def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColumn:
+    """Whether the operator or range that launched a collective launched several on its device.
+
+    Its size may then be that of them together, and is given to none of them.
+    """
+    places = np.stack((source, events.device[rows]), axis=1)
+    _, inverse, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
+    return (counts[inverse.ravel()] > 1) & (source >= 0)
+
+
+def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
+    """When each collective ends; of one that copy engines carry out, when its last copy does."""
+    events = attribution.events
+    ends = events.end_us[rows]
+    parts = np.flatnonzero(attribution.rows(Kind.COLLECTIVE_PART))
+    if not len(parts):
+        return ends
+    ranges = named_annotations(events, "nccl:")
+    part_range = innermost(events, attribution.launch_row[parts], ranges)
+    own_range = innermost(events, attribution.launch_row[rows], ranges)
+    last: dict[tuple[int, int], float] = {}
+    for part, place in zip(parts.tolist(), part_range.tolist(), strict=True):
+        key = (place, int(events.device[part]))
+        last[key] = max(last.get(key, -np.inf), float(events.end_us[part]))
+    by_copies = events.category[rows] == Category.MEMCPY
+    for index in np.flatnonzero(by_copies):
+        key = (int(own_range[index]), int(events.device[rows[index]]))
+        ends[index] = max(ends[index], last.get(key, -np.inf))
+    return ends
+
+
+def _queue_us(attribution: Attribution, rows: IntColumn) -> FloatColumn | None:
+    """How long each of gloo's collectives queued before its worker took it up; None on a device.
+
+    A range begins when the work is created and lies on the thread that carries it out. A worker carries out one after
+    another, in the order of creation, and takes up the next as soon as it is free: a work created before its worker's
+    previous one ended has queued until then.
+    """
+    if attribution.on_device:
+        return None
+    events = attribution.events
+    starts, ends, threads = events.start_us[rows], events.end_us[rows], events.thread[rows]
+    queued = np.zeros(len(rows))
+    for thread in np.unique(threads):
+        own = np.flatnonzero(threads == thread)
+        own = own[np.argsort(ends[own], kind="stable")]
+        queued[own[1:]] = np.clip(ends[own[:-1]] - starts[own[1:]], 0.0, ends[own[1:]] - starts[own[1:]])
+    return queued
 
 
 def _default_group_size(attribution: Attribution) -> int | None:
@@ -80,35 +161,3 @@ def _first_known(sources: list[CommunicationArgs]) -> CommunicationArgs:
             for name in CommunicationArgs.__slots__
         )
     )
-
-
-def _enclosing_annotation(attribution: Attribution, rows: IntColumn) -> IntColumn:
-    """The `nccl:` annotation in which each collective was launched, -1 for none."""
-    return _enclosing(attribution, rows, named_annotations(attribution.events, "nccl:"))
-
-
-def _enclosing_operator(attribution: Attribution, rows: IntColumn) -> IntColumn:
-    """The `record_param_comms` operator in which each collective was launched, -1 for none."""
-    events = attribution.events
-    wanted = np.array([name == "record_param_comms" for name in events.names], dtype=bool)
-    return _enclosing(attribution, rows, events.is_category(Category.CPU_OP) & events.has_name(wanted))
-
-
-def _enclosing(attribution: Attribution, rows: IntColumn, candidates: BoolColumn) -> IntColumn:
-    """Of the candidate ranges on the launching thread, the latest begun that contains the launch; -1 for none."""
-    events = attribution.events
-    result: npt.NDArray[np.int64] = np.full(len(rows), -1, dtype=np.int64)
-    launch_rows = attribution.launch_row[rows]
-    known = launch_rows >= 0
-    threads = np.where(known, events.thread[np.maximum(launch_rows, 0)], -1)
-    for thread in np.unique(threads[known]):
-        own = np.flatnonzero(candidates & (events.thread == thread))
-        if not len(own):
-            continue
-        own = own[np.argsort(events.start_us[own], kind="stable")]
-        mine = np.flatnonzero(known & (threads == thread))
-        times = events.start_us[launch_rows[mine]]
-        index = np.searchsorted(events.start_us[own], times, side="right") - 1
-        inside = (index >= 0) & (times <= events.end_us[own[np.maximum(index, 0)]])
-        result[mine[inside]] = own[index[inside]]
-    return result

@@ -20,6 +20,11 @@ class Kind(IntEnum):
     PEER_COPY = 3  # from device to another device
     COPY = 4  # any other copy, and memsets
     HOST_RANGE = 5  # dp-host's stand-in for communication
+    COLLECTIVE_PART = 6  # a further copy of a collective that copy engines carry out; its first is the COLLECTIVE
+
+
+COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.COLLECTIVE_PART, Kind.PEER_COPY)
+DEVICE_KINDS = (Kind.COMPUTE, *COMMUNICATION_KINDS, Kind.COPY)
 
 
 # NCCL by its generations (ncclAllReduceRingLLKernel..., ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...), RCCL and

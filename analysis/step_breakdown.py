@@ -11,7 +11,7 @@ import pandas as pd
 
 from dpscope.analysis import intervals
 from dpscope.analysis.attribution import Attribution, communication_lost
-from dpscope.analysis.event_kind import Kind, named_annotations
+from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.event_table import BoolColumn, Category, FloatColumn
 from dpscope.analysis.intervals import Intervals
 from dpscope.profiling import phases
@@ -22,7 +22,6 @@ COLUMNS = (
     "backward_us", "optimizer_us", "collective_count",
 )  # fmt: skip
 
-_COMMUNICATION = (Kind.COLLECTIVE, Kind.PEER_COPY)
 _PHASE_COLUMNS = {
     "data_us": phases.DATA,
     "host_to_device_us": phases.HOST_TO_DEVICE,
@@ -57,7 +56,7 @@ def step_windows(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, Bo
     its own; the first one runs from its own first event.
     """
     events, count = attribution.events, len(attribution.steps)
-    device = attribution.rows(Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY) & (attribution.step >= 0)
+    device = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     ends = np.full(count, -np.inf)
     np.maximum.at(ends, attribution.step[device], events.end_us[device])
     first = np.full(count, np.inf)
@@ -74,12 +73,12 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     events = attribution.events
     starts, ends, whole = step_windows(attribution)
     launched = attribution.step >= 0
-    device_kinds = attribution.rows(Kind.COMPUTE, Kind.COLLECTIVE, Kind.PEER_COPY, Kind.COPY) & launched
+    device_kinds = attribution.rows(*DEVICE_KINDS) & launched
     phase_of_row = _phase_of_launch(attribution)
     for device in np.unique(events.device[device_kinds]):
         own = device_kinds & (events.device == device)
         compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
-        communication = _union(attribution, own & attribution.rows(*_COMMUNICATION))
+        communication = _union(attribution, own & attribution.rows(*COMMUNICATION_KINDS))
         copies = _union(attribution, own & attribution.rows(Kind.COPY))
         either = intervals.merge(compute, communication)
         lengths = {
@@ -148,7 +147,7 @@ def _device_phases(attribution: Attribution, in_step: BoolColumn, phase_of_row: 
     """Device time of the work launched in each phase, communication left out; NA without ranges."""
     if phase_of_row is None:
         return dict.fromkeys(_PHASE_COLUMNS, None)
-    own = in_step & ~attribution.rows(*_COMMUNICATION)
+    own = in_step & ~attribution.rows(*COMMUNICATION_KINDS)
     return {
         column: intervals.length(_union(attribution, own & (phase_of_row == code)))
         for code, column in enumerate(_PHASE_COLUMNS)
