@@ -7,7 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.copy_engines import with_engine_copies
-from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, cpu_event_kinds, event_kinds, named_annotations
+from dpscope.analysis.event_kind import (
+    COMMUNICATION_KINDS,
+    DEVICE_KINDS,
+    Kind,
+    cpu_event_kinds,
+    event_kinds,
+    named_annotations,
+)
 from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn, Trace
 from dpscope.profiling.run_types import Finding
 

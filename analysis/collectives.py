@@ -11,6 +11,7 @@ from dpscope.analysis.attribution import NO_STEP, Attribution
 from dpscope.analysis.enclosing_ranges import innermost
 from dpscope.analysis.event_kind import Kind, collective_kind, named_annotations
 from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.gloo_queue import queue_us
 from dpscope.analysis.tensor_sizes import buffer_bytes
 
 COLUMNS = (
@@ -28,8 +29,8 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     """One row per collective of one rank, COLUMNS, in order of launch (gloo: of creation).
 
     `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
-    ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start. Unknown is
-    NA. `step` is NA for a collective that no traced step launched.
+    ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
+    time a work of gloo's waited for a worker thread. Unknown is NA. `step` is NA for a collective that no traced step launched.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us if attribution.on_device else attribution.events.start_us
@@ -52,7 +53,7 @@ def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, objec
     events = attribution.events
     sources = _sources(attribution, rows)
     ends = _ends(attribution, rows)
-    queued = _queue_us(attribution, rows)
+    queued = np.full(len(rows), np.nan) if attribution.on_device else queue_us(events, rows)
     shared = [_shared(events, source, rows) for source in sources]
     for index, row in enumerate(rows):
         linked = [int(source[index]) for source in sources]
@@ -74,7 +75,7 @@ def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, objec
             "group_size": group_size,
             "start_us": float(events.start_us[row]),
             "duration_us": float(ends[index] - events.start_us[row]),
-            "queue_us": queued[index] if queued is not None else None,
+            "queue_us": queued[index] if np.isfinite(queued[index]) else None,
         }
 
 
@@ -127,25 +128,6 @@ def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
         key = (int(own_range[index]), int(events.device[rows[index]]))
         ends[index] = max(ends[index], last.get(key, -np.inf))
     return ends
-
-
-def _queue_us(attribution: Attribution, rows: IntColumn) -> FloatColumn | None:
-    """How long each of gloo's collectives queued before its worker took it up; None on a device.
-
-    A range begins when the work is created and lies on the thread that carries it out. A worker carries out one after
-    another, in the order of creation, and takes up the next as soon as it is free: a work created before its worker's
-    previous one ended has queued until then.
-    """
-    if attribution.on_device:
-        return None
-    events = attribution.events
-    starts, ends, threads = events.start_us[rows], events.end_us[rows], events.thread[rows]
-    queued = np.zeros(len(rows))
-    for thread in np.unique(threads):
-        own = np.flatnonzero(threads == thread)
-        own = own[np.argsort(ends[own], kind="stable")]
-        queued[own[1:]] = np.clip(ends[own[:-1]] - starts[own[1:]], 0.0, ends[own[1:]] - starts[own[1:]])
-    return queued
 
 
 def _default_group_size(attribution: Attribution) -> int | None:

@@ -12,9 +12,7 @@ from dpscope.analysis.event_table import Category, EventTable, IntColumn
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
 
 
-def with_engine_copies(
-    events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn
-) -> npt.NDArray[np.uint8]:
+def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
     """The kinds, with the copies of collectives that copy engines carry out marked as such.
 
     These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;

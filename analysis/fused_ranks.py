@@ -157,7 +157,9 @@ def _rank_numbers(owners: list[Hashable]) -> tuple[dict[Hashable, int | None], b
         for owner, process in zip(rest, processes, strict=True):
             told[owner] = process if isinstance(process, int) and process < 4096 and process not in taken else None
         return told, False
-    by_number = sorted(rest, key=lambda owner: (isinstance(owner[1], str), owner[1]) if isinstance(owner, tuple) else ())
+    by_number = sorted(
+        rest, key=lambda owner: (isinstance(owner[1], str), owner[1]) if isinstance(owner, tuple) else ()
+    )
     return {owner: index for index, owner in enumerate(by_number)}, True
 
 

@@ -1,13 +1,13 @@
 """From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not the text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.analysis.duplicate_events import without_duplicates
 from dpscope.analysis.event_table import Category, EventTable, Trace
 from dpscope.analysis.fused_ranks import FusedBuilder, FusedRank
-from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
+from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, open_trace
 from dpscope.analysis.trace_columns import TableBuilder, TextBase
 from dpscope.analysis.trace_events import DecodedChunk, decode_chunk
 from dpscope.analysis.trace_header import Header, read_header
@@ -72,7 +72,10 @@ def _read(path: Path, max_bytes: int, use: Callable[[DecodedChunk, bytearray], N
     base = TextBase()
     skipped = repaired = 0
     ended = any_event = False
-    for chunk in _event_chunks(text, lambda: ended):
+    for chunk in text.chunks:
+        if ended:  # a tail longer than a chunk
+            text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
+            continue
         rebased = base.rebased(chunk)
         decoded = decode_chunk(rebased, text.kineto_layout)
         any_event = any_event or any(event.ph for event in decoded.events)
@@ -87,15 +90,6 @@ def _read(path: Path, max_bytes: int, use: Callable[[DecodedChunk, bytearray], N
             "export_chrome_trace or tensorboard_trace_handler wrote"
         )
     return _Reading(read_header(text, path, findings.append), findings, skipped, repaired, ended)
-
-
-def _event_chunks(text: TraceText, ended: Callable[[], bool]) -> Iterator[bytearray]:
-    """The chunks with events; a tail that is longer than a chunk goes to the text's tail."""
-    for chunk in text.chunks:
-        if ended():
-            text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
-        else:
-            yield chunk
 
 
 def _trace(source: str, rank: int | None, header: Header, events: EventTable, findings: tuple[Finding, ...]) -> Trace:

@@ -1,0 +1,115 @@
+"""A step of `nn.DataParallel` by its phases: what each costs on each device, in time and bytes.
+
+From dpscope's named ranges where a trace has them; else from the names of operators and autograd nodes and from the threads
+that launch: DataParallel scatters, replicates and gathers on the thread that called it, runs each replica on a thread of
+its own, and reduces gradients in the backward node of its broadcast. Source: torch/nn/parallel/data_parallel.py.
+"""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis import intervals
+from dpscope.analysis.attribution import Attribution
+from dpscope.analysis.dp_host_phases import host_phase_rows
+from dpscope.analysis.dp_launches import OTHER, PHASES, LaunchPhases, launch_phases
+from dpscope.analysis.event_kind import DEVICE_KINDS, Kind
+from dpscope.analysis.event_table import BoolColumn, Category
+from dpscope.analysis.tensor_sizes import element_bytes
+
+COLUMNS = (
+    "rank", "device", "replica", "step", "phase", "time_us", "copied_bytes", "collective_count", "collective_bytes",
+)  # fmt: skip
+
+_DP_NAME = re.compile(r"^(?:DataParallel\.forward|dpscope::dp_.*|Broadcast|ReduceAddCoalesced|GatherBackward)$")
+
+
+def dp_phases(attribution: Attribution) -> pd.DataFrame:
+    """One row per (rank, device, step, phase), COLUMNS; no rows for a trace that is none of `nn.DataParallel`.
+
+    Phases: host_to_device, scatter, replicate, parallel_apply, gather, loss_backward, gradient_reduce, optimizer, and
+    other for what is none of them. `time_us` is the union of the whole events launched in the phase, so a phase may
+    reach into the next step's window. `copied_bytes` adds up the copies recorded on the device (a peer copy is
+    recorded at its source). `collective_bytes` is what the phase's collectives moved as far as the operators that
+    launched them tell, else NA: buffers are broadcast outside of any operator.
+
+    dp-host has no device: a row per phase and `replica` for that replica's own ranges, and one without a replica for the
+    time in which any of them was in the phase; bytes are NA.
+    """
+    if not attribution.on_device:
+        rows = list(host_phase_rows(attribution))
+    else:
+        rows = list(_device_rows(attribution)) if is_data_parallel(attribution) else []
+    frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name != "rank"])
+    frame.insert(0, "rank", attribution.trace.rank)
+    whole = ["rank", "device", "replica", "step", "copied_bytes", "collective_count", "collective_bytes"]
+    frame[whole] = frame[whole].astype("Int64")
+    frame["phase"] = frame["phase"].astype("string")
+    frame["time_us"] = frame["time_us"].astype("Float64")
+    return frame
+
+
+def is_data_parallel(attribution: Attribution) -> bool:
+    """Whether one process worked on several devices the way DataParallel does, by the names it leaves."""
+    events = attribution.events
+    device = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    if len(np.unique(events.device[device])) < 2:
+        return False
+    return any(_DP_NAME.match(name) for name in events.names)
+
+
+def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
+    events = attribution.events
+    launches = launch_phases(attribution)
+    own = np.flatnonzero(launches.phase >= 0)
+    keys = np.stack((attribution.step[own], events.device[own], launches.phase[own]), axis=1)
+    places, inverse = np.unique(keys, axis=0, return_inverse=True)
+    devices = len(np.unique(events.device[own]))
+    for index, (step, device, phase) in enumerate(places.tolist()):
+        rows = own[inverse.ravel() == index]
+        copies = rows[events.category[rows] == Category.MEMCPY]
+        collectives = rows[attribution.kind[rows] == Kind.COLLECTIVE]
+        name = PHASES[phase]
+        yield {
+            "device": device,
+            "replica": None,
+            "step": attribution.steps.numbers[step],
+            "phase": name,
+            "time_us": intervals.length(intervals.union(events.start_us[rows], events.end_us[rows])),
+            "copied_bytes": int(events.bytes[copies].sum()) if (events.bytes[copies] >= 0).all() else None,
+            "collective_count": len(collectives),
+            "collective_bytes": _collective_bytes(attribution, launches, collectives, name, devices),
+        }
+
+
+def _collective_bytes(
+    attribution: Attribution, launches: LaunchPhases, collectives: "np.ndarray", phase: str, devices: int
+) -> int | None:
+    """Bytes of one device's collectives, from the operators that launched them all; None where some have none."""
+    if not len(collectives):
+        return 0
+    operators = np.unique(launches.coalesced[collectives])
+    if phase not in ("replicate", "gradient_reduce") or (operators < 0).any():
+        return None
+    total = 0
+    for operator in operators.tolist():
+        args = attribution.events.communication.get(operator)
+        size = element_bytes(args.dtype) if args is not None else None
+        if args is None or (args.input_bytes is None and (args.input_elements is None or size is None)):
+            return None
+        total += args.input_bytes if args.input_bytes is not None else (args.input_elements or 0) * (size or 0)
+    return total // devices if phase == "gradient_reduce" else total  # the reduction's inputs are every replica's
+
+
+def phase_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Means over whole steps: a row per (rank, device, replica), a column per phase, microseconds; NA where none."""
+    wanted = [name for name in PHASES if name != OTHER or (frame["phase"] == OTHER).any()]
+    first = frame.groupby("rank", dropna=False)["step"].transform("min")
+    whole: BoolColumn = (frame["step"] != first).fillna(False).to_numpy(dtype=bool)
+    used = frame[whole] if whole.any() else frame
+    keys = ["rank", "device", "replica"]
+    steps = used["step"].nunique(dropna=False)
+    summed = used.groupby([*keys, "phase"], dropna=False)["time_us"].sum().unstack("phase") / steps
+    return summed.reindex(columns=wanted).reset_index()

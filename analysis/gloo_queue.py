@@ -1,0 +1,54 @@
+"""How long gloo's collectives queued before a worker thread took them up.
+
+A process group's workers serve one queue, first come, first served, and each carries out one work after another. The
+`gloo:` range lies on the worker's thread. Depending on torch's version it begins when the work is created, and then
+overlaps its worker's previous one while it queues, or when the worker takes it up; then the operator that created it ended
+before.
+"""
+
+import numpy as np
+
+from dpscope.analysis.event_kind import collective_kind
+from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn
+
+
+def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
+    """For each `gloo:` range the time from its creation until a worker was free for it; NaN where that is not told."""
+    starts, ends = events.start_us[rows], events.end_us[rows]
+    taken_up = _taken_up(events, rows)
+    created = _created(events, rows)
+    told = np.isfinite(created) | (taken_up > starts)
+    begun = np.where(np.isfinite(created), np.minimum(created, starts), starts)
+    return np.where(told, np.clip(taken_up - begun, 0.0, ends - begun), np.nan)
+
+
+def _taken_up(events: EventTable, rows: IntColumn) -> FloatColumn:
+    """When each range's worker was done with the one before, or the range's start if that is later."""
+    starts, ends, threads = events.start_us[rows], events.end_us[rows], events.thread[rows]
+    taken_up = starts.copy()
+    for thread in np.unique(threads):
+        own = np.flatnonzero(threads == thread)
+        own = own[np.argsort(ends[own], kind="stable")]
+        taken_up[own[1:]] = np.maximum(starts[own[1:]], ends[own[:-1]])
+    return taken_up
+
+
+def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
+    """End of the `c10d` operator that created each range; NaN for kinds whose operators and ranges are not as many.
+
+    The operators of a kind and its ranges are in the same order, that of creation.
+    """
+    created = np.full(len(rows), np.nan)
+    kinds = [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names]
+    operator = events.is_category(Category.CPU_OP) & events.has_name(
+        np.array([name.startswith("c10d::") for name in events.names], dtype=bool)
+    )
+    for kind in {kinds[code] for code in events.name[rows]} - {None}:
+        of_kind = np.array([one == kind for one in kinds], dtype=bool)
+        own = np.flatnonzero(of_kind[events.name[rows]])
+        own = own[np.argsort(events.start_us[rows[own]], kind="stable")]
+        creators = np.flatnonzero(operator & events.has_name(of_kind))
+        creators = creators[np.argsort(events.start_us[creators], kind="stable")]
+        if len(creators) == len(own) and (events.start_us[creators] <= events.end_us[rows[own]]).all():
+            created[own] = events.end_us[creators]
+    return created

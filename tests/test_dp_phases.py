@@ -1,0 +1,125 @@
+"""DataParallel's phases against the generator's literals, with and without named ranges; dp-host by hand."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.attribution import attribute
+from dpscope.analysis.dp_phases import dp_phases, phase_table
+from dpscope.analysis.trace_reader import read_trace
+from tests.generated.builder import TraceBuilder
+from tests.trace_generator import GeneratedTrace, Inputs, Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
+
+
+def phases_of(tmp_path: Path, trace: Trace) -> pd.DataFrame:
+    return dp_phases(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz"))))
+
+
+def check(frame: pd.DataFrame, generated: GeneratedTrace) -> None:
+    found = {(int(row["device"]), int(row["step"]), str(row["phase"])): row for row in frame.to_dict("records")}
+    expected = {
+        (device, step, phase): value
+        for (device, step), row in generated.expected.steps.items()
+        for phase, value in row.phases.items()
+        if device is not None
+    }
+    assert set(found) == set(expected)
+    assert len(expected) > 20
+    for place, value in expected.items():
+        row = found[place]
+        assert row["time_us"] == pytest.approx(value.time_us, abs=1e-3), place
+        assert row["copied_bytes"] == value.copied_bytes, place
+        assert row["collective_count"] == value.collective_count, place
+        if place[2] == "replicate" and value.collective_count:
+            assert pd.isna(row["collective_bytes"])  # no operator tells how large the buffers are
+        else:
+            assert row["collective_bytes"] == value.collective_bytes, place
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+@pytest.mark.parametrize("inputs", ["host", "device"])
+@pytest.mark.parametrize("named_ranges", [True, False])
+@pytest.mark.parametrize("lag", [True, False])
+def test_phases_of_every_variant(
+    tmp_path: Path, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool, lag: bool
+) -> None:
+    generated = dp_trace(devices, transport, inputs, named_ranges, lag)
+    check(phases_of(tmp_path, generated.trace), generated)
+
+
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+def test_phases_without_the_forward_range(tmp_path: Path, transport: Transport) -> None:
+    """Operators and threads alone must do: an own subclass may not leave `DataParallel.forward`."""
+    generated = dp_trace(4, transport, named_ranges=False)
+    events = [event for event in generated.trace["traceEvents"] if event["name"] != "DataParallel.forward"]
+    assert len(events) == len(generated.trace["traceEvents"]) - 3
+    check(phases_of(tmp_path, {**generated.trace, "traceEvents": events}), generated)
+
+
+def test_phase_table_holds_the_means_of_whole_steps(tmp_path: Path) -> None:
+    table = phase_table(phases_of(tmp_path, dp_trace(2).trace))
+    assert table["device"].tolist() == [0, 1]
+    # parallel apply of steps 6 and 7: device 0 310.5 both, device 1 350 and 320
+    assert table["parallel_apply"].tolist() == [310.5, 335.0]
+    assert table["optimizer"].tolist()[0] == (180 + 170) / 2
+    assert pd.isna(table["optimizer"].iloc[1])
+
+
+def test_other_traces_have_no_phases(tmp_path: Path) -> None:
+    assert phases_of(tmp_path, ddp_trace(0, 2).trace).empty
+    assert phases_of(tmp_path, gloo_trace(0, 2).trace).empty
+
+
+def host_trace() -> Trace:
+    """One step of 1000 us, two replicas on threads of their own; all times by hand."""
+    builder = TraceBuilder(pid=1)
+    ranges = (
+        ("ProfilerStep#3", 1, (0, 1000)),
+        ("dpscope::host_to_device", 1, (5, 10)),
+        ("dpscope::forward", 1, (10, 400)),
+        ("dpscope::dp_scatter#0", 1, (20, 30)),
+        ("dpscope::dp_scatter#1", 1, (30, 45)),
+        ("dpscope::dp_replicate#0", 1, (50, 70)),
+        ("dpscope::dp_replicate#1", 1, (70, 95)),
+        ("dpscope::dp_parallel_apply#0", 2, (100, 300)),
+        ("dpscope::dp_parallel_apply#1", 3, (110, 350)),
+        ("dpscope::dp_gather#0", 1, (355, 360)),
+        ("dpscope::dp_gather#1", 1, (360, 368)),
+        ("dpscope::backward", 1, (400, 900)),
+        ("dpscope::dp_scatter#0", 4, (410, 412)),
+        ("dpscope::dp_scatter#1", 4, (412, 415)),
+        ("dpscope::dp_parallel_apply#0", 5, (420, 800)),
+        ("dpscope::dp_parallel_apply#1", 6, (425, 820)),
+        ("dpscope::dp_gradient_reduce#0", 4, (830, 850)),
+        ("dpscope::dp_gradient_reduce#1", 4, (850, 880)),
+        ("dpscope::optimizer", 1, (910, 990)),
+    )
+    for name, thread, span in ranges:
+        builder.at("user_annotation", name, thread, span)
+    builder.at("cpu_op", "aten::conv2d", 2, (101, 299))
+    return builder.trace([])
+
+
+def test_dp_host(tmp_path: Path) -> None:
+    frame = phases_of(tmp_path, host_trace())
+    found = {
+        (None if pd.isna(row["replica"]) else int(row["replica"]), row["phase"]): row["time_us"]
+        for row in frame.to_dict("records")
+    }
+    assert found == pytest.approx(
+        {
+            (0, "scatter"): 10, (1, "scatter"): 15, (None, "scatter"): 25,
+            (0, "replicate"): 20, (1, "replicate"): 25, (None, "replicate"): 45,
+            (0, "parallel_apply"): 200, (1, "parallel_apply"): 240, (None, "parallel_apply"): 250,
+            (0, "gather"): 5, (1, "gather"): 8, (None, "gather"): 13,
+            (0, "loss_backward"): 2 + 380, (1, "loss_backward"): 3 + 395,
+            (0, "gradient_reduce"): 20, (1, "gradient_reduce"): 30, (None, "gradient_reduce"): 50,
+            (None, "optimizer"): 80, (None, "host_to_device"): 5,
+            # forward and backward 390 + 500, less 25 + 45 + 250 + 13 + 50
+            (None, "loss_backward"): 507,
+        }
+    )  # fmt: skip
+    assert frame["device"].isna().all()
+    assert frame["copied_bytes"].isna().all()
