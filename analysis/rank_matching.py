@@ -6,15 +6,17 @@ others wait, so the shortest duration is the closest to the transfer itself (an 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from dpscope.analysis import intervals
 from dpscope.analysis.event_kind import ROOTED
+from dpscope.analysis.rank_alignment import aligned_order
 from dpscope.profiling.run_types import Finding
 
-MATCHED_COLUMNS = ("transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps")
+_POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
+MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps")
 
 
 @dataclass(frozen=True)
@@ -47,62 +49,67 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     """Match the `collectives` tables of the ranks of one job; adds MATCHED_COLUMNS.
 
     transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for rooted collectives,
-    which do not synchronise, and unless all ranks of the group are there. Bandwidths in GB/s (1e9 B/s).
+    which do not synchronise, and unless all ranks of the group are there. `match` numbers the collectives found on all
+    their ranks. Bandwidths in GB/s (1e9 B/s).
     """
     table = pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
     if table.empty:
         return MatchedCollectives(table.reindex(columns=[*table.columns, *MATCHED_COLUMNS]), 0, ())
     rank = table["rank"].fillna(-1)
-    by_sequence = table["sequence"].notna()
-    # Key of "the same collective": its number in its group, and the traced step where only the order is known.
-    table["_number"] = np.where(by_sequence, table["sequence"].fillna(-1), _order_in_step(table))
-    table["_keyed"] = by_sequence
-    queued = table["device"].isna() & ~by_sequence  # gloo: position among the same kind and size
-    table["_kind"], table["_size"] = table["kind"].where(queued), table["bytes"].where(queued)
-    keys = ["group", "step", "_keyed", "_number", "_kind", "_size"]
-    groups = table.groupby(keys, dropna=False, sort=False)
+    groups = table.groupby(_same_collective(table), dropna=False, sort=False)
     present = groups["rank"].transform("nunique")
     same_kind = groups["kind"].transform("nunique") <= 1
     same_size = groups["bytes"].transform("nunique") <= 1
     one_each = groups["rank"].transform("size") == present
     variable_size = table["kind"].eq("all_to_all").fillna(False)  # each rank may send another amount
     sound = same_kind & (same_size | variable_size) & one_each
-    whole = (present == table["group_size"]).fillna(False) & sound & (table["group_size"] > 1)
-    synchronising = ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()
+    whole = (present == table["group_size"]).fillna(False) & sound & (table["group_size"] > 1).fillna(False)
+    matched = whole & ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()
     shortest = groups["duration_us"].transform("min")
-    largest = groups["bytes"].transform("max")
-    matched = whole & synchronising
+    table["match"] = groups.ngroup().astype("Int64").where(whole)
     table["transfer_us"] = shortest.where(matched)
     table["wait_us"] = (table["duration_us"] - shortest).where(matched)
-    factor = pd.Series(
-        [
-            bus_factor(kind, int(size)) if pd.notna(size) and pd.notna(kind) else None
-            for kind, size in zip(table["kind"], table["group_size"], strict=True)
-        ],
-        index=table.index,
-        dtype="Float64",
-    )
-    table["algbw_gbps"] = _gbps(largest, table["transfer_us"])
-    table["busbw_gbps"] = table["algbw_gbps"] * factor
+    table["algbw_gbps"] = _gbps(groups["bytes"].transform("max"), table["transfer_us"])
+    table["busbw_gbps"] = table["algbw_gbps"] * _bus_factors(table)
     table["lower_bound_gbps"] = _gbps(table["bytes"], table["duration_us"])
     several = rank.nunique() > 1
-    disagree = several & ~sound
-    unmatched = int((several & (table["group_size"] > 1).fillna(False) & ~whole).sum())
-    table = table.drop(columns=["_number", "_keyed", "_kind", "_size"])
-    return MatchedCollectives(table, unmatched, tuple(_findings(unmatched, int(disagree.sum()), table)))
+    to_match = (
+        several & table["group_size"].ne(1).fillna(True) & ~table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
+    )
+    unmatched = int((to_match & ~whole).sum())
+    disagree = int((to_match & ~sound).sum())
+    return MatchedCollectives(table, unmatched, tuple(_findings(unmatched, disagree, table)))
 
 
-def _order_in_step(table: pd.DataFrame) -> "pd.Series[int]":
-    """Position of a collective among its rank's of the same group and step.
+def _same_collective(table: pd.DataFrame) -> "list[pd.Series[Any]]":
+    """Keys that are equal for the rows of one collective on every rank.
 
-    A device runs a group's collectives in order. gloo's run on several threads and may begin out of order, so there the
-    position is counted among those of the same kind and size.
+    Its number in its group, whatever the step; a number that a rank gives several times (coalesced calls share one, and
+    point-to-point calls count by themselves) goes by its repetition. Without numbers: the order within group and step, and
+    with gloo, whose works may begin out of order, that among works of the same kind and size.
     """
-    on_device = table["device"].notna()
-    kind = table["kind"].where(~on_device)
-    size = table["bytes"].where(~on_device)
-    keys = [table["rank"], table["group"], table["step"], on_device, kind, size]
-    return table.groupby(keys, dropna=False).cumcount()
+    numbered = table["sequence"].notna()
+    direct = table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
+    repetition = table.groupby([table["rank"], table["group"], table["sequence"], direct], dropna=False).cumcount()
+    queued = table["device"].isna() & ~numbered
+    return [
+        table["group"],
+        numbered,
+        table["step"].where(~numbered),
+        table["sequence"].fillna(-1).where(numbered, aligned_order(table)),
+        repetition.where(numbered, 0),
+        direct & numbered,
+        table["kind"].where(queued),
+        table["bytes"].where(queued),
+    ]
+
+
+def _bus_factors(table: pd.DataFrame) -> "pd.Series[float]":
+    factors = [
+        bus_factor(kind, int(size)) if pd.notna(size) and pd.notna(kind) else None
+        for kind, size in zip(table["kind"], table["group_size"], strict=True)
+    ]
+    return pd.Series(factors, index=table.index, dtype="Float64")
 
 
 def _gbps(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:
@@ -169,15 +176,7 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
     known = table[table["wait_us"].notna() & table["step"].notna()].reset_index(drop=True)
     if known.empty or known["rank"].nunique() < 2:
         return None
-    queued = known["device"].isna()
-    keys = [
-        known["step"],
-        known["group"],
-        _order_in_step(known),
-        known["kind"].where(queued),
-        known["bytes"].where(queued),
-    ]
-    key = known.groupby(keys, dropna=False).ngroup()
+    key = known["match"]
     first_rows = known.groupby(key)["duration_us"].idxmin()
     per_collective = pd.DataFrame(
         {

@@ -159,7 +159,8 @@ def communication_args(name: str, args: EventArgs) -> CommunicationArgs:
     counted = args.input_elements is not None or args.output_elements is not None
     shapes = recorded_buffers(name, bytes(args.input_dims), bytes(args.input_type)) if args.input_dims else None
     if counted or shapes is None:
-        elements, types = (args.input_elements, args.output_elements), (None, None)
+        elements = (args.input_elements, args.output_elements)
+        types: tuple[int | None, int | None] = (None, None)
         dtype = args.dtype or (shapes.dtype if shapes else None)
     else:
         elements, types = (shapes.input_elements, shapes.output_elements), (shapes.input_bytes, shapes.output_bytes)
