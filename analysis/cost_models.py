@@ -1,4 +1,21 @@
-"""What a collective should cost by a model: pure functions, bytes and GB/s (1e9 B/s) in, microseconds out."""
+"""What communication should cost by a model: pure functions, bytes and GB/s (1e9 B/s) in, microseconds out.
+
+Three bandwidths are never mixed: that of the link's specification, that which a calibration measured, that which a trace
+implies. A fair prediction takes a calibration made before the run, and from the run the sizes alone.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dpscope.analysis.expected_traffic import DP_CHUNK_BYTES
+from dpscope.analysis.rank_matching import bus_factor
+
+CollectiveCost = Callable[[str, int, float], float | None]
+"""(kind, ranks, bytes) -> microseconds, None where it does not know that kind at that number of ranks.
+
+Kinds are those of the `collectives` table: all_reduce, broadcast, reduce, reduce_scatter, all_gather.
+"""
 
 
 def ring_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gbps: float, latency_us: float = 0.0) -> float:
@@ -14,6 +31,39 @@ def ring_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gbps: float, lat
     return 2 * (ranks - 1) * latency_us + 2 * (ranks - 1) / ranks * size_bytes / bandwidth_gbps / 1e3
 
 
+def ring_us(kind: str, size_bytes: float, ranks: int, bandwidth_gbps: float, latency_us: float = 0.0) -> float | None:
+    """A collective on a ring: its number of hops x alpha + bus factor x S/B; None for a kind without such a model.
+
+    Hops: 2(N-1) for all-reduce, N-1 for the others (a pipelined broadcast or reduce fills in N-1 hops). Bus factors:
+    nccl-tests, doc/PERFORMANCE.md; `size_bytes` is the larger of a rank's buffers. Assumptions as of `ring_all_reduce_us`.
+    """
+    factor = bus_factor(kind, ranks)
+    if factor is None:
+        return None
+    hops = (2 if kind == "all_reduce" else 1) * (ranks - 1)
+    return hops * latency_us + factor * size_bytes / bandwidth_gbps / 1e3
+
+
+def tree_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gbps: float, latency_us: float = 0.0) -> float:
+    """Double binary tree all-reduce: 2 ceil(log2 N) alpha + 2 (N-1)/N x S/B.
+
+    Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; NCCL 2.4
+    release notes. Assumes full pipelining: two complementary trees, each with half of the data, every rank an inner node of
+    one of them only. Each rank then sends about what it sends in a ring, in logarithmically many hops.
+    """
+    hops = 2 * math.ceil(math.log2(ranks)) if ranks > 1 else 0
+    return hops * latency_us + 2 * (ranks - 1) / ranks * size_bytes / bandwidth_gbps / 1e3
+
+
+def alpha_beta_us(size_bytes: float, alpha_us: float, bandwidth_gbps: float) -> float:
+    """A fitted collective: alpha + S/B, B its algorithm bandwidth (bytes over time), whatever the algorithm.
+
+    Source: Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994. Holds within the sizes and at the
+    number of ranks that it was fitted to.
+    """
+    return alpha_us + size_bytes / bandwidth_gbps / 1e3
+
+
 def dp_transfer_us(
     parameter_bytes: float, buffer_bytes: float, devices: int, bandwidth_gbps: float, peer_copies: bool
 ) -> float:
@@ -21,6 +71,69 @@ def dp_transfer_us(
 
     By NCCL: broadcast (S + S_buffers)/B and reduce S/B. By peer copies device 0 serves the others one after another:
     (N-1)(S + S_buffers)/B and (N-1)S/B. Source: torch/nn/parallel/replicate.py and comm.py. None of it overlaps compute.
+    Inputs and outputs, scattered and gathered by plain copies, are left out.
     """
     serial = devices - 1 if peer_copies else 1
     return serial * (2 * parameter_bytes + buffer_bytes) / bandwidth_gbps / 1e3
+
+
+def chunk_sizes(size_bytes: float, limit_bytes: float = DP_CHUNK_BYTES) -> list[float]:
+    """Chunks of at most `limit_bytes` that a size is moved in.
+
+    An approximation: torch cuts between tensors, so real chunks differ from these by a tensor at most.
+    """
+    count = max(1, math.ceil(size_bytes / limit_bytes)) if size_bytes > 0 else 0
+    return [size_bytes / count] * count
+
+
+def dp_nccl_us(parameter_bytes: float, buffer_bytes: float, devices: int, cost: CollectiveCost) -> float | None:
+    """nn.DataParallel by NCCL: a broadcast per chunk of parameters and of buffers, a reduce per chunk of gradients.
+
+    None where `cost` does not know broadcast or reduce. Source and assumptions: `dp_transfer_us`, with alpha per chunk.
+    """
+    sent = [*chunk_sizes(parameter_bytes), *chunk_sizes(buffer_bytes)]
+    costs = [cost("broadcast", devices, size) for size in sent]
+    costs += [cost("reduce", devices, size) for size in chunk_sizes(parameter_bytes)]
+    known = [one for one in costs if one is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def dp_peer_copies_us(
+    parameter_bytes: float, buffer_bytes: float, devices: int, bandwidth_gbps: float, latency_us: float = 0.0
+) -> float:
+    """nn.DataParallel by copies: device 0 sends each chunk to each of N-1 devices in turn and receives their gradients so.
+
+    Source and assumptions: `dp_transfer_us`, with `latency_us` per chunk and device; one copy at a time through device 0.
+    """
+    chunks = 2 * len(chunk_sizes(parameter_bytes)) + len(chunk_sizes(buffer_bytes))
+    serial_us = dp_transfer_us(parameter_bytes, buffer_bytes, devices, bandwidth_gbps, peer_copies=True)
+    return serial_us + (devices - 1) * chunks * latency_us
+
+
+@dataclass(frozen=True)
+class BucketSchedule:
+    """When each bucket's all-reduce runs, and what backward does not hide; microseconds on the clock of the ready times."""
+
+    start_us: tuple[float, ...]
+    end_us: tuple[float, ...]
+    exposed_us: float
+
+
+def ddp_schedule(ready_us: Sequence[float], cost_us: Sequence[float]) -> BucketSchedule:
+    """DDP's all-reduces, one after another: each starts when its gradients are ready and the previous one has finished.
+
+    Exposed is what lies after the last bucket is ready: that bucket holds the gradients which backward computes last, so
+    backward ends then, and until then the device computes. Source: Li et al., "PyTorch Distributed: experiences on
+    accelerating data parallel training", VLDB 2020, section 3.2. Assumes one stream of collectives, costs as without
+    overlap (no contention), and that no rank waits for another. Buckets in order of readiness.
+
+    >>> ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 5.0]).end_us  # 0-15, 15-30, 30-35; backward ends at 20
+    (15.0, 30.0, 35.0)
+    """
+    starts: list[float] = []
+    ends: list[float] = []
+    for ready, cost in zip(ready_us, cost_us, strict=True):
+        starts.append(max(ready, ends[-1]) if ends else ready)
+        ends.append(starts[-1] + cost)
+    exposed = sum(max(0.0, end - max(start, ready_us[-1])) for start, end in zip(starts, ends, strict=True))
+    return BucketSchedule(tuple(starts), tuple(ends), exposed)

@@ -11,7 +11,7 @@ import pandas as pd
 from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.expected_traffic import check_traffic
 from dpscope.analysis.rank_matching import step_waits
-from dpscope.analysis.sample_statistics import spread_findings
+from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult

@@ -1,7 +1,9 @@
 """Medians and means with their intervals. Raw samples are kept elsewhere; nothing is shown without spread and count."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,11 @@ from dpscope.profiling.run_types import Finding
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
+_LARGEST_DRAW = 4_000_000  # numbers held at once
 
 Samples = npt.NDArray[np.float64]
+Statistic = Literal["median", "mean"]
+Verdict = Literal["too_few_samples", "no_difference_shown", "above", "below"]
 
 
 @dataclass(frozen=True)
@@ -28,21 +33,45 @@ class Estimate:
 UNKNOWN = Estimate(None, None, None, 0)
 
 
-def _resampled(repeats: Sequence[Samples], generator: np.random.Generator) -> Samples:
-    """RESAMPLES bootstrap medians: repeats are drawn first, then blocks of consecutive steps inside each.
+def bootstrap(repeats: Sequence[Samples], generator: np.random.Generator, statistic: Statistic = "median") -> Samples:
+    """RESAMPLES bootstrap medians or means: repeats are drawn first, then blocks of consecutive steps inside each.
 
-    Consecutive steps are alike (clocks, caches), so single steps drawn freely would make the interval too narrow.
+    `repeats` holds one array per repeat, of shape (steps,) or (steps, columns); columns are drawn together, so that sums over
+    them keep holding. Returns shape (RESAMPLES,) or (RESAMPLES, columns). Consecutive steps are alike (clocks, caches), so
+    single steps drawn freely would make the interval too narrow; blocks are as long as the cube root of a repeat.
+    Source: Kuensch, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics 17(3), 1989.
     """
+    longest, columns = max(len(repeat) for repeat in repeats), repeats[0].shape[1:]
+    at_once = max(1, _LARGEST_DRAW // (len(repeats) * longest * max(1, math.prod(columns))))
+    parts = []
+    for first in range(0, RESAMPLES, at_once):
+        pooled = _resampled(repeats, generator, min(at_once, RESAMPLES - first))
+        whole = not np.isnan(pooled).any()
+        if statistic == "mean":
+            parts.append(np.mean(pooled, axis=1) if whole else np.nanmean(pooled, axis=1))
+        else:
+            parts.append(np.median(pooled, axis=1) if whole else np.nanmedian(pooled, axis=1))
+    return np.concatenate(parts)
+
+
+def _resampled(repeats: Sequence[Samples], generator: np.random.Generator, count: int) -> Samples:
+    """`count` resamples, shape (count, samples, ...); NaN fills where a shorter repeat was drawn for a longer one."""
     block = max(1, round(min(len(repeat) for repeat in repeats) ** (1 / 3)))
-    medians = np.empty(RESAMPLES)
-    for index in range(RESAMPLES):
-        drawn = []
-        for choice in generator.integers(len(repeats), size=len(repeats)):
-            samples = repeats[choice]
-            starts = generator.integers(len(samples) - block + 1, size=-(-len(samples) // block))
-            drawn.append(samples[(starts[:, None] + np.arange(block)).ravel()[: len(samples)]])
-        medians[index] = np.median(np.concatenate(drawn))
-    return medians
+    longest, columns = max(len(repeat) for repeat in repeats), repeats[0].shape[1:]
+    drawn = np.full((count, len(repeats), longest, *columns), np.nan)
+    choices = generator.integers(len(repeats), size=(count, len(repeats)))
+    for index, samples in enumerate(repeats):
+        resample, place = np.nonzero(choices == index)
+        starts = generator.integers(len(samples) - block + 1, size=(len(resample), -(-len(samples) // block)))
+        steps = (starts[:, :, None] + np.arange(block)).reshape(len(resample), -1)[:, : len(samples)]
+        drawn[resample, place, : len(samples)] = samples[steps]
+    return drawn.reshape(count, -1, *columns)
+
+
+def interval(draws: Samples) -> tuple[float, float]:
+    """The 95% interval of bootstrap draws."""
+    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return float(low), float(high)
 
 
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
@@ -64,8 +93,7 @@ def median_estimate(repeats: Sequence[Samples]) -> Estimate:
     value = float(np.median(np.concatenate(kept)))
     if count < FEWEST_SAMPLES:
         return Estimate(value, None, None, count)
-    low, high = np.quantile(_resampled(kept, np.random.default_rng(0)), _tails())
-    return Estimate(value, float(low), float(high), count)
+    return Estimate(value, *interval(bootstrap(kept, np.random.default_rng(0))), count)
 
 
 def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples]) -> Estimate:
@@ -79,8 +107,33 @@ def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples])
     if count < FEWEST_SAMPLES:
         return Estimate(value, None, None, count)
     generator = np.random.default_rng(0)
-    low, high = np.quantile(_resampled(above, generator) / _resampled(below, generator), _tails())
-    return Estimate(value, float(low), float(high), count)
+    return Estimate(value, *interval(bootstrap(above, generator) / bootstrap(below, generator)), count)
+
+
+def difference_estimate(first: Sequence[Samples], second: Sequence[Samples]) -> Estimate:
+    """First median less second with its bootstrap interval; `count` is the smaller side's."""
+    more = [repeat for repeat in first if len(repeat)]
+    less = [repeat for repeat in second if len(repeat)]
+    count = min(sum(map(len, more)), sum(map(len, less)))
+    if not count:
+        return UNKNOWN
+    value = float(np.median(np.concatenate(more)) - np.median(np.concatenate(less)))
+    if count < FEWEST_SAMPLES:
+        return Estimate(value, None, None, count)
+    generator = np.random.default_rng(0)
+    return Estimate(value, *interval(bootstrap(more, generator) - bootstrap(less, generator)), count)
+
+
+def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:
+    """Whether an estimate is shown to lie above or below `even` (1 for a ratio, 0 for a difference).
+
+    Refused below FEWEST_SAMPLES samples; no difference is shown when the interval holds `even`.
+    """
+    if estimate.low is None or estimate.high is None:
+        return "too_few_samples"
+    if estimate.low > even:
+        return "above"
+    return "below" if estimate.high < even else "no_difference_shown"
 
 
 def mean_range(values: Sequence[float]) -> Estimate:
@@ -88,46 +141,3 @@ def mean_range(values: Sequence[float]) -> Estimate:
     if not len(values):
         return UNKNOWN
     return Estimate(float(np.mean(values)), float(np.min(values)), float(np.max(values)), len(values))
-
-
-def _tails() -> tuple[float, float]:
-    return (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
-
-
-def spread_findings(name: str, repeats: Sequence[Samples]) -> list[Finding]:
-    """Findings about samples that are too few, too wide or drift between repeats."""
-    kept = [repeat for repeat in repeats if len(repeat)]
-    if not kept:
-        return []
-    pooled = np.concatenate(kept)
-    findings = []
-    if len(pooled) < FEWEST_SAMPLES:
-        findings.append(
-            Finding(
-                severity="warning",
-                code="few_samples",
-                message=f"{name} has only {len(pooled)} timed steps and no interval",
-                next_step=f"time at least {FEWEST_SAMPLES} steps (--steps)",
-            )
-        )
-    lower, middle, upper = np.quantile(pooled, (0.25, 0.5, 0.75))
-    if len(pooled) >= FEWEST_SAMPLES and upper - lower > 0.1 * middle:
-        findings.append(
-            Finding(
-                severity="warning",
-                code="wide_spread",
-                message=f"{name}: the middle half of its step times spans {(upper - lower) / middle:.0%} of their median",
-                next_step="close other programs, raise --steps or --repeats; small differences cannot be trusted",
-            )
-        )
-    medians = [float(np.median(repeat)) for repeat in kept]
-    if len(medians) > 1 and max(medians) > 1.1 * min(medians):
-        findings.append(
-            Finding(
-                severity="warning",
-                code="repeats_differ",
-                message=f"{name}: its repeats' medians differ by {max(medians) / min(medians) - 1:.0%}",
-                next_step="something changed between repeats (clocks, other load): raise --repeats",
-            )
-        )
-    return findings

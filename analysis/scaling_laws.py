@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from dpscope.analysis.sample_statistics import CONFIDENCE, RESAMPLES, Estimate, Samples
+from dpscope.analysis.sample_statistics import Estimate, Samples, bootstrap, interval
 
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
@@ -129,9 +129,9 @@ def speedup_draws(
     uses one resampled t_1 for all counts, as in truth they share it.
     """
     generator = np.random.default_rng(0)
-    t_1_us = _resampled_medians(single, generator)
+    t_1_us = bootstrap(single, generator)
     return {
-        devices: t_1_us / _resampled_medians(repeats, generator) * (devices if scaling == "weak" else 1)
+        devices: t_1_us / bootstrap(repeats, generator) * (devices if scaling == "weak" else 1)
         for devices, repeats in sorted(several.items())
     }
 
@@ -187,25 +187,11 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> Prediction:
     value = _speedup(fit.law, values, devices)
     low = high = None
     if fit.draws is not None:
-        low, high = _interval(np.array([_speedup(fit.law, row, devices) for row in fit.draws]))
+        low, high = interval(np.array([_speedup(fit.law, row, devices) for row in fit.draws]))
     note = ""
     if devices > FARTHEST_FACTOR * fit.largest_devices:
         note = f"extrapolated past twice the largest measured count ({fit.largest_devices}): no measurement supports it"
     return Prediction(devices, Estimate(value, low, high, count), note)
-
-
-def _resampled_medians(repeats: Sequence[Samples], generator: np.random.Generator) -> Samples:
-    """Medians of RESAMPLES resamples: repeats drawn first, then blocks of consecutive, so similar, steps in each."""
-    block = max(1, round(min(len(repeat) for repeat in repeats) ** (1 / 3)))
-    medians = np.empty(RESAMPLES)
-    for index in range(RESAMPLES):
-        drawn = []
-        for choice in generator.integers(len(repeats), size=len(repeats)):
-            steps = repeats[choice]
-            starts = generator.integers(len(steps) - block + 1, size=-(-len(steps) // block))
-            drawn.append(steps[(starts[:, None] + np.arange(block)).ravel()[: len(steps)]])
-        medians[index] = np.median(np.concatenate(drawn))
-    return medians
 
 
 def _law(counts: int, scaling: Scaling) -> Law:
@@ -275,11 +261,6 @@ def _speedup(law: Law, values: _Parameters, devices: int) -> float:
 def _named(law: Law, values: _Parameters, drawn: _Parameters | None, count: int) -> dict[str, Estimate]:
     named = {}
     for index, name in enumerate(_NAMES[law]):
-        low, high = (None, None) if drawn is None else _interval(drawn[:, index])
+        low, high = (None, None) if drawn is None else interval(drawn[:, index])
         named[name] = Estimate(float(values[index]), low, high, count)
     return named
-
-
-def _interval(values: Samples) -> tuple[float, float]:
-    low, high = np.quantile(values, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return float(low), float(high)

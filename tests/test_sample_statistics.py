@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.sample_statistics import (
     mean_range,
     median_estimate,
     pooled_median,
     ratio_estimate,
-    spread_findings,
 )
 
 
