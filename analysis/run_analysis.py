@@ -102,7 +102,8 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             findings.append(_no_trace(cell, done))
             continue
         analysis = analyze_traces(done.traces())
-        findings += [*analysis.findings, *_traffic(cell, own_ranks, analysis)]
+        findings += [finding for finding in analysis.findings if finding.code != "parallelism"]  # the cell says it itself
+        findings += _traffic(cell, own_ranks, analysis)
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
         checks += _counter_checks(done, own_ranks)

@@ -3,18 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.attribution import Attribution, attribute, attribution_findings
-from dpscope.analysis.collectives import collectives
-from dpscope.analysis.expected_traffic import peer_copies, range_counts
+from dpscope.analysis.parallel_reading import Progress, read_files
+from dpscope.analysis.parallelism import parallelism_finding
 from dpscope.analysis.rank_matching import MatchedCollectives, match_ranks
-from dpscope.analysis.step_breakdown import step_breakdown
+from dpscope.analysis.rank_tables import RankTables, TraceSummary
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
-from dpscope.analysis.trace_reader import read_trace
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
@@ -22,54 +21,60 @@ _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 
 
 @dataclass(frozen=True)
-class TraceSummary:
-    """What one file said, beside its tables."""
-
-    source: str
-    rank: int | None
-    on_device: bool
-    range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
-    copy_bytes: pd.DataFrame  # peer copies: device, step, bytes, count
-
-
-@dataclass(frozen=True)
 class TraceAnalysis:
-    """`steps`: step_breakdown's columns, all ranks; `collectives`: matched rows; both keyed by (rank, device, step)."""
+    """The tables of all ranks, in the order of ranks, and what there is to say about them.
+
+    `steps`: step_breakdown's columns; `collectives`: matched rows; `dp_phases`: empty for a job that is none of
+    `nn.DataParallel`. All keyed by (rank, device, step).
+    """
 
     steps: pd.DataFrame
     collectives: pd.DataFrame
+    dp_phases: pd.DataFrame
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
 
 
-def analyze_traces(paths: Sequence[Path], max_bytes: int = DEFAULT_MAX_BYTES) -> TraceAnalysis:
-    """Read the traces of one job, a file per process. Raises DpscopeError when none can be read."""
+def analyze_traces(
+    paths: Sequence[Path],
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> TraceAnalysis:
+    """Read the traces of one job, a file per process or several ranks in one.
+
+    Large files are read in parallel by processes of this machine, or by `executor` (its workers must see the same paths);
+    `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
+    and not found in a folder.
+    """
     files, findings = find_traces(paths)
     named = {path for path in paths if not path.is_dir()}
-    steps: list[pd.DataFrame] = []
-    rank_tables: list[pd.DataFrame] = []
-    summaries: list[TraceSummary] = []
-    for file in files:
-        try:
-            attribution = attribute(read_trace(file, max_bytes))
-        except DpscopeError as error:
-            if file in named:
-                raise
-            findings.append(_not_read(str(error)))
-            continue
-        findings += [*attribution.trace.findings, *attribution_findings(attribution)]
-        steps.append(step_breakdown(attribution))
-        rank_tables.append(collectives(attribution))
-        summaries.append(_summary(attribution))
-    if not steps:
+    ranks: list[RankTables] = []
+    for file, outcome in zip(files, read_files(files, max_bytes, executor, progress), strict=True):
+        if not isinstance(outcome, DpscopeError):
+            ranks += outcome
+        elif file in named:
+            raise outcome
+        else:
+            findings.append(_not_read(str(outcome)))
+    if not ranks:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    matched = _match(rank_tables, summaries)
+    ranks.sort(key=lambda one: (one.summary.rank is None, one.summary.rank))
+    summaries = [one.summary for one in ranks]
+    matched = _match([one.collectives for one in ranks], summaries)
+    findings += [finding for one in ranks for finding in one.findings]
+    findings += [*matched.findings, *parallelism_finding([one.parallelism for one in summaries], matched.table)]
     return TraceAnalysis(
-        steps=pd.concat(steps, ignore_index=True),
+        steps=pd.concat([one.steps for one in ranks], ignore_index=True),
         collectives=matched.table,
+        dp_phases=_joined([one.dp_phases for one in ranks]),
         summaries=tuple(summaries),
-        findings=(*findings, *matched.findings),
+        findings=tuple(findings),
     )
+
+
+def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[Finding]]:
@@ -115,13 +120,3 @@ def _match(rank_tables: list[pd.DataFrame], summaries: list[TraceSummary]) -> Ma
         next_step="name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not tell the rank",
     )
     return MatchedCollectives(pd.concat([part.table for part in apart], ignore_index=True), 0, (finding,))
-
-
-def _summary(attribution: Attribution) -> TraceSummary:
-    return TraceSummary(
-        source=attribution.trace.source,
-        rank=attribution.trace.rank,
-        on_device=attribution.on_device,
-        range_counts=range_counts(attribution),
-        copy_bytes=peer_copies(attribution),
-    )

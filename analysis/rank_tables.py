@@ -1,0 +1,67 @@
+"""One trace file to the small tables of its ranks: what a worker process sends back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from dpscope.analysis.attribution import Attribution, attribute, attribution_findings
+from dpscope.analysis.collectives import collectives
+from dpscope.analysis.dp_phases import dp_phases
+from dpscope.analysis.event_table import Trace
+from dpscope.analysis.expected_traffic import peer_copies, range_counts
+from dpscope.analysis.parallelism import ParallelismEvidence, parallelism_evidence
+from dpscope.analysis.step_breakdown import step_breakdown
+from dpscope.analysis.trace_reader import read_traces
+from dpscope.profiling.run_types import Finding
+
+
+@dataclass(frozen=True)
+class TraceSummary:
+    """What one process's trace said, beside its tables."""
+
+    source: str
+    rank: int | None
+    on_device: bool
+    range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
+    copy_bytes: pd.DataFrame  # peer copies: device, step, bytes, count
+    parallelism: ParallelismEvidence
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """One rank's tables, each as the function of its name gives it."""
+
+    steps: pd.DataFrame
+    collectives: pd.DataFrame
+    dp_phases: pd.DataFrame
+    summary: TraceSummary
+    findings: tuple[Finding, ...]
+
+
+def read_rank_tables(path: Path, max_bytes: int) -> list[RankTables]:
+    """The tables of every rank in a file; raises DpscopeError as `read_traces` does."""
+    return [rank_tables(trace) for trace in read_traces(path, max_bytes)]
+
+
+def rank_tables(trace: Trace) -> RankTables:
+    """The tables of one trace."""
+    attribution = attribute(trace)
+    return RankTables(
+        steps=step_breakdown(attribution),
+        collectives=collectives(attribution),
+        dp_phases=dp_phases(attribution),
+        summary=_summary(attribution),
+        findings=(*trace.findings, *attribution_findings(attribution)),
+    )
+
+
+def _summary(attribution: Attribution) -> TraceSummary:
+    return TraceSummary(
+        source=attribution.trace.source,
+        rank=attribution.trace.rank,
+        on_device=attribution.on_device,
+        range_counts=range_counts(attribution),
+        copy_bytes=peer_copies(attribution),
+        parallelism=parallelism_evidence(attribution),
+    )
