@@ -10,6 +10,7 @@ from torch import distributed
 
 from dpscope.launch.cell_passes import CellProcess, Measured, run_passes
 from dpscope.launch.input_data import open_stream
+from dpscope.launch.micro_batches import MicroBatching
 from dpscope.launch.strategies import wrap
 from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
@@ -73,7 +74,7 @@ def _prepare(
     workload = build_workload(job.config.model)
     sizes = parameter_sizes(workload.model)
     model = with_precision(workload.model.to(devices[0]), job.config.amp, devices[0])
-    wrapped = wrap(model.train(), job.cell.strategy, job.cell.devices, devices[0])
+    wrapped = wrap(model.train(), job.cell.strategy, job.cell.devices, devices[0], job.cell.options)
     data_rank = place.rank if job.cell.strategy == "ddp" else 0
     batches = open_stream(job.config, job.cell, workload, data_rank, devices[0])
     process = CellProcess(
@@ -83,11 +84,16 @@ def _prepare(
         rank=place.rank,
         devices=devices,
         model=wrapped,
-        step=TrainStep(wrapped, batches, job.config, devices[0]),
+        step=TrainStep(wrapped, batches, job.config, devices[0], _micro_batching(job.cell)),
         folder=job.folder,
         report=report,
     )
     return process, sizes
+
+
+def _micro_batching(cell: Cell) -> MicroBatching:
+    shares = 1 if cell.strategy == "ddp" else cell.devices
+    return MicroBatching(count=cell.options.accumulate, shares=shares)
 
 
 def _device_states(

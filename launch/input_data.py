@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from dpscope.launch.micro_batches import by_micro_batches
 from dpscope.launch.parent_death import die_with_parent
 from dpscope.launch.workloads import Workload
 from dpscope.profiling.run_store import DpscopeError
@@ -56,13 +57,17 @@ class RankOrderBatchSampler(Sampler[list[int]]):
     """Batches made of the shares of `ranks` in rank order, each share what DDP would give that rank.
 
     Under DDP every process asks for its own rank alone; DataParallel and a single device ask for all of them.
+    A batch that will be cut into micro-batches holds them one after the other, each made of shares in rank order.
     """
 
-    def __init__(self, dataset: Dataset[Any], shares: int, ranks: range, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], shares: int, ranks: range, batch_size: int, seed: int, micro_batches: int = 1
+    ) -> None:
         self._samplers: list[DistributedSampler[Any]] = [
             DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed) for rank in ranks
         ]
         self._batch_size = batch_size
+        self._micro_batches = micro_batches
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle anew for `epoch`, the same way on every rank."""
@@ -75,7 +80,8 @@ class RankOrderBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         shares = [list(sampler) for sampler in self._samplers]
         for start in range(0, len(shares[0]), self._batch_size):
-            yield [index for share in shares for index in share[start : start + self._batch_size]]
+            batch = [share[start : start + self._batch_size] for share in shares]
+            yield [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
 
 
 class LoadedBatches:
@@ -121,11 +127,14 @@ def open_stream(config: RunConfig, cell: Cell, workload: Workload, rank: int, de
     ranks = range(rank, rank + 1) if cell.strategy == "ddp" else range(cell.devices)
     if config.data == "synthetic":
         shares = [_random_batch(workload, cell.batch_size, config.seed + share) for share in ranks]
-        images, labels = (torch.cat(parts).to(device) for parts in zip(*shares, strict=True))
+        images, labels = (
+            torch.cat(by_micro_batches(parts, cell.options.accumulate)).to(device)
+            for parts in zip(*shares, strict=True)
+        )
         steps = math.ceil(config.samples / cell.global_batch_size)
         return SyntheticBatches((images, labels), steps)
     dataset = _cifar10(config) if config.data == "cifar10" else _fake(config, workload)
-    sampler = RankOrderBatchSampler(dataset, cell.devices, ranks, cell.batch_size, config.seed)
+    sampler = RankOrderBatchSampler(dataset, cell.devices, ranks, cell.batch_size, config.seed, cell.options.accumulate)
     workers = loader_workers(config, cell, rank)
     loader: DataLoader[Any] = DataLoader(
         dataset,

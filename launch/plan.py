@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.devices import Devices, DeviceType
+from dpscope.launch.variants import check_variants, ddp_options, other_options
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
+from dpscope.profiling.run_types import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
 
 CIFAR_RESNET = "resnet18_cifar"
 CIFAR_SAMPLES = 50_000
@@ -38,6 +39,7 @@ def resolve(config: RunConfig, devices: Devices) -> RunConfig:
         data_dir=str(Path(config.data_dir).expanduser()),
     )
     _check_split(resolved)
+    check_variants(resolved, {})
     return resolved
 
 
@@ -92,7 +94,7 @@ def check_data(config: RunConfig) -> None:
 
 
 def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
-    """The cells of a resolved configuration, small batches first; batches in them are per device.
+    """The cells of a resolved configuration, small batches first, variants together; batches are per device.
 
     Weak scaling puts each listed batch on every device; strong scaling splits it, with single-device cells at
     the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
@@ -106,7 +108,7 @@ def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
         for size in _strong_sizes(config, count) if config.scaling != "weak" else ():
             _add(cells, config, kind, count, size // count)
             if "single" in config.strategies:
-                cells.setdefault(_cell("single", kind, 1, size // count))
+                _add_each(cells, _cell("single", kind, 1, size // count), other_options(config))
     planned = [PlannedCell(cell=cell, skip_reason=reason) for cell, reason in cells.items()]
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
@@ -147,11 +149,19 @@ def _add(cells: dict[Cell, str | None], config: RunConfig, kind: DeviceType, cou
     assert config.devices is not None
     only_one = max(config.devices) == 1
     if count == 1 and "single" in config.strategies:
-        cells.setdefault(_cell("single", kind, 1, size))
+        _add_each(cells, _cell("single", kind, 1, size), other_options(config))
     if (count > 1 or only_one) and "dp" in config.strategies:
-        cells.setdefault(_cell("dp", kind, count, size), PASS_THROUGH_REASON if only_one else None)
+        reason = PASS_THROUGH_REASON if only_one else None
+        _add_each(cells, _cell("dp", kind, count, size), other_options(config), reason)
     if (count > 1 or only_one) and "ddp" in config.strategies:
-        cells.setdefault(_cell("ddp", kind, count, size))
+        _add_each(cells, _cell("ddp", kind, count, size), ddp_options(config))
+
+
+def _add_each(
+    cells: dict[Cell, str | None], plain: Cell, options: Sequence[CellOptions], reason: str | None = None
+) -> None:
+    for chosen in options:
+        cells.setdefault(msgspec.structs.replace(plain, options=chosen), reason)
 
 
 def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -> Cell:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpscope.launch import variants
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import RunConfig
 
@@ -90,9 +91,9 @@ def _field_name(key: str, origin: str) -> str:
 def _build(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
     values = dict(given)
     for field, parse in _TEXT_PARSERS.items():
-        if isinstance(values.get(field), str | int):
+        if isinstance(values.get(field), str | int | float):
             _parse_text(values, field, parse, origins)
-    for field in ("devices", "batch_sizes"):
+    for field in ("devices", "batch_sizes", *variants.VARIANT_FIELDS):
         if isinstance(values.get(field), list | tuple):
             values[field] = tuple(values[field])  # type: ignore[arg-type]
     try:
@@ -111,7 +112,7 @@ def _in_order(config: RunConfig) -> RunConfig:
     """Lists without repetition: numbers ascending, strategies in the order of the report."""
     order = ("single", "dp", "ddp")
     return msgspec.structs.replace(
-        config,
+        variants.in_order(config),
         strategies=tuple(strategy for strategy in order if strategy in config.strategies),
         devices=None if config.devices is None else tuple(sorted(set(config.devices))),
         batch_sizes=None if config.batch_sizes is None else tuple(sorted(set(config.batch_sizes))),
@@ -123,7 +124,7 @@ def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], ob
     try:
         parsed = parse(text)
     except ValueError as error:
-        example = "32,128 or 32x4" if field == "batch_sizes" else "1,2,4"
+        example = _EXAMPLES.get(field, "1,2,4")
         raise DpscopeError(f"{origins[field]} {text}: {error}; write it as {example}") from error
     if field == "batch_sizes":
         assert isinstance(parsed, tuple)
@@ -139,7 +140,9 @@ _TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "devices": parse_devices,
     "batch_sizes": parse_batch_sizes,
     "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
+    **variants.TEXT_PARSERS,
 }
+_EXAMPLES = {"batch_sizes": "32,128 or 32x4", **variants.EXAMPLES}
 
 
 def _conversion_message(error: str, values: dict[str, object], origins: dict[str, str]) -> str:
@@ -153,6 +156,7 @@ def _conversion_message(error: str, values: dict[str, object], origins: dict[str
             "scaling": "weak, strong, both",
             "data": "synthetic, fake, cifar10",
             "amp": "off, bf16, fp16",
+            **variants.CHOICES,
         }
         reason = f"unknown; choose from {choices.get(field, 'the documented values')}"
     return f"{origins.get(field, flag_name(field))} {_shown(values.get(field))}: {reason}"
@@ -185,6 +189,7 @@ def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
         ("traced_steps", config.traced_steps >= 1, "must be 1 or more"),
         ("repeats", config.repeats >= 1, "must be 1 or more"),
         ("timeout_s", config.timeout_s > 0, "must be above 0 seconds"),
+        *variants.variant_checks(config),
     ]
 
 
@@ -203,6 +208,7 @@ def _check_together(config: RunConfig, origins: dict[str, str]) -> None:
             f"{origins.get('batch_growth', 'batch_growth')} {config.batch_growth}: "
             "growth needs one batch size to start from, as in --batch-size 32x4"
         )
+    variants.check_variants(config, origins)
     if config.scaling == "weak":
         return
     for devices in config.devices or ():

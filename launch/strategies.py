@@ -1,16 +1,21 @@
 """The strategies dpscope compares: one device, DataParallel, DistributedDataParallel. Wrapping, and nothing else."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.host_data_parallel import HostDataParallel
 from dpscope.profiling.phases import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import CellStrategy
+from dpscope.profiling.run_types import CellOptions, CellStrategy, CommHook
+
+MIB = 1 << 20
 
 # `nn.DataParallel` is generic to type checkers and not at run time.
 _DataParallel: Any = nn.DataParallel
@@ -38,16 +43,35 @@ class NamedDataParallel(_DataParallel):  # type: ignore[misc]
             return super().gather(outputs, output_device)
 
 
-def wrap(model: nn.Module, strategy: CellStrategy, devices: int, device: torch.device) -> nn.Module:
+def reduce_in_bf16(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    """torch's hook under another name: by its own, DDP refuses it without NCCL, although gloo reduces bf16 as well."""
+    reduced: Future[Tensor] = bf16_compress_hook(state, bucket)
+    return reduced
+
+
+_HOOKS: dict[CommHook, Callable[[Any, Any], Future[Tensor]]] = {
+    "fp16": fp16_compress_hook,
+    "bf16": reduce_in_bf16,
+}
+
+
+def wrap(
+    model: nn.Module,
+    strategy: CellStrategy,
+    devices: int,
+    device: torch.device,
+    options: CellOptions = CellOptions(),  # noqa: B008 (frozen)
+) -> nn.Module:
     """Wrap a model, already on `device`, for a strategy on `devices` devices.
 
-    `device` is this process's first device. DDP needs an initialised process group. Raises DpscopeError for a
-    DataParallel that would silently pass through: on one device, or `dp` on the CPU (its stand-in is `dp-host`).
+    `device` is this process's first device. DDP needs an initialised process group, and alone heeds `options`.
+    Raises DpscopeError for a DataParallel that would silently pass through: on one device, or `dp` on the CPU (its
+    stand-in is `dp-host`).
     """
     if strategy == "single":
         return model
     if strategy == "ddp":
-        return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        return _distributed(model, device, options)
     if devices < 2:
         raise DpscopeError(
             f"strategy {strategy} with {devices} device: nn.DataParallel does not replicate on one device, "
@@ -62,3 +86,23 @@ def wrap(model: nn.Module, strategy: CellStrategy, devices: int, device: torch.d
         )
     wrapped: nn.Module = NamedDataParallel(model, device_ids=list(range(devices)))
     return wrapped
+
+
+def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=_all_in_one_mb(model) if options.overlap == "off" else options.bucket_mb,
+        gradient_as_bucket_view=options.gradient_as_bucket_view == "on",
+        static_graph=options.static_graph == "on",
+        broadcast_buffers=options.broadcast_buffers == "on",
+    )
+    if options.comm_hook != "none":
+        wrapped.register_comm_hook(None, _HOOKS[options.comm_hook])
+    return wrapped
+
+
+def _all_in_one_mb(model: nn.Module) -> int:
+    """A bucket's capacity that the model's gradients never reach: DDP closes a bucket once it holds its capacity."""
+    gradients = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return math.ceil(sum(gradient.numel() * gradient.element_size() for gradient in gradients) / MIB) + 1

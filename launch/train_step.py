@@ -1,12 +1,15 @@
 """One training step, the same code for every strategy."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from dpscope.launch.input_data import BatchStream
+from dpscope.launch.micro_batches import MicroBatching
 from dpscope.launch.workloads import AutocastModel
 from dpscope.profiling.phases import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
 from dpscope.profiling.run_types import RunConfig
@@ -16,12 +19,26 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainStep:
-    """Fetch a batch, move it, forward, backward, optimizer step; each phase a named range in a trace."""
+    """Fetch a batch, move it, forward, backward, optimizer step; each phase a named range in a trace.
 
-    def __init__(self, model: nn.Module, batches: BatchStream, config: RunConfig, device: torch.device) -> None:
+    With micro-batches, forward and backward run for each of them in turn, and the gradients add up to the whole
+    batch's; DDP reduces them in the last one's backward alone. It is one step all the same: one optimizer step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: BatchStream,
+        config: RunConfig,
+        device: torch.device,
+        micro_batching: MicroBatching = MicroBatching(),  # noqa: B008 (frozen)
+    ) -> None:
         self.model = model
         self.batches = batches
-        self.last_loss: Tensor | None = None
+        self.last_loss: Tensor | None = None  # of the whole batch
+        self._micro_batching = micro_batching
+        # DDP learns a static graph from its first backward, which therefore must reduce.
+        self._graph_to_learn = isinstance(model, DistributedDataParallel) and bool(model.static_graph)
         self._device = device
         self._optimizer = torch.optim.SGD(
             model.parameters(),
@@ -41,16 +58,34 @@ class TrainStep:
         with record_function(HOST_TO_DEVICE):
             images = images.to(self._device, non_blocking=True)
             labels = labels.to(self._device, non_blocking=True)
-        with record_function(FORWARD):
-            loss = nn.functional.cross_entropy(self.model(images).float(), labels)
-        with record_function(BACKWARD):
-            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        parts = self._micro_batching.cut(images, labels)
+        losses = []
+        for index, (part, part_labels) in enumerate(parts):
+            with nullcontext() if index == len(parts) - 1 else self._without_reduction():
+                losses.append(self._add_gradients(part, part_labels, len(part_labels) / len(labels)))
+        self._graph_to_learn = False
         with record_function(OPTIMIZER):
             self._scaler.step(self._optimizer)
             self._scaler.update()
             self._optimizer.zero_grad(set_to_none=True)
-        self.last_loss = loss.detach()
+        self.last_loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         return StepCounts(data_wait_us=data_wait_us, samples=len(labels))
+
+    def _add_gradients(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+        """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
+        with record_function(FORWARD):
+            loss = nn.functional.cross_entropy(self.model(images).float(), labels)
+            if weight != 1:
+                loss = loss * weight
+        with record_function(BACKWARD):
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _without_reduction(self) -> AbstractContextManager[None]:
+        """Keeps DDP from reducing gradients; DataParallel has nothing of the kind and reduces in every backward."""
+        if isinstance(self.model, DistributedDataParallel) and not self._graph_to_learn:
+            return self.model.no_sync()
+        return nullcontext()
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:

@@ -14,9 +14,10 @@ from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.manifest import new_manifest
 from dpscope.launch.plan import resolve
 from dpscope.launch.run_config import load_config
+from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, merged, other_options
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, is_run_folder, write_json
-from dpscope.profiling.run_types import Cell, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.run_types import Cell, CellOptions, Manifest, PlannedCell, RunConfig
 
 # Fields in which cells of one run may differ: what is measured, not how.
 _FIELDS_OF_THE_PLAN = (
@@ -27,6 +28,7 @@ _FIELDS_OF_THE_PLAN = (
     "scaling",
     "repeats",
     "timeout_s",
+    *VARIANT_FIELDS,
 )
 
 
@@ -113,7 +115,15 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add(name)
     add("--pin-memory", action="store_true", default=None)
+    for name in ("comm_hook", "bucket_mb", "accumulate"):
+        add(_flag(name))
+    for name in SWITCHES:
+        add(_flag(name), nargs="?", const="on", help="on or off; on when the flag stands alone")
     return parser
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: TorchrunPlace) -> WorkerJob:
@@ -152,6 +162,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
         devices=count,
         batch_size=config.batch_sizes[0],
+        options=_only_options(config),
     )
     _check_place(cell, place)
     local_devices = place.local_world_size if strategy == "ddp" else count
@@ -171,6 +182,17 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         threads=manifest.threads_per_process,
         folder=run.repeat(cell, chosen),
     )
+
+
+def _only_options(config: RunConfig) -> CellOptions:
+    options = ddp_options(config) if config.strategies[0] == "ddp" else other_options(config)
+    if len(options) > 1:
+        several = {field: getattr(config, field) for field in VARIANT_FIELDS if len(getattr(config, field)) > 1}
+        field, values = next(iter(several.items()))
+        raise DpscopeError(
+            f"{_flag(field)} {','.join(str(value) for value in values)}: a worker measures one variant; give one value"
+        )
+    return options[0]
 
 
 def _device_count(config: RunConfig, place: TorchrunPlace, gpus: int | None) -> int:
@@ -229,7 +251,7 @@ def _widened(config: RunConfig, added: RunConfig) -> RunConfig:
     order = ("single", "dp", "ddp")
     together = {*config.strategies, *added.strategies}
     return msgspec.structs.replace(
-        config,
+        merged(config, added),
         strategies=tuple(strategy for strategy in order if strategy in together),
         devices=tuple(sorted({*(config.devices or ()), *(added.devices or ())})),
         batch_sizes=tuple(sorted({*(config.batch_sizes or ()), *(added.batch_sizes or ())})),

@@ -93,6 +93,7 @@ def parameter_sizes(model: nn.Module) -> ParameterSizes:
         parameter_bytes=_total_bytes(parameters),
         gradient_bytes=_total_bytes([parameter for parameter in parameters if parameter.requires_grad]),
         buffer_bytes=_total_bytes(buffers),
+        gradient_elements=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameter_tensors=tuple(_tensor_size(parameter) for parameter in parameters),
         buffer_tensors=tuple(_tensor_size(buffer) for buffer in buffers),
     )

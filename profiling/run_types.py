@@ -13,6 +13,8 @@ SCHEMA_VERSION = 1
 Strategy = Literal["single", "dp", "ddp"]
 CellStrategy = Literal["single", "dp", "dp-host", "ddp"]
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
+CommHook = Literal["none", "fp16", "bf16"]
+Switch = Literal["on", "off"]
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +26,9 @@ class RunConfig(_Stored, frozen=True):
 
     `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
     numbers are read both ways and the union of the cells is measured once.
+
+    The last seven fields are variants (docs/variants.md): each combination of their values is a cell. All but
+    `accumulate` concern DistributedDataParallel alone.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -51,15 +56,60 @@ class RunConfig(_Stored, frozen=True):
     repeats: int = 2
     seed: int = 0
     timeout_s: float = 900.0  # of one cell's job
+    comm_hook: tuple[CommHook, ...] = ("none",)  # dtype in which gradients travel
+    bucket_mb: tuple[float | Literal["default"], ...] = ("default",)  # MiB; default: 1 MiB, then 25 MiB
+    overlap: tuple[Switch, ...] = ("on",)  # off: one bucket holds all gradients, reduced when backward is over
+    gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
+    static_graph: tuple[Switch, ...] = ("off",)
+    broadcast_buffers: tuple[Switch, ...] = ("on",)
+    accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
+
+
+class CellOptions(_Stored, frozen=True):
+    """How a cell departs from its strategy's defaults; all but `accumulate` are DistributedDataParallel's.
+
+    A step is one optimizer step on the cell's batch whatever `accumulate` is: it cuts that batch into micro-batches.
+    """
+
+    overlap: Switch = "on"
+    bucket_mb: float | None = None  # MiB; None: torch's default
+    comm_hook: CommHook = "none"
+    gradient_as_bucket_view: Switch = "off"
+    static_graph: Switch = "off"
+    broadcast_buffers: Switch = "on"
+    accumulate: int = 1
+
+    @property
+    def name(self) -> str:
+        """Such as ``overlap-off-hook-fp16``; empty for the defaults."""
+        parts = {
+            "overlap-off": self.overlap == "off",
+            f"bucket-{str(self.bucket_mb).removesuffix('.0')}mb": self.bucket_mb is not None,
+            f"hook-{self.comm_hook}": self.comm_hook != "none",
+            "bucket-view": self.gradient_as_bucket_view == "on",
+            "static-graph": self.static_graph == "on",
+            "buffers-off": self.broadcast_buffers == "off",
+            f"accumulate-{self.accumulate}": self.accumulate > 1,
+        }
+        return "-".join(part for part, present in parts.items() if present)
 
 
 class Cell(_Stored, frozen=True):
-    """One thing that is measured: a strategy on a number of devices at a batch size per device."""
+    """One thing that is measured: a strategy on a number of devices at a batch size per device, with its options.
+
+    `variant` names the options and follows from them; it is stored for whoever reads the files.
+    """
 
     strategy: CellStrategy
     devices: int
-    batch_size: int  # per device
+    batch_size: int  # per device and step
     variant: str = ""
+    options: CellOptions = CellOptions()
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("", self.options.name):
+            raise ValueError(f"variant {self.variant} does not name the options, which are {self.options.name!r}")
+        msgspec.structs.force_setattr(self, "variant", self.options.name)
 
     @property
     def name(self) -> str:
@@ -175,6 +225,7 @@ class ParameterSizes(_Stored, frozen=True):
     parameter_bytes: int
     gradient_bytes: int  # of parameters that require a gradient
     buffer_bytes: int
+    gradient_elements: int | None = None  # of the same; None in runs of older versions
     parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
     buffer_tensors: tuple[TensorSize, ...] = ()
 

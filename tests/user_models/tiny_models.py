@@ -114,3 +114,22 @@ class _LateBackward(nn.Module):
 
 def late_backward() -> Workload:
     return _LateBackward(), SHAPE, CLASSES
+
+
+def layered() -> Workload:
+    """Gradients that fill several buckets; the tests of variants count their bytes.
+
+    393,216 + 4,096 (norm) + 2 x 1,048,576 + 8,192 = 2,502,656 B of gradients in 625,664 elements; buffers
+    2,048 + 2,048 B fp32 and 8 B int64. No biases: the order in which a layer's two gradients arrive is not fixed.
+    """
+    layers = (
+        nn.Linear(192, 512, bias=False),
+        nn.BatchNorm1d(512),
+        nn.ReLU(),
+        nn.Linear(512, 512, bias=False),
+        nn.ReLU(),
+        nn.Linear(512, 512, bias=False),
+        nn.ReLU(),
+        nn.Linear(512, CLASSES, bias=False),
+    )
+    return nn.Sequential(*layers), (192,), CLASSES
