@@ -69,10 +69,20 @@ def collective_kind(name: str) -> str | None:
     return None
 
 
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel of this name is a collective's."""
+    return bool(_COLLECTIVE_KERNEL.search(name))
+
+
+def is_peer_copy(name: str) -> bool:
+    """Whether a copy of this name goes from one device to another."""
+    return bool(_PEER_COPY.search(name))
+
+
 def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace with a device timeline."""
-    collective_name = np.array([bool(_COLLECTIVE_KERNEL.search(name)) for name in events.names], dtype=bool)
-    peer_name = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)
+    collective_name = np.array([is_collective_kernel(name) for name in events.names], dtype=bool)
+    peer_name = np.array([is_peer_copy(name) for name in events.names], dtype=bool)
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     kernels = events.is_category(Category.KERNEL)
     kinds[kernels] = Kind.COMPUTE

@@ -1,5 +1,6 @@
 """The `dpscope` command. The one module that joins launch and analysis, each imported only when its command runs."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -189,6 +190,28 @@ def _print_traces(paths: list[Path], output_format: OutputFormat, max_bytes: int
         if analysis.findings and output_format == "table":
             print_findings(console, analysis.findings)
     return not any(finding.severity == "error" for finding in analysis.findings)
+
+
+@app.command()
+def tensorboard(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
+    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
+) -> None:
+    """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars, and the traces."""
+    from dpscope.analysis.report import make_report
+    from dpscope.analysis.tensorboard_export import export_tensorboard
+    from dpscope.launch.tensorboard_server import serve
+
+    console = Console()
+    folder = export_tensorboard(make_report(_load(run, Console(stderr=True)), link_gbps))
+
+    def announce(address: str) -> None:
+        console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(folder, host, port, announce)
 
 
 @app.command()

@@ -1,0 +1,80 @@
+"""A run as TensorBoard shows it: HParams, Scalars, Text, Images, and trace copies for torch-tb-profiler.
+
+runs/<run>/tensorboard/report/    the comparison and findings as text, the figures as images
+runs/<run>/tensorboard/<cell>/    one session: hyperparameters, metrics, step times; the traces of its first repeat
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from dpscope.analysis import figures
+from dpscope.analysis.plugin_traces import traces_of, write_plugin_copies
+from dpscope.analysis.report import Report, render_markdown
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.units import plain
+from dpscope.profiling.event_log import EventLog, HyperParameter
+
+DOTS_PER_INCH = 150  # of figures.to_png
+METRICS = {  # tag -> column of the comparison and what it is divided by
+    "step_ms": ("step_us", 1e3),
+    "samples_per_s": ("samples_per_s", 1.0),
+    "exposed_ms": ("exposed_us", 1e3),
+    "busbw_gbps": ("busbw_gbps", 1.0),
+}
+
+
+def export_tensorboard(report: Report) -> Path:
+    """Write the run's TensorBoard folder anew; returns it."""
+    folder = report.run.folder.path / "tensorboard"
+    if folder.exists():
+        shutil.rmtree(folder)
+    rows = {str(row["cell"]): row for _, row in report.comparison.table.iterrows()}
+    sessions = {data.cell.name: _hyperparameters(report, data) for data in report.run.measured}
+    _write_report(report, folder / "report", list(sessions.values()))
+    for data in report.run.measured:
+        row = rows[data.cell.name]
+        metrics = {
+            tag: float(row[column]) / divisor
+            for tag, (column, divisor) in METRICS.items()
+            if plain(row[column]) is not None
+        }
+        _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], metrics)
+    return folder
+
+
+def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter]:
+    config, cell = report.run.manifest.config, data.cell
+    return {
+        "strategy": cell.strategy,
+        "devices": cell.devices,
+        "batch_size": cell.batch_size,
+        "model": config.model,
+        "amp": config.amp,
+        "variant": cell.variant or "none",
+    }
+
+
+def _write_report(report: Report, folder: Path, sessions: list[dict[str, HyperParameter]]) -> None:
+    with EventLog(folder) as log:
+        values = {name: [session[name] for session in sessions] for name in (sessions[0] if sessions else {})}
+        log.experiment(values, list(METRICS))
+        log.text("comparison", render_markdown(report))
+        for name, figure in figures.draw_all(report.run, report.comparison).items():
+            width, height = (round(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
+            log.image(name, figures.to_png(figure), int(width), int(height))
+
+
+def _write_cell(
+    report: Report, data: CellData, folder: Path, session: dict[str, HyperParameter], metrics: dict[str, float]
+) -> None:
+    with EventLog(folder) as log:
+        log.session(session, metrics)
+        steps = np.concatenate(data.step_samples() or [np.empty(0)])
+        for index, step_us in enumerate(steps):
+            log.scalar("timed_step_ms", float(step_us) / 1e3, index)
+    for _, repeat in report.run.folder.done_repeats(data.cell)[:1]:
+        for trace in traces_of(repeat.path / "traces"):
+            node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
+            write_plugin_copies(trace, folder, node, rank)

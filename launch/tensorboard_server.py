@@ -1,0 +1,26 @@
+"""Starts TensorBoard in this process and keeps it until interrupted."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorboard import program
+
+from dpscope.profiling.run_store import DpscopeError
+
+
+def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve a TensorBoard folder; tells `announce` the address, returns never but by an interrupt.
+
+    Port 0 takes a free one. Raises DpscopeError when the port is taken.
+    """
+    server = program.TensorBoard()
+    # load_fast is a second process that would outlive a killed parent.
+    arguments = ["--logdir", str(folder), "--host", host, "--port", str(port), "--load_fast", "false"]
+    server.configure(argv=["tensorboard", *arguments])
+    try:
+        address = server.launch()
+    except program.TensorBoardServerException as error:
+        raise DpscopeError(f"--port {port}: TensorBoard cannot start there: {error}; give another, or 0") from error
+    announce(address)
+    threading.Event().wait()

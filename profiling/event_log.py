@@ -1,0 +1,107 @@
+"""TensorBoard event files, written with tensorboard's own writer. Imports no torch.
+
+`add_hparams` of torch makes a timestamped sub-run for every call; here each summary goes into the run it belongs to.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+_DT_STRING = 7
+
+HyperParameter = str | float | int | bool
+
+
+class EventLog:
+    """One TensorBoard run: a folder with one event file. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        """A number at a step; the unit stands in the tag."""
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
+
+    def text(self, tag: str, markdown: str) -> None:
+        """A text, shown as Markdown."""
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(
+            dtype=_DT_STRING,
+            string_val=[markdown.encode()],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        )
+        self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
+
+    def image(self, tag: str, png: bytes, width: int, height: int) -> None:
+        """A PNG picture."""
+        image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
+        self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
+
+    def experiment(self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]) -> None:
+        """What the HParams page shows: each parameter with the values it takes, and the metrics' tags."""
+        experiment = api_pb2.Experiment(
+            hparam_infos=[_hparam_info(name, values) for name, values in hyperparameters.items()],
+            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+        )
+        self._hparams(metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=experiment))
+
+    def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
+        """This run as a session of the HParams page; a metric that is unknown is left out."""
+        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+        for name, parameter in hyperparameters.items():
+            _set(start.hparams[name], parameter)
+        self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
+        for tag, value in metrics.items():
+            self.scalar(tag, value, 0)
+        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        self._hparams(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end))
+
+    def _hparams(self, tag: str, data: plugin_data_pb2.HParamsPluginData) -> None:
+        data.version = metadata.PLUGIN_DATA_VERSION
+        plugin_data = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+        value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin_data), tensor=metadata.NULL_TENSOR)
+        self._add(Summary(value=[value]))
+
+    def _add(self, summary: Summary, step: int = 0) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def _set(target: object, parameter: HyperParameter) -> None:
+    """Put a parameter into a protobuf Value, by its type."""
+    if isinstance(parameter, bool):
+        target.bool_value = parameter  # type: ignore[attr-defined]
+    elif isinstance(parameter, int | float):
+        target.number_value = parameter  # type: ignore[attr-defined]
+    else:
+        target.string_value = parameter  # type: ignore[attr-defined]
+
+
+def _hparam_info(name: str, values: Sequence[HyperParameter]) -> api_pb2.HParamInfo:
+    info = api_pb2.HParamInfo(name=name)
+    first = values[0] if values else ""
+    if isinstance(first, bool):
+        info.type = api_pb2.DATA_TYPE_BOOL
+    elif isinstance(first, int | float):
+        info.type = api_pb2.DATA_TYPE_FLOAT64
+    else:
+        info.type = api_pb2.DATA_TYPE_STRING
+        info.domain_discrete.extend(sorted(set(values)))
+    return info

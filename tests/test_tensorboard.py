@@ -1,0 +1,140 @@
+"""TensorBoard through its own HTTP endpoints, on servers that really run."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.plugin_traces import write_plugin_copies
+from dpscope.profiling.run_store import DpscopeError
+from tests.trace_generator import dp_trace, write_trace
+
+ROOT = Path(__file__).resolve().parents[1]
+A100 = Path(__file__).parent / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
+PLUGIN = "data/plugin/pytorch_profiler"
+
+
+@contextmanager
+def running(*command: str | Path) -> Iterator[str]:
+    """A server process, ended with the block; yields the address it prints."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://\S+/", line):
+                yield found[0]
+                return
+        pytest.fail(f"the server ended with status {process.wait()}")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def get(address: str, path: str, body: dict[str, Any] | None = None, **query: str) -> Any:
+    """A JSON answer; retried while the server still loads."""
+    url = f"{address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+    deadline = time.monotonic() + 60
+    while True:
+        request = urllib.request.Request(url, data=json.dumps(body).encode() if body is not None else None)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                content = answer.read()
+            found = json.loads(content) if content else None
+        except (urllib.error.HTTPError, urllib.error.URLError):
+            found = None
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{url} gives nothing"
+        time.sleep(0.3)
+
+
+SERVE = "from pathlib import Path; import sys; from dpscope.launch.tensorboard_server import serve; "
+SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
+
+
+def overlap_by_step(address: str, run: str) -> dict[str, dict[str, list[float]]]:
+    """The plugin's Distributed view: step -> worker -> computation, overlapping, communication, other."""
+    spans = get(address, f"{PLUGIN}/spans", run=run, worker="All", view="Distributed")
+    answer = get(address, f"{PLUGIN}/distributed/overlap", run=run, worker="All", span=spans[0])
+    steps: dict[str, dict[str, list[float]]] = answer["data"]
+    return steps
+
+
+def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
+    """Its legend: Computation and Communication without their overlap, Overlapping, Other."""
+    write_plugin_copies(A100, tmp_path / "a100", 0, 0)
+    generated = dp_trace(2, "nccl")
+    original = write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")
+    copies = write_plugin_copies(original, tmp_path / "dp", 0, 0)
+    assert [path.name for path in copies] == ["0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"]
+    original.unlink()
+    script = tmp_path / "serve.py"
+    script.write_text(f"if __name__ == '__main__':\n    {SERVE}\n")
+    with running(script, tmp_path) as address:
+        steps = overlap_by_step(address, "a100")
+        # tests/data/README.md: overlapped and exposed of steps 4, 5, 6
+        for step, overlapped, exposed in ((4, 1825.259, 10163.762), (5, 1760.419, 10539.610), (6, 3731.349, 18856.094)):
+            assert steps[str(step)]["0_0"][1:3] == pytest.approx([overlapped, exposed], abs=1)
+        dp_steps = overlap_by_step(address, "dp")
+    compared = 0
+    for (device, step), expected in generated.expected.steps.items():
+        if expected.partial_window or expected.overlapped_us is None or expected.exposed_us is None:
+            continue
+        found = dp_steps[str(step)][f"0_{device}"]
+        assert found[1:3] == pytest.approx([expected.overlapped_us, expected.exposed_us], abs=1)
+        compared += 1
+    assert compared == 4
+
+
+def test_a_run_in_tensorboard(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
+    with running("-m", "dpscope.launch.cli", "tensorboard", tmp_path / "run", "--port", "0") as address:
+        runs = get(address, "data/runs")
+        assert set(runs) >= {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
+        sessions = get(
+            address,
+            "data/plugin/hparams/session_groups",
+            {
+                "experimentName": "",
+                "allowedStatuses": ["STATUS_SUCCESS", "STATUS_UNKNOWN"],
+                "colParams": [],
+                "startIndex": 0,
+                "sliceSize": 10,
+            },
+        )["sessionGroups"]
+        assert {group["hparams"]["strategy"] for group in sessions} == {"single", "dp-host", "ddp"}
+        (ddp,) = [group for group in sessions if group["hparams"]["strategy"] == "ddp"]
+        metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}
+        assert set(metrics) == {"step_ms", "samples_per_s", "exposed_ms", "busbw_gbps"}
+        assert metrics["step_ms"] > 0
+        texts = get(address, "data/plugin/text/text", run="report", tag="comparison/text_summary")
+        assert "ddp-d2-b8" in texts[0]["text"]
+        images = get(address, "data/plugin/images/tags")
+        assert set(images["report"]) == {"step_split", "phases", "communication", "scaling"}
+        scalars = get(address, "data/plugin/scalars/scalars", run="ddp-d2-b8", tag="timed_step_ms")
+        assert len(scalars) == 20
+        assert set(get(address, f"{PLUGIN}/runs")["runs"]) >= {"ddp-d2-b8"}
+
+
+def test_a_damaged_trace_is_not_copied(tmp_path: Path) -> None:
+    broken = tmp_path / "0_0.pt.trace.json.gz"
+    broken.write_bytes(A100.read_bytes()[:100_000])
+    with pytest.raises(DpscopeError, match="cannot be copied"):
+        write_plugin_copies(broken, tmp_path / "copies", 0, 0)
+    assert not list((tmp_path / "copies").glob("*"))
