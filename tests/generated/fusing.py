@@ -1,0 +1,48 @@
+"""Several ranks' traces in one file, as tools merge them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from tests.generated.model import Trace
+
+Marking = Literal["args_rank", "process", "label", "plain", "same_launches"]
+
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+
+
+def fused_trace(traces: Sequence[Trace], marking: Marking) -> Trace:
+    """One trace of all; how an event's rank can be told:
+
+    args_rank: `args.rank` on every event. process: the rank is the process id of all its events. label: processes are
+    called "rank 1", devices too. plain: events as they were, each rank's process and device ids its own; correlations of
+    a rank begin where the one before ended. same_launches: the same, with correlations that begin alike on every rank.
+    """
+    events: list[Trace] = []
+    for rank, trace in enumerate(traces):
+        for event in trace["traceEvents"]:
+            events.append(_marked(event, rank, marking))
+        if marking == "label":
+            for pid, name in ((5100 + 1000 * rank, f"rank {rank}"), (f"gpu of rank{rank}", f"rank {rank} GPU")):
+                label = {"ph": "M", "pid": pid, "tid": 0, "ts": 0.0, "name": "process_name"}
+                events.append({**label, "args": {"name": name}})
+    events.sort(key=lambda event: float(event.get("ts", 0.0)))
+    header = {key: value for key, value in traces[0].items() if key not in ("traceEvents", "distributedInfo")}
+    world = {"distributedInfo": {"backend": "nccl", "world_size": len(traces)}}
+    return {**header, **world, "traceEvents": events}
+
+
+def _marked(event: Trace, rank: int, marking: Marking) -> Trace:
+    event = {**event, "args": dict(event.get("args", {}))}
+    if marking == "args_rank":
+        event["args"]["rank"] = rank
+        event["pid"] = 1 if event.get("cat") not in _DEVICE else event["pid"]  # as containers number them
+    elif marking == "process" and event.get("ph") == "X":
+        event["pid"] = rank
+    elif marking == "label" and event.get("cat") in _DEVICE:
+        event["pid"] = f"gpu of rank{rank}"
+    elif marking == "plain":
+        if "correlation" in event["args"]:
+            event["args"]["correlation"] += 100_000 * rank
+        if event.get("cat") == "ac2g":
+            event["id"] += 100_000 * rank
+    return event
