@@ -1,0 +1,266 @@
+"""Every finding the trace engine can emit: a trace that triggers it, and a near miss that must not."""
+
+import ast
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.profiling.run_store import DpscopeError
+from tests.generated.fusing import fused_trace
+from tests.trace_generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
+
+ANALYSIS = Path(__file__).parents[1] / "analysis"
+MODULES = (
+    "trace_chunks", "trace_events", "trace_columns", "trace_header", "trace_reader", "fused_ranks", "duplicate_events",
+    "attribution", "copy_engines", "step_breakdown", "collectives", "gloo_queue", "dp_phases", "dp_launches",
+    "rank_alignment", "rank_matching", "stragglers", "parallelism", "parallel_reading", "rank_tables", "trace_analysis",
+)  # fmt: skip
+Make = Callable[[Path], None]
+MAX_BYTES = 8 << 20
+
+
+def job(*ranks: Trace) -> Make:
+    def make(folder: Path) -> None:
+        for rank, trace in enumerate(ranks):
+            write_trace(trace, folder / f"0_{rank}.pt.trace.json.gz")
+
+    return make
+
+
+def changed(change: Callable[[Trace], None], index: int = 0) -> Make:
+    """Two sound ranks, of which rank 0's kernel of that index is changed."""
+
+    def make(folder: Path) -> None:
+        traces = [ddp_trace(rank, 2).trace for rank in range(2)]
+        change([event for event in traces[0]["traceEvents"] if event.get("cat") == "kernel"][index])
+        job(*traces)(folder)
+
+    return make
+
+
+def text(change: Callable[[str], str]) -> Make:
+    """One sound rank whose text is changed."""
+
+    def make(folder: Path) -> None:
+        (folder / "0_0.pt.trace.json").write_text(change(trace_text(ddp_trace(0, 2).trace)))
+
+    return make
+
+
+def content(change: Callable[[bytes], bytes]) -> Make:
+    def make(folder: Path) -> None:
+        sound = gzip.compress(trace_text(ddp_trace(0, 2).trace).encode())
+        (folder / "0_0.pt.trace.json.gz").write_bytes(change(sound))
+
+    return make
+
+
+def without(*categories: str) -> Trace:
+    trace = ddp_trace(0, 2).trace
+    return {**trace, "traceEvents": [event for event in trace["traceEvents"] if event.get("cat") not in categories]}
+
+
+def without_steps() -> Trace:
+    trace = ddp_trace(0, 2).trace
+    events = [event for event in trace["traceEvents"] if not str(event["name"]).startswith("ProfilerStep#")]
+    return {**trace, "traceEvents": events}
+
+
+def doubled(same_time: bool) -> Make:
+    """One collective's kernel stands there twice, or a second one like it a little later."""
+
+    def make(folder: Path) -> None:
+        trace = ddp_trace(0, 2).trace
+        kernel = next(event for event in trace["traceEvents"] if "AllReduce" in event["name"])
+        again = {**kernel, "ts": kernel["ts"] + (0 if same_time else 0.5)}
+        job({**trace, "traceEvents": [*trace["traceEvents"], again]})(folder)
+
+    return make
+
+
+def bomb(folder: Path) -> None:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = compressor.compress(b'{"traceEvents": [' + b" " * (MAX_BYTES + 1))
+    (folder / "bomb.json.gz").write_bytes(packed + compressor.flush())
+
+
+def cut(folder: Path) -> None:
+    job(ddp_trace(0, 2).trace)(folder)
+    cut_file(folder / "0_0.pt.trace.json.gz", 0.6)
+
+
+def sound(folder: Path) -> None:
+    job(*(ddp_trace(rank, 2).trace for rank in range(2)))(folder)
+
+
+def beside(name: str, text_of_it: str) -> Make:
+    def make(folder: Path) -> None:
+        sound(folder)
+        (folder / name).write_text(text_of_it)
+
+    return make
+
+
+def same_rank(folder: Path) -> None:
+    trace = ddp_trace(0, 2).trace
+    write_trace(trace, folder / "a.json")
+    write_trace(trace, folder / "b.json")
+
+
+def fused(marking: str) -> Make:
+    traces = [ddp_trace(rank, 2).trace for rank in range(2)]
+    return lambda folder: job(fused_trace(traces, marking))(folder)  # type: ignore[arg-type]
+
+
+def unreadable_name(folder: Path) -> None:
+    text(lambda whole: whole.replace('"name": "sm80_', '"name": "sm"80_', 1))(folder)
+
+
+def no_communication(folder: Path) -> None:
+    trace = without("user_annotation")
+    keep = [event for event in trace["traceEvents"] if not any(
+        word in str(event["name"]) for word in ("nccl", "c10d", "record_param_comms")
+    )]  # fmt: skip
+    job({**trace, "traceEvents": keep})(folder)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`triggers` makes a folder whose analysis holds the finding, `near_miss` one whose analysis does not."""
+
+    triggers: Make
+    near_miss: Make = sound
+
+
+CASES = {
+    "gzip_damaged": Case(cut),
+    "gzip_trailing_bytes": Case(content(lambda sound: sound + b"more"), content(lambda sound: sound + b"\0" * 512)),
+    "trace_too_large": Case(bomb),
+    "trace_truncated": Case(text(lambda whole: whole[: len(whole) // 2])),
+    "header_unreadable": Case(
+        text(lambda whole: whole.replace('"schemaVersion": 1', '"schemaVersion": ')),
+        text(lambda whole: whole.replace('"schemaVersion": 1', '"schemaVersion": NaN')),
+    ),
+    "events_unreadable": Case(unreadable_name, changed(lambda event: event.update(name='ge"mm'))),
+    "events_repaired": Case(
+        text(lambda whole: whole.replace("ampere_sgemm", "ampere\x01sgemm").replace("sm80_", "sm80\x01", 1)),
+        text(lambda whole: whole.replace("sm80_", "sm80\\u0001")),
+    ),
+    "events_without_time": Case(
+        changed(lambda event: event.update(dur=None)), changed(lambda event: event.update(dur=0))
+    ),
+    "negative_durations": Case(changed(lambda event: event.update(dur=-1)), changed(lambda event: event.update(dur=0))),
+    "duplicate_events": Case(doubled(same_time=True), doubled(same_time=False)),
+    "fused_ranks": Case(fused("args_rank")),
+    "fused_events_unowned": Case(fused("same_launches"), fused("plain")),
+    "no_kernels": Case(job(without("kernel", "gpu_memcpy", "gpu_memset")), job(without("gpu_memcpy"))),
+    "events_of_no_step": Case(job(ddp_trace(0, 2, DdpOptions(unlaunched=True)).trace), job(ddp_trace(0, 2).trace)),
+    "trace_incomplete": Case(job(ddp_trace(0, 2, DdpOptions(communication=False)).trace)),
+    "no_steps": Case(job(without_steps())),
+    "collectives_unmatched": Case(
+        job(ddp_trace(0, 2).trace, ddp_trace(1, 2, DdpOptions(buffers=False)).trace),
+        job(ddp_trace(0, 2).trace, ddp_trace(1, 2).trace),
+    ),
+    "ranks_not_unique": Case(same_rank),
+    "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
+    "parallelism": Case(sound, no_communication),
+}
+
+
+def codes(folder: Path, make: Make) -> set[str]:
+    folder.mkdir()
+    make(folder)
+    return {finding.code for finding in analyze_traces([folder], MAX_BYTES).findings}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_the_finding_is_there(tmp_path: Path, code: str) -> None:
+    assert code in codes(tmp_path / "job", CASES[code].triggers)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_near_miss_has_no_such_finding(tmp_path: Path, code: str) -> None:
+    assert code not in codes(tmp_path / "job", CASES[code].near_miss)
+
+
+def test_a_sound_job_has_none_at_all(tmp_path: Path) -> None:
+    assert codes(tmp_path / "job", sound) == {"parallelism"}
+
+
+def test_every_code_has_its_case() -> None:
+    found = set[str]()
+    for module in MODULES:
+        found |= _codes_in(ast.parse((ANALYSIS / f"{module}.py").read_text()))
+    assert found == set(CASES)
+    assert len(found) > 15
+
+
+def _codes_in(tree: ast.Module) -> set[str]:
+    """Literals given as `code=` to a Finding; where that is a name, the first ones of the pairs in its function."""
+    codes_found = set[str]()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for call in ast.walk(function):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding"):
+                continue
+            (value,) = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
+            pairs = [node.elts[0] for node in ast.walk(function) if isinstance(node, ast.Tuple) and len(node.elts) == 2]
+            places: list[ast.expr] = pairs if isinstance(value, ast.Name) else [value]
+            if isinstance(value, ast.IfExp):
+                places = [value.body, value.orelse]
+            codes_found |= {one.value for one in places if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return codes_found
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "says"),
+    [
+        ("0_0.pt.trace.json", b"", "is empty"),
+        ("0_0.pt.trace.json.gz", b"", "is empty"),
+        ("0_0.pt.trace.json.gz", gzip.compress(b""), "is empty"),
+        ("0_0.pt.trace.json", b"PK\x03\x04 something else", "is not a torch.profiler trace"),
+        ("0_0.pt.trace.json", json.dumps({"steps": [1]}).encode(), "is not a torch.profiler trace"),
+    ],
+)
+def test_files_that_are_no_trace(tmp_path: Path, name: str, made: bytes, says: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(made)
+    for paths in ([path], [tmp_path]):  # named, and as all that a folder holds
+        with pytest.raises(DpscopeError, match=says) as caught:
+            analyze_traces(paths)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permissions bind no superuser, so the refusal is made here if need be."""
+    path = write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(DpscopeError, match="cannot read .*Permission denied") as caught:
+        analyze_traces([path])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_beside_the_traces_and_one_without_any(tmp_path: Path) -> None:
+    sound(tmp_path)
+    (tmp_path / "deeper.json").mkdir()
+    (tmp_path / "empty").mkdir()
+    assert len(analyze_traces([tmp_path]).summaries) == 2
+    with pytest.raises(DpscopeError, match="holds no trace"):
+        analyze_traces([tmp_path / "empty"])
+    with pytest.raises(DpscopeError, match="does not exist"):
+        analyze_traces([tmp_path / "absent.json"])
