@@ -250,7 +250,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(DpscopeError, match="cannot read .*Permission denied") as caught:
+    with pytest.raises(DpscopeError, match=r"cannot read .*Permission denied") as caught:
         analyze_traces([path])
     assert "\n" not in str(caught.value)
 
