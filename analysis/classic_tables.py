@@ -43,12 +43,15 @@ def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
 def _epoch_table(run: RunData, comparison: Comparison) -> TextTable:
     seconds = {data.cell.name: epoch_seconds(data) for data in run.measured}
     single = {
-        data.cell.batch_size: seconds[data.cell.name][0] for data in run.measured if data.cell.strategy == "single"
+        (data.cell.batch_size, data.cell.options.accumulate): seconds[data.cell.name][0]
+        for data in run.measured
+        if data.cell.strategy == "single"
     }
     measured = [whole for value, whole in seconds.values() if value is not None]
 
     def speedup(data: CellData, _: Row) -> float | None:
-        base, own = single.get(data.cell.batch_size), seconds[data.cell.name][0]
+        base = single.get((data.cell.batch_size, data.cell.options.accumulate))
+        own = seconds[data.cell.name][0]
         return base / own if base is not None and own else None
 
     return _grid(
@@ -118,8 +121,11 @@ def _column(name: str, divisor: float) -> Value:
 def _grid(
     title: str, run: RunData, comparison: Comparison, quantities: dict[str, tuple[Value, int]], notes: list[str]
 ) -> TextTable:
-    """Rows strategy, devices and quantity; a column per batch size."""
-    by_key = {(d.cell.strategy, d.cell.devices, d.cell.batch_size): d for d in run.measured}
+    """Rows strategy (with its variant), devices and quantity; a column per batch size."""
+    by_key = {
+        (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, data.cell.batch_size): data
+        for data in run.measured
+    }
     batches = sorted({key[2] for key in by_key})
     by_cell = {str(row["cell"]): row for _, row in comparison.table.iterrows()}
     rows = []

@@ -30,8 +30,12 @@ class CounterCheck:
     union_within_span: bool
 
 
-def check_counters(counters: Sequence[DdpCounters], collectives: pd.DataFrame, rank: int) -> CounterCheck:
+def check_counters(
+    counters: Sequence[DdpCounters], collectives: pd.DataFrame, rank: int, sent_share: float = 1.0
+) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
+
+    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook compresses them.
 
     DDP's backward_comm_us is a span, first bucket launched to last gradient copied out: it is compared with the span from
     the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order.
@@ -51,7 +55,7 @@ def check_counters(counters: Sequence[DdpCounters], collectives: pd.DataFrame, r
         agree.append(abs(span_us - counter.backward_comm_us) <= allowed_us)
         within.append(busy_us <= counter.backward_comm_us + allowed_us)
         sizes = [int(size) if pd.notna(size) else -1 for size in step["bytes"]]
-        buckets_equal &= sorted(sizes) == sorted(counter.bucket_bytes)
+        buckets_equal &= sorted(sizes) == sorted(round(sent_share * size) for size in counter.bucket_bytes)
     return CounterCheck(
         rank=rank,
         steps=len(ratios),
@@ -71,6 +75,7 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
     findings = []
     for check in checks:
         if not check.steps:
+            findings.append(counters_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common"))
             continue
         if not check.buckets_equal:
             findings.append(
@@ -84,8 +89,18 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
             )
         if not check.spans_agree:
             what = f"the communication span by the trace is {check.span_ratio:.3f} of DDP's own"
-            findings.append(_mismatch(cell, check, "warning", "span_mismatch", what))
+            findings.append(_mismatch(cell, check, "error", "span_mismatch", what))
     return findings
+
+
+def counters_not_compared(cell: Cell, why: str) -> Finding:
+    """The self-check did not take place: its silence must not read as agreement."""
+    return Finding(
+        severity="error",
+        code="counters_not_compared",
+        message=f"{cell.name}: DDP's own counters could not be compared with the trace: {why}",
+        next_step="measure the cell again (`dpscope run --fresh`) before trusting its communication",
+    )
 
 
 def _mismatch(cell: Cell, check: CounterCheck, severity: str, code: str, what: str) -> Finding:

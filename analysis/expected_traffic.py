@@ -16,6 +16,7 @@ from dpscope.profiling import phases
 from dpscope.profiling.run_types import Cell, Finding, ParameterSizes, TensorSize
 
 TOLERANCE = 0.05
+HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
 DP_CHUNK_BYTES = 10 << 20  # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls
 
 
@@ -77,6 +78,17 @@ def reduce_chunk_count(tensors: Sequence[TensorSize]) -> int:
     return chunks + sum(size > 0 for size in open_bytes.values())
 
 
+def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
+    """Bytes that DDP all-reduces in a step: the gradients, in the dtype of the cell's communication hook.
+
+    Micro-batches do not add to it: only the last one's backward reduces.
+    """
+    if cell.options.comm_hook == "none":
+        return sizes.gradient_bytes
+    assert sizes.gradient_elements is not None  # stored ever since there are hooks
+    return HOOK_ELEMENT_BYTES * sizes.gradient_elements
+
+
 def check_traffic(
     cell: Cell,
     sizes: ParameterSizes,
@@ -85,19 +97,20 @@ def check_traffic(
     ranges: Iterable[dict[str, dict[int | None, int]]],
     copies: pd.DataFrame,
 ) -> list[Finding]:
-    """`trace_incomplete` findings for a multi-device cell whose trace does not show what it must have moved.
+    """Findings for a multi-device cell whose trace does not show what it must have moved.
 
-    `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts, `copies` its
-    peer copies. DDP must all-reduce the gradients' bytes on every rank; DP must broadcast parameters and buffers in that
-    many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass its four ranges for each
-    replica. Kernels without metadata are counted, not summed.
+    They are `trace_incomplete`, or `variant_not_kept` where the trace is whole and shows something else than the cell's
+    options promise. `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts,
+    `copies` its peer copies. DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch anew, broadcast
+    parameters and buffers in that many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass
+    its four ranges for each replica and micro-batch. Kernels without metadata are counted, not summed.
     """
     if cell.strategy == "single" or cell.devices == 1:
         return []
     if steps.empty:
         return [_incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
     if cell.strategy == "ddp":
-        return _check_ddp(cell, sizes, steps, collectives)
+        return _check_ddp(cell, sizes, steps, collectives) or _check_options(cell, sizes, collectives)
     if cell.strategy == "dp-host":
         return _check_dp_host(cell, steps, ranges)
     return _check_dp(cell, sizes, steps, collectives, copies)
@@ -109,22 +122,54 @@ def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectiv
         return [_incomplete(cell, f"traces of {cell.devices} ranks", f"{len(ranks)}", "a rank saved no trace")]
     reduced = collectives[collectives["kind"] == "all_reduce"]
     moved = reduced.groupby(["rank", "step"])["bytes"].sum(min_count=1)
+    expected = reduced_bytes(cell, sizes)
     for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
         entry = moved.get((rank, step))
         found = float(entry) if entry is not None and pd.notna(entry) else None
-        if found is not None and abs(found - sizes.gradient_bytes) <= TOLERANCE * sizes.gradient_bytes:
+        if found is not None and abs(found - expected) <= TOLERANCE * expected:
             continue
         count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
         shown = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
         return [
             _incomplete(
                 cell,
-                f"all-reduces of {sizes.gradient_bytes:,} B a step (the gradients)",
+                f"all-reduces of {expected:,} B a step (the gradients{_hook_text(cell)})",
                 f"{shown} (rank {rank}, step {step})",
                 "the tracer lost events, or the model leaves parameters unused",
             )
         ]
     return []
+
+
+def _hook_text(cell: Cell) -> str:
+    return "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
+
+
+def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame) -> list[Finding]:
+    """Whether DDP did what the cell's options say: one bucket per dtype without overlap, no broadcasts of buffers."""
+    in_steps = collectives[collectives["step"].notna()]
+    findings = []
+    if cell.options.overlap == "off":
+        counts = in_steps[in_steps["kind"] == "all_reduce"].groupby(["rank", "step"]).size()
+        most, dtypes = int(counts.max()), {tensor.dtype for tensor in sizes.parameter_tensors}
+        if most > max(1, len(dtypes)):
+            findings.append(_not_kept(cell, "one all-reduce of all gradients a step", f"{most} in a step"))
+    if cell.options.broadcast_buffers == "off" and sizes.buffer_bytes:
+        moved = in_steps[in_steps["kind"] == "broadcast"].groupby(["rank", "step"])["bytes"].sum()
+        if len(moved) and moved.max() >= (1 - TOLERANCE) * sizes.buffer_bytes:
+            findings.append(
+                _not_kept(cell, "no broadcast of buffers", f"broadcasts of {int(moved.max()):,} B in a step")
+            )
+    return findings
+
+
+def _not_kept(cell: Cell, promised: str, found: str) -> Finding:
+    return Finding(
+        severity="error",
+        code="variant_not_kept",
+        message=f"{cell.name}: its options promise {promised}, the trace shows {found}",
+        next_step="do not read the cell as that variant: this torch's DDP did something else",
+    )
 
 
 def _check_dp_host(
@@ -135,26 +180,32 @@ def _check_dp_host(
         for replica in range(cell.devices):
             name = phases.replica_range(phase, replica)
             for step in steps["step"].dropna().unique():
-                if not counts.get(name, {}).get(int(step)):
+                found = counts.get(name, {}).get(int(step), 0)
+                if found < cell.options.accumulate:
                     return [
                         _incomplete(
                             cell,
-                            f"range {name} in every step",
-                            f"none (step {step})",
+                            f"range {name} in every step{_micro_batch_text(cell)}",
+                            f"{found or 'none'} (step {step})",
                             "the tracer did not see the replicas' threads",
                         )
                     ]
     return []
 
 
+def _micro_batch_text(cell: Cell) -> str:
+    return f", {cell.options.accumulate} times" if cell.options.accumulate > 1 else ""
+
+
 def _check_dp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, copies: pd.DataFrame
 ) -> list[Finding]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
-    broadcasts = broadcast_chunk_count(sizes.parameter_tensors) + broadcast_chunk_count(sizes.buffer_tensors)
-    reduces = reduce_chunk_count(sizes.parameter_tensors)
+    passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
+    broadcasts = passes * (broadcast_chunk_count(sizes.parameter_tensors) + broadcast_chunk_count(sizes.buffer_tensors))
+    reduces = passes * reduce_chunk_count(sizes.parameter_tensors)
     # By copies device 0 sends everything to each other device and receives each one's gradients.
-    copy_bytes = (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
+    copy_bytes = passes * (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
     for step in steps["step"].dropna().unique():
         copied = int(copies.loc[copies["step"] == step, "bytes"].sum()) if len(copies) else 0
         if copied >= (1 - TOLERANCE) * copy_bytes:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings
-from dpscope.analysis.expected_traffic import check_traffic
+from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
+from dpscope.analysis.expected_traffic import check_traffic, reduced_bytes
 from dpscope.analysis.rank_matching import step_waits
 from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
@@ -94,6 +94,9 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     samples, steps, matched, ranks, checks = [], [], [], [], []
     findings: list[Finding] = []
     for repeat, done in folder.done_repeats(cell):
+        if lack := _lack(cell, done):
+            findings.append(_incomplete_repeat(cell, repeat, lack))
+            continue
         own_ranks = done.ranks()
         ranks += [(repeat, rank) for rank in own_ranks]
         findings += [finding for rank in own_ranks for finding in rank.findings]
@@ -102,11 +105,12 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             findings.append(_no_trace(cell, done))
             continue
         analysis = analyze_traces(done.traces())
-        findings += [finding for finding in analysis.findings if finding.code != "parallelism"]  # the cell says it itself
+        # What parallelism a trace shows, the cell says itself.
+        findings += [finding for finding in analysis.findings if finding.code != "parallelism"]
         findings += _traffic(cell, own_ranks, analysis)
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
-        checks += _counter_checks(done, own_ranks)
+        checks += _counter_checks(cell, done, own_ranks)
     data = CellData(
         cell=cell,
         skip_reason=planned.skip_reason,
@@ -118,8 +122,31 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         counter_checks=tuple(checks),
     )
     findings += counter_findings(cell, checks)
+    if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(ranks):
+        findings.append(counters_not_compared(cell, f"{len(ranks) - len(checks)} of {len(ranks)} ranks saved none"))
     findings += spread_findings(cell.name, data.step_samples())
     return CellData(**{**vars(data), "findings": tuple(_unique(findings))})
+
+
+def _lack(cell: Cell, done: RepeatFolder) -> str | None:
+    """What a repeat that says it is done lacks, None when it is whole: sums over the ranks that are left would lie."""
+    try:
+        ranks = {result.rank for result in done.ranks()}
+        if len(ranks) != cell.processes:
+            return f"it holds results of {len(ranks)} ranks of {cell.processes}"
+        done.samples()
+    except (OSError, ValueError, DpscopeError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _incomplete_repeat(cell: Cell, repeat: int, lack: str) -> Finding:
+    return Finding(
+        severity="error",
+        code="repeat_incomplete",
+        message=f"{cell.name}, repeat {repeat} is left out: {lack}",
+        next_step="files were lost after it was measured: measure the cell again (`dpscope run --fresh`)",
+    )
 
 
 def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:
@@ -149,12 +176,17 @@ def _with_waits(analysis: TraceAnalysis) -> pd.DataFrame:
     return merged
 
 
-def _counter_checks(done: RepeatFolder, ranks: list[RankResult]) -> list[CounterCheck]:
+def _counter_checks(cell: Cell, done: RepeatFolder, ranks: list[RankResult]) -> list[CounterCheck]:
     if not done.counters_traces():
         return []
     analysis = analyze_traces(done.counters_traces())
     return [
-        check_counters(done.counters(rank.node, rank.rank), analysis.collectives, rank.rank)
+        check_counters(
+            done.counters(rank.node, rank.rank),
+            analysis.collectives,
+            rank.rank,
+            reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
+        )
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()
     ]
