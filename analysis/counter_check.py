@@ -75,11 +75,13 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
     findings = []
     for check in checks:
         if not check.steps:
-            findings.append(counters_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common"))
+            findings.append(
+                counters_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common")
+            )
             continue
         if not check.buckets_equal:
             findings.append(
-                _mismatch(cell, check, "error", "bucket_mismatch", "the all-reduces' sizes are not DDP's bucket sizes")
+                _mismatch(cell, check, "bucket_mismatch", "the all-reduces' sizes are not DDP's bucket sizes")
             )
         if not check.union_within_span:
             findings.append(
@@ -89,7 +91,7 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
             )
         if not check.spans_agree:
             what = f"the communication span by the trace is {check.span_ratio:.3f} of DDP's own"
-            findings.append(_mismatch(cell, check, "error", "span_mismatch", what))
+            findings.append(_mismatch(cell, check, "span_mismatch", what))
     return findings
 
 
@@ -103,9 +105,9 @@ def counters_not_compared(cell: Cell, why: str) -> Finding:
     )
 
 
-def _mismatch(cell: Cell, check: CounterCheck, severity: str, code: str, what: str) -> Finding:
+def _mismatch(cell: Cell, check: CounterCheck, code: str, what: str) -> Finding:
     return Finding(
-        severity="error" if severity == "error" else "warning",
+        severity="error",
         code=code,
         message=f"{cell.name}: rank {check.rank}: {what} ({check.steps} steps of the counters pass)",
         next_step="trust the cell's communication numbers only after measuring it again without a mismatch",

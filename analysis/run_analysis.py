@@ -58,6 +58,10 @@ class CellData:
         return self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
 
 
+class NothingMeasured(DpscopeError):
+    """A run folder without one measured cell."""
+
+
 @dataclass(frozen=True)
 class RunData:
     """A run: its manifest and its cells by name, in the plan's order."""
@@ -81,10 +85,18 @@ def load_run(path: Path, progress: Progress = lambda _: None) -> RunData:
         cells[planned.cell.name] = load_cell(folder, planned)
     run = RunData(folder, manifest, cells)
     if not run.measured:
-        raise DpscopeError(
-            f"{path} holds no measured cell: nothing to analyze; run `dpscope run --out {path}` to finish it"
-        )
+        raise NothingMeasured(_nothing_measured(path, run))
     return run
+
+
+def _nothing_measured(path: Path, run: RunData) -> str:
+    """One line, with the first failure and where its log is."""
+    for name, data in run.cells.items():
+        for result in data.results:
+            if result.status not in ("ok", "skipped"):
+                log = RunFolder(path).repeat(data.cell, result.repeat).log_path
+                return f"{path} holds no measured cell: {name} {result.status}: {result.message}; read {log}"
+    return f"{path} holds no measured cell: nothing to analyze; run `dpscope run --out {path}` to measure it"
 
 
 def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:

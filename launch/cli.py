@@ -1,6 +1,8 @@
 """The `dpscope` command. The one module that joins launch and analysis, each imported only when its command runs."""
 
 import contextlib
+import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,6 +34,12 @@ def main() -> None:
         app()
     except DpscopeError as error:
         sys.stderr.write(f"dpscope: {error}\n")
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except PermissionError as error:
+        sys.stderr.write(f"dpscope: cannot write {error.filename}: {error.strerror}; choose another folder\n")
         sys.exit(2)
 
 
@@ -75,20 +83,32 @@ def run(
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    _check_link(link_gbps)
     from dpscope.launch.run_config import load_config
     from dpscope.launch.sweep import describe_plan, run_sweep
 
     console = Console()
     settings = load_config(config, flags)
     if dry_run:
-        describe_plan(settings, out, console)
+        describe_plan(settings, out, console, fresh)
         return
     outcome = run_sweep(settings, out, fresh, console)
-    sound = _report(out, link_gbps, console)
+    sound = False
+    try:
+        sound = _report(out, link_gbps, console)
+    except DpscopeError as error:  # the settings were sound: what failed, failed while measuring
+        if outcome.ok:
+            raise
+        console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
     raise typer.Exit(0 if outcome.ok and sound else 1)
 
 
 _NOT_SETTINGS = ("config", "link_gbps", "out", "fresh", "dry_run")
+
+
+def _check_link(link_gbps: float | None) -> None:
+    if link_gbps is not None and not (math.isfinite(link_gbps) and link_gbps > 0):
+        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
 
 
 @app.command()
@@ -100,11 +120,13 @@ def analyze(
     max_bytes: Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")] = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
-    if link_gbps is not None and link_gbps <= 0:
-        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
+    _check_link(link_gbps)
     if max_bytes is not None and max_bytes < 1:
         raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
     console = Console()
+    runs = [path for path in paths if is_run_folder(path)]
+    if runs and len(paths) > 1:
+        raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     if len(paths) == 1 and (is_run_folder(paths[0]) or (paths[0] / "cells").is_dir()):
         if output_format == "table" and not classic:
             sound = _report(paths[0], link_gbps, console)
@@ -200,6 +222,7 @@ def tensorboard(
     link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars, and the traces."""
+    _check_link(link_gbps)
     from dpscope.analysis.report import make_report
     from dpscope.analysis.tensorboard_export import export_tensorboard
     from dpscope.launch.tensorboard_server import serve

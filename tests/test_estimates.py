@@ -105,5 +105,7 @@ def test_threads_that_wait_for_a_core_are_no_mismatch() -> None:
     assert check_counters(counters((400,), 1000.0), on_device.assign(device=np.nan), 0).spans_agree
 
 
-def test_counters_without_steps_in_common_say_nothing() -> None:
-    assert counter_findings(CELL, [check_counters(counters((1,)), all_reduces().assign(step=99), 0)]) == []
+def test_a_self_check_that_did_not_take_place_is_an_error() -> None:
+    check = check_counters(counters((1,)), all_reduces().assign(step=99), 0)
+    (finding,) = counter_findings(CELL, [check])
+    assert (finding.severity, finding.code) == ("error", "counters_not_compared")
