@@ -85,9 +85,7 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
             )
         if not check.union_within_span:
             findings.append(
-                _mismatch(
-                    cell, check, "error", "span_exceeded", "the all-reduces take longer than DDP's communication span"
-                )
+                _mismatch(cell, check, "span_exceeded", "the all-reduces take longer than DDP's communication span")
             )
         if not check.spans_agree:
             what = f"the communication span by the trace is {check.span_ratio:.3f} of DDP's own"

@@ -58,7 +58,7 @@ class CellData:
         return self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
 
 
-class NothingMeasured(DpscopeError):
+class NothingMeasuredError(DpscopeError):
     """A run folder without one measured cell."""
 
 
@@ -85,7 +85,7 @@ def load_run(path: Path, progress: Progress = lambda _: None) -> RunData:
         cells[planned.cell.name] = load_cell(folder, planned)
     run = RunData(folder, manifest, cells)
     if not run.measured:
-        raise NothingMeasured(_nothing_measured(path, run))
+        raise NothingMeasuredError(_nothing_measured(path, run))
     return run
 
 
