@@ -10,6 +10,10 @@ from dpscope.analysis.report import Report
 from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
 
 
+UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
+"""What of a step is not known once its communication is not: idle would hold what the trace does not show."""
+
+
 def run_json(report: Report) -> str:
     """An object with the lists cells, gaps, steps, collectives, findings; unknown is null.
 
@@ -38,6 +42,9 @@ def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, o
     rows = []
     for data in report.run.measured:
         table: pd.DataFrame = getattr(data, name)
+        if name == "steps" and len(table) and not data.communication_known:
+            table = table.copy()
+            table[list(UNKNOWN_WITH_COMMUNICATION)] = pd.NA
         if len(table):
             rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
     return rows
