@@ -11,9 +11,9 @@ GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def _kernel(
-    name: str, start: float, duration: float, stream: int = NCCL, device: int = 0, **args: object
+    name: str, start: float, duration: float, stream: int = NCCL, device: int = 0, metadata: Trace | None = None
 ) -> DeviceWork:
-    return DeviceWork(device, stream, name, start, duration, metadata=args)
+    return DeviceWork(device, stream, name, start, duration, metadata=metadata or {})
 
 
 def _copy(name: str, start: float, duration: float, size: int, to_device: int | None = None) -> DeviceWork:
@@ -90,7 +90,7 @@ def generic_trace(enclosing: str) -> Trace:
                 "Collective name": "_allgather_base", "In msg nelems": 10, "Out msg nelems": 40, "dtype": "BFloat16",
                 "Group size": 4,
             }  # fmt: skip
-            builder.launch(MAIN, _kernel(GENERIC, 100, 100, device=2, **fields))
+            builder.launch(MAIN, _kernel(GENERIC, 100, 100, device=2, metadata=fields))
         else:
             builder.launch(MAIN, _kernel(GENERIC, 100, 100, device=2))
         builder.synchronize(MAIN, 400)
