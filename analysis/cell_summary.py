@@ -1,17 +1,25 @@
 """One cell of a run as one row of the comparison table; what is missing says why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
+from dpscope.analysis.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
+from dpscope.analysis.cell_estimates import put_estimates, single_step_us
 from dpscope.analysis.columns import NAMES
-from dpscope.analysis.cost_models import ring_all_reduce_us
+from dpscope.analysis.predictions import CostSources
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.sample_statistics import Estimate, mean_range, median_estimate, pooled_median
-from dpscope.analysis.subtraction import step_identity, subtraction_estimates
+from dpscope.analysis.sample_statistics import (
+    UNKNOWN,
+    Estimate,
+    mean_range,
+    median_estimate,
+    pooled_median,
+    ratio_estimate,
+)
+from dpscope.analysis.summary_row import Row
 
 _MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
 _COMMUNICATION = (
@@ -19,35 +27,10 @@ _COMMUNICATION = (
     "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "communication_share", "exposed_share",
     "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps",
 )  # fmt: skip
+_PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
 
-@dataclass
-class Row:
-    """Values by column name, None where missing; `reasons` has one for every missing value."""
-
-    values: dict[str, object] = field(default_factory=lambda: dict.fromkeys(NAMES))
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def number(self, column: str) -> float | None:
-        value = self.values[column]
-        return float(value) if isinstance(value, int | float) else None
-
-    def put(self, reason: str, **values: object) -> None:
-        """Set values; None is missing for this reason."""
-        for column, value in values.items():
-            missing = value is None or value is pd.NA or (isinstance(value, float) and not np.isfinite(value))
-            self.values[column] = None if missing else value
-            if missing:
-                self.reasons[column] = reason
-            else:
-                self.reasons.pop(column, None)
-
-    def clear(self, columns: tuple[str, ...], reason: str) -> None:
-        """Mark columns as missing."""
-        self.put(reason, **dict.fromkeys(columns))
-
-
-def summarise_cell(data: CellData, singles: Mapping[int, CellData], link_gbps: float | None) -> Row:
+def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: CostSources) -> Row:
     """The row of one cell. `singles` are the measured single-device cells by batch size."""
     row, cell = Row(), data.cell
     row.put(
@@ -67,11 +50,17 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], link_gbps: f
     _put_breakdown(row, data)
     _put_bandwidth(row, data)
     _put_checks(row, data)
-    if cell.devices == 1:
-        row.clear(_COMMUNICATION, "one device: nothing to communicate")
-    elif not data.communication_known:
-        row.clear(_COMMUNICATION, "the trace does not show what the strategy must have moved (trace_incomplete)")
-    _put_estimates(row, data, singles, link_gbps)
+    lost = "the trace does not show what the strategy must have moved (trace_incomplete)"
+    alone = cell.devices == 1
+    if alone or not data.communication_known:
+        row.clear(_COMMUNICATION, "one device: nothing to communicate" if alone else lost)
+    put_estimates(row, data, singles, sources)
+    if alone or not data.communication_known:
+        row.clear(BANDWIDTH_COLUMNS, "one device: nothing to communicate" if alone else lost)
+    else:
+        put_bandwidths(row, data, sources)
+    if not alone and not data.communication_known:
+        row.clear(_PREDICTED, lost)
     for column in NAMES:
         if row.values[column] is None:
             row.reasons.setdefault(column, "not measured")
@@ -124,26 +113,46 @@ def throughput(data: CellData, without_wait: bool) -> Estimate:
 
 
 def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData]) -> None:
+    """Speedups and efficiencies with their intervals; on one device they are 1 by definition."""
     cell, step = data.cell, row.number("step_us")
     same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
     weak = same / step if same is not None and step else None
     strong = total / step if total is not None and step else None
+    weak_range, strong_range = (
+        _speedup_range(data, singles, cell.batch_size),
+        _speedup_range(data, singles, cell.global_batch_size),
+    )
+    few = "one device: 1 by definition" if cell.devices == 1 else "fewer than 5 timed steps: no interval"
+    no_same, no_total = "no single-device cell at this batch per device", "no single-device cell at the global batch"
     row.put(
-        "no single-device cell at this batch per device",
+        no_same,
         weak_speedup=weak * cell.devices if weak is not None else None,
         weak_efficiency=weak,
     )
     row.put(
-        "no single-device cell at the global batch",
+        no_same if same is None else few,
+        weak_efficiency_low=weak_range.low,
+        weak_efficiency_high=weak_range.high,
+    )
+    row.put(
+        no_total,
         strong_speedup=strong,
         strong_efficiency=strong / cell.devices if strong is not None else None,
     )
+    row.put(
+        no_total if total is None else few,
+        strong_speedup_low=strong_range.low,
+        strong_speedup_high=strong_range.high,
+    )
+    row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)
 
 
-def single_step_us(singles: Mapping[int, CellData], batch_size: int) -> float | None:
-    """Median step time of the single-device cell at a batch size, None without one."""
+def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: int) -> Estimate:
+    """t_1 at a batch over this cell's step, with its interval; unknown for a single device itself."""
     single = singles.get(batch_size)
-    return pooled_median(single.step_samples()) if single is not None else None
+    if single is None or data.cell.devices == 1:
+        return UNKNOWN
+    return ratio_estimate(single.step_samples(), data.step_samples())
 
 
 def _put_breakdown(row: Row, data: CellData) -> None:
@@ -220,63 +229,4 @@ def _put_checks(row: Row, data: CellData) -> None:
         "the CPU's allocator keeps no peak",
         peak_allocated_bytes=max((peak.allocated_bytes for peak in peaks), default=None),
         peak_reserved_bytes=max((peak.reserved_bytes for peak in peaks), default=None),
-    )
-
-
-def _put_estimates(row: Row, data: CellData, singles: Mapping[int, CellData], link_gbps: float | None) -> None:
-    cell, step = data.cell, row.number("step_us")
-    columns = tuple(
-        name for name in NAMES if name.startswith(("same_local", "added", "ideal_split", "same_total", "ring"))
-    )
-    if cell.devices == 1 or step is None:
-        row.clear(columns, "one device: nothing to estimate")
-        return
-    for estimate in subtraction_estimates(
-        step,
-        cell.devices,
-        single_step_us(singles, cell.batch_size),
-        single_step_us(singles, cell.global_batch_size),
-        row.number("exposed_us"),
-        row.number("communication_us"),
-    ):
-        row.put(
-            estimate.reason or "communication is not known",
-            **{
-                f"{estimate.method}_us": estimate.value_us,
-                f"{estimate.method}_error_exposed_us": estimate.error_exposed_us,
-                f"{estimate.method}_error_communication_us": estimate.error_communication_us,
-            },
-        )
-    _put_identity(row, data, singles.get(cell.batch_size))
-    if cell.strategy != "ddp":
-        row.clear(("ring_us", "ring_error_us"), "DataParallel runs no all-reduce")
-        return
-    ring = ring_all_reduce_us(data.ranks[0][1].model.gradient_bytes, cell.devices, link_gbps) if link_gbps else None
-    transfer = row.number("transfer_us")
-    row.put("no link bandwidth known: give --link-gbps", ring_us=ring)
-    row.put(
-        "no link bandwidth known: give --link-gbps" if ring is None else "transfer is not known",
-        ring_error_us=ring - transfer if ring is not None and transfer is not None else None,
-    )
-
-
-def _put_identity(row: Row, data: CellData, single: CellData | None) -> None:
-    """t_N(b) - t_1(b) in four terms: exposed, change of compute, change of idle, and what the tracer's passes leave."""
-    base = single.whole_windows() if single is not None else pd.DataFrame()
-    base_us = pooled_median(single.step_samples()) if single is not None else None
-    several = tuple(row.number(name) for name in ("exposed_us", "compute_us", "idle_us"))
-    step_us = row.number("step_us")
-    if base.empty or base_us is None or step_us is None or None in several:
-        why = "needs communication and a traced single-device cell at this batch per device"
-        row.clear(("added_exposed_us", "added_compute_us", "added_idle_us", "added_tracer_us"), why)
-        return
-    exposed, compute, idle = (value for value in several if value is not None)
-    alone = (0.0, float(base["compute_us"].mean()), float(base["idle_us"].mean()))
-    terms = step_identity((step_us, base_us), (exposed, compute, idle), alone)
-    row.put(
-        "",
-        added_exposed_us=terms.exposed_us,
-        added_compute_us=terms.compute_us,
-        added_idle_us=terms.idle_us,
-        added_tracer_us=terms.tracer_us,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "bandwidth", "flag"]
-Group = Literal["cell", "time", "communication", "estimates", "checks"]
+Group = Literal["cell", "time", "communication", "estimates", "predictions", "bandwidth", "checks"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,13 @@ COLUMNS = (
     Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
     Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),
     Column("weak_efficiency", "weak eff.", "share", "time", "t_1(b) / t_N(b)"),
+    Column("weak_efficiency_low", "weak eff. low", "share", "time", "Lower end of its 95% bootstrap interval"),
+    Column("weak_efficiency_high", "weak eff. high", "share", "time", "Upper end of its 95% bootstrap interval"),
     Column("strong_speedup", "strong speedup", "ratio", "time", "t_1(G) / t_N(G/N): same global batch"),
+    Column("strong_speedup_low", "strong speedup low", "ratio", "time", "Lower end of its 95% bootstrap interval"),
+    Column("strong_speedup_high", "strong speedup high", "ratio", "time", "Upper end of its 95% bootstrap interval"),
     Column("strong_efficiency", "strong eff.", "share", "time", "strong speedup / N"),
+    Column("steps_per_epoch", "steps/epoch", "count", "time", "Steps one epoch takes over the whole data set"),
     Column("traced_step_us", "traced step", "time", "communication", "Mean window of the traced steps"),
     Column("traced_step_count", "traced steps", "count", "communication", "Rows (rank, device, step) behind the means"),
     Column("compute_us", "compute", "time", "communication", "Union of compute per device and step"),
@@ -66,6 +71,10 @@ COLUMNS = (
         "estimates",
         "t_N(b) - t_1(b): added wall time at the same batch per device",
     ),
+    Column("same_local_batch_low_us", "same local low", "time", "estimates", "Lower end of its 95% bootstrap interval"),
+    Column(
+        "same_local_batch_high_us", "same local high", "time", "estimates", "Upper end of its 95% bootstrap interval"
+    ),
     Column("same_local_batch_error_exposed_us", "less exposed", "time", "estimates", "That less exposed communication"),
     Column(
         "same_local_batch_error_communication_us", "less all comm.", "time", "estimates", "That less all communication"
@@ -74,6 +83,39 @@ COLUMNS = (
     Column("added_compute_us", "compute", "time", "estimates", "Of t_N(b)-t_1(b): change of compute"),
     Column("added_idle_us", "idle", "time", "estimates", "Of t_N(b)-t_1(b): change of idle"),
     Column("added_tracer_us", "tracer", "time", "estimates", "What traced windows leave of the untraced t_N(b)-t_1(b)"),
+    Column(
+        "added_exposed_low_us", "exposed low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"
+    ),
+    Column(
+        "added_exposed_high_us", "exposed high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"
+    ),
+    Column(
+        "added_compute_low_us", "compute low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"
+    ),
+    Column(
+        "added_compute_high_us", "compute high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"
+    ),
+    Column("added_idle_low_us", "idle low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"),
+    Column("added_idle_high_us", "idle high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"),
+    Column("added_tracer_low_us", "tracer low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"),
+    Column(
+        "added_tracer_high_us", "tracer high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"
+    ),
+    Column("added_data_wait_us", "loader", "time", "estimates", "Change of the mean wait for the loader, timed steps"),
+    Column(
+        "compute_spread",
+        "compute spread",
+        "share",
+        "estimates",
+        "Largest less smallest mean compute of a device, over their mean",
+    ),
+    Column(
+        "first_device_excess_us",
+        "device 0 excess",
+        "time",
+        "estimates",
+        "DP: compute of device 0 less the mean of the other devices",
+    ),
     Column(
         "ideal_split_us",
         "ideal split",
@@ -92,8 +134,58 @@ COLUMNS = (
     ),
     Column("same_total_error_exposed_us", "less exposed", "time", "estimates", "That less exposed communication"),
     Column("same_total_error_communication_us", "less all comm.", "time", "estimates", "That less all communication"),
+    Column(
+        "ideal_split_local_batch_us",
+        "local batch",
+        "time",
+        "estimates",
+        "t_1(b) - t_1(G)/N: what ideal split errs by as a step does not shrink with its batch",
+    ),
+    Column(
+        "same_total_local_batch_us",
+        "local batch",
+        "time",
+        "estimates",
+        "t_1(b) - t_1(G): what same total errs by as it compares different work per device",
+    ),
+    Column("same_local_batch_epoch_us", "same local batch", "time", "estimates", "T_N - T_1/N of an epoch at equal b"),
+    Column("ideal_split_epoch_us", "ideal split", "time", "estimates", "T_N - T_1(G)/N of an epoch"),
+    Column("same_total_epoch_us", "same total", "time", "estimates", "T_N - T_1(G) of an epoch"),
+    Column("exposed_epoch_us", "exposed", "time", "estimates", "Exposed communication of an epoch's steps"),
+    Column("communication_epoch_us", "comm.", "time", "estimates", "All communication of an epoch's steps"),
     Column("ring_us", "ring model", "time", "estimates", "Ring all-reduce of the gradients at --link-gbps"),
     Column("ring_error_us", "ring error", "time", "estimates", "Ring prediction less transfer"),
+    Column("prediction_source", "from", "text", "predictions", "calibration, or the link's specification"),
+    Column(
+        "predicted_transfer_us", "its prediction", "time", "predictions", "Predicted transfers (DP: all communication)"
+    ),
+    Column("predicted_transfer_error", "error", "share", "predictions", "That over what was measured, less 1"),
+    Column("predicted_exposed_us", "its prediction", "time", "predictions", "Predicted exposed communication"),
+    Column("predicted_exposed_error", "error", "share", "predictions", "That over measured exposed, less 1"),
+    Column(
+        "wire_bytes_per_step", "wire bytes", "bytes", "bandwidth", "Bytes a rank sends per step, by the bus factors"
+    ),
+    Column("subtraction_gbps", "by subtraction", "bandwidth", "bandwidth", "Wire bytes / (t_N(b) - t_1(b))"),
+    Column(
+        "communication_gbps", "by comm.", "bandwidth", "bandwidth", "Wire bytes / all communication, waiting included"
+    ),
+    Column("transfer_gbps", "by transfer", "bandwidth", "bandwidth", "Bus bandwidth of the all-reduces' transfers"),
+    Column("link_gbps", "link", "bandwidth", "bandwidth", "The link's specification, one way (--link-gbps)"),
+    Column("calibrated_gbps", "calibrated", "bandwidth", "bandwidth", "Rate of the same messages in the calibration"),
+    Column(
+        "subtraction_of_link", "subtr. of link", "share", "bandwidth", "By subtraction, of the link's specification"
+    ),
+    Column(
+        "communication_of_link", "comm. of link", "share", "bandwidth", "By communication, of the link's specification"
+    ),
+    Column("transfer_of_link", "transfer of link", "share", "bandwidth", "By transfer, of the link's specification"),
+    Column(
+        "subtraction_of_calibration", "subtr. of calib.", "share", "bandwidth", "By subtraction, of the calibration"
+    ),
+    Column(
+        "communication_of_calibration", "comm. of calib.", "share", "bandwidth", "By communication, of the calibration"
+    ),
+    Column("transfer_of_calibration", "transfer of calib.", "share", "bandwidth", "By transfer, of the calibration"),
     Column("tracer_cost", "tracer cost", "ratio", "checks", "Median traced step / median untraced step"),
     Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
     Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),

@@ -4,10 +4,16 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.cell_summary import Row, summarise_cell
+from dpscope.analysis.cell_summary import summarise_cell
 from dpscope.analysis.columns import NAMES
+from dpscope.analysis.cost_models import CollectiveCost
+from dpscope.analysis.predictions import CollectivePrediction, CostSources, predict_cell
 from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.sample_statistics import ratio_estimate
+from dpscope.analysis.summary_row import Row
+from dpscope.analysis.summary_row import minus as _minus
+from dpscope.profiling.run_types import Cell
 
 
 @dataclass(frozen=True)
@@ -36,41 +42,79 @@ class StrategyGap:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`table`: a row per planned cell, columns.NAMES; `reasons`: (cell, column) -> why it is missing."""
+    """`table`: a row per planned cell, columns.NAMES; `reasons`: (cell, column) -> why it is missing.
+
+    `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size of collective;
+    `target_efficiency`: what the user asked to be judged against, 0..1.
+    """
 
     table: pd.DataFrame
     reasons: dict[tuple[str, str], str]
     gaps: tuple[StrategyGap, ...]
+    scaling: tuple[ScalingSeries, ...] = ()
+    choices: tuple[ScalingChoice, ...] = ()
+    predictions: tuple[CollectivePrediction, ...] = ()
+    target_efficiency: float | None = None
 
 
-def compare(run: RunData, link_gbps: float | None = None) -> Comparison:
-    """The comparison of a run's cells."""
-    singles = single_cells(run)
-    rows = {name: summarise_cell(data, singles, link_gbps) for name, data in run.cells.items()}
+def compare(
+    run: RunData,
+    link_gbps: float | None = None,
+    calibrated: CollectiveCost | None = None,
+    target_efficiency: float | None = None,
+) -> Comparison:
+    """The comparison of a run's cells.
+
+    `link_gbps` is the link's specification in GB/s one way, `calibrated` what a calibration of the same machine measured.
+    """
+    sources = CostSources(link_gbps, calibrated)
+    rows = {name: summarise_cell(data, singles_like(run, data.cell), sources) for name, data in run.cells.items()}
     table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
     return Comparison(
         table=table.convert_dtypes(),
         reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
-        gaps=tuple(_gap(run, rows, dp, ddp) for dp, ddp in _pairs(run)),
+        gaps=tuple(_gap(rows, dp, ddp) for dp, ddp in _pairs(run)),
+        scaling=scaling_series(run.measured, lambda cell: singles_like(run, cell), exposed_shares(rows)),
+        choices=scaling_choices(run.measured),
+        predictions=tuple(
+            one
+            for data in run.measured
+            if data.cell.devices > 1 and data.communication_known
+            for one in predict_cell(data, sources).collectives
+        ),
+        target_efficiency=target_efficiency,
     )
 
 
-def single_cells(run: RunData) -> dict[int, CellData]:
-    """The measured single-device cells by batch size."""
-    return {data.cell.batch_size: data for data in run.measured if data.cell.strategy == "single"}
+def exposed_shares(rows: dict[str, Row]) -> dict[str, float]:
+    """Measured exposed communication as a share of the traced step, by cell, where it is known."""
+    shares = {name: row.number("exposed_share") for name, row in rows.items()}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def singles_like(run: RunData, cell: Cell) -> dict[int, CellData]:
+    """The measured single-device cells by batch size, those that cut a batch into as many micro-batches as `cell`."""
+    return {
+        data.cell.batch_size: data
+        for data in run.measured
+        if data.cell.strategy == "single" and data.cell.options.accumulate == cell.options.accumulate
+    }
 
 
 def _pairs(run: RunData) -> list[tuple[CellData, CellData]]:
-    """Measured DP and DDP cells of equal devices and batch."""
-    ddp = {(data.cell.devices, data.cell.batch_size): data for data in run.measured if data.cell.strategy == "ddp"}
+    """Measured DP and DDP cells of equal devices and batch; DP against each of DDP's variants."""
     return [
-        (data, ddp[data.cell.devices, data.cell.batch_size])
-        for data in run.measured
-        if data.cell.strategy in ("dp", "dp-host") and (data.cell.devices, data.cell.batch_size) in ddp
+        (dp, ddp)
+        for dp in run.measured
+        for ddp in run.measured
+        if dp.cell.strategy in ("dp", "dp-host")
+        and ddp.cell.strategy == "ddp"
+        and (dp.cell.devices, dp.cell.batch_size) == (ddp.cell.devices, ddp.cell.batch_size)
+        and dp.cell.options.accumulate == ddp.cell.options.accumulate
     ]
 
 
-def _gap(run: RunData, rows: dict[str, Row], dp: CellData, ddp: CellData) -> StrategyGap:
+def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData) -> StrategyGap:
     ratio = ratio_estimate(dp.step_samples(), ddp.step_samples())
     first, second = _parts(rows[dp.cell.name], dp), _parts(rows[ddp.cell.name], ddp)
     parts = {name: _minus(first[name], second[name]) for name in first}
@@ -108,7 +152,3 @@ def _parts(row: Row, data: CellData) -> dict[str, float | None]:
         "compute_us": row.number("compute_us"),
         "idle_us": _minus(idle, copies),
     }
-
-
-def _minus(first: float | None, second: float | None) -> float | None:
-    return first - second if first is not None and second is not None else None

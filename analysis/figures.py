@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -10,41 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.figure_style import COLOURS, STYLE, new_figure
 from dpscope.analysis.run_analysis import RunData
+from dpscope.analysis.scaling_figure import scaling
 from dpscope.analysis.units import choose_unit
-
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
-COLOURS = {
-    "compute": "#0072B2",
-    "exposed": "#D55E00",
-    "overlapped": "#E69F00",
-    "idle": "#BBBBBB",
-    "host_to_device": "#CC79A7",
-    "forward": "#56B4E9",
-    "backward": "#0072B2",
-    "optimizer": "#009E73",
-    "single": "#555555",
-    "dp": "#D55E00",
-    "dp-host": "#D55E00",
-    "ddp": "#0072B2",
-    "transfer": "#009E73",
-    "same_local_batch": "#CC79A7",
-    "ideal_split": "#F0E442",
-    "same_total": "#999999",
-    "ring": "#56B4E9",
-}
-_STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "font.size": 9.0,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "dpscope",
-}
 
 Draw = Callable[[RunData, Comparison], Figure | None]
 
@@ -57,7 +25,7 @@ def draw_all(run: RunData, comparison: Comparison) -> dict[str, Figure]:
         "communication": measured_and_estimated,
         "scaling": scaling,
     }
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         drawn = {name: draw(run, comparison) for name, draw in drawers.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -72,15 +40,10 @@ def to_png(figure: Figure) -> bytes:
 def to_svg(figure: Figure) -> str:
     """The figure as an SVG element for a page, without the XML prologue."""
     buffer = io.StringIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
-
-
-def _new(rows: int, width: float = 7.5, columns: int = 1, row_height: float = 0.34) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
-    return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
 
 
 def _known(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -112,7 +75,7 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
         f"{cell} (comm. unknown)" if missing else str(cell)
         for cell, missing in zip(table["cell"], unknown, strict=True)
     ]
-    figure, (axes,) = _new(len(table))
+    figure, (axes,) = new_figure(len(table))
     parts = {
         "compute": list(table["compute_us"] / unit.divisor),
         "exposed communication": list(exposed / unit.divisor),
@@ -144,7 +107,7 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     if not rows:
         return None
     unit = choose_unit("time", [sum(values) for values in rows.values()])
-    figure, (axes,) = _new(len(rows))
+    figure, (axes,) = new_figure(len(rows))
     names = ("transfer to device", "forward", "backward", "exposed communication", "optimizer")
     colours = dict(
         zip(
@@ -175,7 +138,7 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
     }
     shown = {name: spec for name, spec in series.items() if table[spec[0]].notna().any()}
     unit = choose_unit("time", [float(value) for value in table["communication_us"]])
-    figure, (axes,) = _new(len(table) * len(shown), row_height=0.17)
+    figure, (axes,) = new_figure(len(table) * len(shown), row_height=0.17)
     height = 0.8 / len(shown)
     positions = range(len(table))
     for index, (name, (column, colour)) in enumerate(shown.items()):
@@ -201,38 +164,3 @@ def _ranges(table: pd.DataFrame, column: str, divisor: float) -> list[list[float
     below = (table[column] - table[f"{base}_low_us"]).astype("Float64").fillna(0.0)
     above = (table[f"{base}_high_us"] - table[column]).astype("Float64").fillna(0.0)
     return [[max(0.0, float(value)) / divisor for value in side] for side in (below, above)]
-
-
-def scaling(run: RunData, comparison: Comparison) -> Figure | None:
-    """Speedup and efficiency over devices, weak and strong, with the ideal."""
-    table = comparison.table
-    kinds = {"weak": ("weak_speedup", "weak_efficiency"), "strong": ("strong_speedup", "strong_efficiency")}
-    if not any(table.loc[table["devices"] > 1, column].notna().any() for column, _ in kinds.values()):
-        return None
-    figure, (left, right) = _new(7, columns=2)
-    counts = sorted({1, *(int(count) for count in table["devices"])})
-    left.plot(counts, counts, color="black", linestyle=":", label="ideal")
-    right.axhline(100, color="black", linestyle=":")
-    markers = ("o", "s", "^", "D", "v", "P", "X")
-    for kind, (speedup, efficiency) in kinds.items():
-        own = table[(table["devices"] > 1) & table[speedup].notna()]
-        keyed = own["batch_size"] if kind == "weak" else own["global_batch_size"]
-        for index, ((strategy, batch), group) in enumerate(own.groupby([own["strategy"], keyed])):
-            ordered = group.sort_values("devices")
-            style: dict[str, Any] = {
-                "color": COLOURS[str(strategy)],
-                "marker": markers[index % len(markers)],
-                "linestyle": "-" if kind == "weak" else "--",
-            }
-            devices = [1, *(int(count) for count in ordered["devices"])]
-            label = f"{strategy} {kind}, {'b' if kind == 'weak' else 'G'} = {batch}"
-            left.plot(devices, [1.0, *ordered[speedup].astype(float)], label=label, **style)
-            right.plot(devices, [100.0, *(100 * ordered[efficiency].astype(float))], **style)
-    for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
-        axes.set_xlabel("devices")
-        axes.set_xticks(counts)
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=3)
-    figure.suptitle("Speedup and efficiency against one device", x=0.01, ha="left", fontsize=11)
-    return figure

@@ -6,16 +6,24 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison import Comparison, StrategyGap
+from dpscope.analysis.estimate_reasons import reasons
+from dpscope.analysis.prediction_findings import prediction_findings
 from dpscope.analysis.rank_matching import find_straggler
 from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.sample_statistics import Estimate, verdict
+from dpscope.analysis.scaling_findings import scaling_findings
+from dpscope.analysis.subtraction import FORMULAS
 from dpscope.analysis.units import show_time
+from dpscope.analysis.variants import overlap_findings
 from dpscope.profiling.run_types import Finding
 
 STRAGGLER_SHARE = 0.5  # of all waiting, caused by one rank...
 STRAGGLER_LATENESS = 0.05  # ...and of the step
 TRACER_COST = 1.15
 
-_MERGED = frozenset({"few_samples", "wide_spread", "repeats_differ", "tracer_cost"})
+_MERGED = frozenset(
+    {"few_samples", "wide_spread", "repeats_differ", "drift", "outliers", "tracer_cost", "target_efficiency"}
+)
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -27,6 +35,9 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *_cells_not_measured(run),
         *(finding for gap in comparison.gaps for finding in _gap_findings(gap)),
         *_per_row(comparison),
+        *prediction_findings(comparison),
+        *scaling_findings(comparison),
+        *overlap_findings(run),
         *(finding for cell in run.measured for finding in _straggler(cell)),
         *_setting(run),
     ]
@@ -67,7 +78,8 @@ def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
     if gap.ratio is None:
         return
     where = f"{gap.devices} devices, batch {gap.batch_size} per device"
-    if gap.ratio_low is None or gap.ratio_high is None:
+    shown = verdict(Estimate(gap.ratio, gap.ratio_low, gap.ratio_high, gap.count))
+    if shown == "too_few_samples" or gap.ratio_low is None or gap.ratio_high is None:
         yield _info(
             "strategies_not_compared",
             f"{where}: {gap.dp} / {gap.ddp} step time is {gap.ratio:.2f}, from {gap.count} steps: no interval, no verdict",
@@ -75,15 +87,15 @@ def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
         )
         return
     interval = f"95% interval {gap.ratio_low:.2f} to {gap.ratio_high:.2f}, {gap.count} steps"
-    if gap.ratio_low > 1:
-        verdict = f"DDP's step is {gap.ratio:.2f} times as fast as {_label(gap)}'s"
-    elif gap.ratio_high < 1:
-        verdict = f"{_label(gap)}'s step is {1 / gap.ratio:.2f} times as fast as DDP's"
+    if shown == "above":
+        said = f"DDP's step is {gap.ratio:.2f} times as fast as {_label(gap)}'s"
+    elif shown == "below":
+        said = f"{_label(gap)}'s step is {1 / gap.ratio:.2f} times as fast as DDP's"
         interval = f"95% interval {1 / gap.ratio_high:.2f} to {1 / gap.ratio_low:.2f}, {gap.count} steps"
     else:
-        verdict = f"no difference between {_label(gap)} and DDP is shown"
+        said = f"no difference between {_label(gap)} and DDP is shown"
         interval = f"ratio {gap.ratio:.2f}, {interval}"
-    yield _info("strategy_gap", f"{where}: {verdict} ({interval})", _gap_advice(gap))
+    yield _info("strategy_gap", f"{where}: {said} ({interval})", _gap_advice(gap))
 
 
 def _label(gap: StrategyGap) -> str:
@@ -136,20 +148,13 @@ def _communication(values: dict[str, object]) -> Iterator[Finding]:
     )
 
 
-_METHODS = {
-    "same_local_batch": "t_N(b) - t_1(b)",
-    "ideal_split": "t_N(G/N) - t_1(G)/N",
-    "same_total": "t_N(G/N) - t_1(G)",
-}
-
-
 def _estimates(values: dict[str, object]) -> Iterator[Finding]:
     """What each subtraction says beside what was measured, a sentence a cell."""
     exposed, total = _number(values["exposed_us"]), _number(values["communication_us"])
     if exposed is None or total is None:
         return
     said = []
-    for method, formula in _METHODS.items():
+    for method, formula in FORMULAS.items():
         value = _number(values[f"{method}_us"])
         if value is not None:
             negative = ", negative: no time at all" if value < 0 else ""
@@ -158,9 +163,11 @@ def _estimates(values: dict[str, object]) -> Iterator[Finding]:
                 f"{_signed(value - total)} against all{negative})"
             )
     if said:
+        why = [reason.text for reason in reasons(values)]
+        because = f". Measured reasons: {'; '.join(why)}" if why else ""
         yield _info(
             "estimates",
-            f"{values['cell']}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(said)}",
+            f"{values['cell']}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(said)}{because}",
             "the subtractions also hold what compute and idle time changed: use the measured columns",
         )
 

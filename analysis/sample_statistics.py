@@ -8,8 +8,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.profiling.run_types import Finding
-
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared

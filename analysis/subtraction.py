@@ -6,6 +6,8 @@ t_N(b) is a step on N devices at b samples per device, G = N b. All times in mic
 from dataclasses import dataclass
 from typing import Literal
 
+from dpscope.analysis.summary_row import minus
+
 Method = Literal["same_local_batch", "ideal_split", "same_total"]
 METHODS: tuple[Method, ...] = ("same_local_batch", "ideal_split", "same_total")
 
@@ -56,8 +58,8 @@ def subtraction_estimates(
             SubtractionEstimate(
                 method=method,
                 value_us=value,
-                error_exposed_us=_minus(value, exposed_us),
-                error_communication_us=_minus(value, communication_us),
+                error_exposed_us=minus(value, exposed_us),
+                error_communication_us=minus(value, communication_us),
                 reason=None if value is not None else why_not,
             )
         )
@@ -85,7 +87,3 @@ def step_identity(
     difference = untraced_us[0] - untraced_us[1]
     exposed, compute, idle = (more - less for more, less in zip(several, single, strict=True))
     return StepIdentity(difference, exposed, compute, idle, difference - exposed - compute - idle)
-
-
-def _minus(first: float | None, second: float | None) -> float | None:
-    return first - second if first is not None and second is not None else None

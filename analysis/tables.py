@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
@@ -26,47 +26,110 @@ class TextTable:
     missing: tuple[str, ...] = ()  # why values are NA
 
 
-_VIEWS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
+@dataclass(frozen=True)
+class View:
+    """Some columns of the comparison; `several_only` leaves single-device cells out, about which it has nothing to say."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    several_only: bool = False
+
+
+_VIEWS = (
+    View(
+        "time",
         "Time per step and throughput",
         ("cell", "step_us", "step_low_us", "step_high_us", "step_count", "samples_per_s", "weak_efficiency", "strong_speedup"),
     ),
-    (
+    View(
+        "breakdown",
         "Where a traced step goes (means over ranks, devices, steps)",
         ("cell", "traced_step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us", "wait_us", "idle_us"),
     ),
-    (
+    View(
+        "traffic",
         "What moves",
         ("cell", "bytes_per_step", "collectives_per_step", "transfer_us", "algbw_gbps", "busbw_gbps", "communication_share"),
+        several_only=True,
     ),
-    (
+    View(
+        "estimates",
         "Subtraction estimates, and how far each is from exposed communication",
         (
             "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "ideal_split_us",
             "ideal_split_error_exposed_us", "same_total_us", "ring_us", "ring_error_us",
         ),
+        several_only=True,
     ),
-    (
-        "Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
+    View(
+        "epoch",
+        "The same per epoch",
         (
-            "cell",
-            "same_local_batch_us",
-            "added_exposed_us",
-            "added_compute_us",
-            "added_idle_us",
-            "added_tracer_us",
+            "cell", "steps_per_epoch", "communication_epoch_us", "exposed_epoch_us", "same_local_batch_epoch_us",
+            "ideal_split_epoch_us", "same_total_epoch_us",
         ),
+        several_only=True,
     ),
-    (
+    View(
+        "predictions",
+        "Predicted against measured, per step",
+        (
+            "cell", "transfer_us", "predicted_transfer_us", "predicted_transfer_error", "exposed_us",
+            "predicted_exposed_us", "predicted_exposed_error",
+        ),
+        several_only=True,
+    ),
+    View(
+        "bandwidth",
+        "Effective bandwidth, three ways",
+        (
+            "cell", "wire_bytes_per_step", "subtraction_gbps", "communication_gbps", "transfer_gbps", "link_gbps",
+            "calibrated_gbps",
+        ),
+        several_only=True,
+    ),
+    View(
+        "utilisation",
+        "Utilisation: each of them over the link's specification and over the calibration",
+        (
+            "cell", "subtraction_of_link", "communication_of_link", "transfer_of_link", "subtraction_of_calibration",
+            "communication_of_calibration", "transfer_of_calibration",
+        ),
+        several_only=True,
+    ),
+    View(
+        "checks",
         "Checks",
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
 )  # fmt: skip
+_OPTIONAL = frozenset({"predictions", "bandwidth"})  # left out where all they could show is missing
 
 
 def comparison_views(comparison: Comparison) -> list[TextTable]:
     """The comparison as a few tables narrow enough for a terminal, each with the reasons of what it lacks."""
-    return [_view(comparison, title, [BY_NAME[name] for name in names]) for title, names in _VIEWS]
+    return list(views_by_name(comparison).values())
+
+
+def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
+    """`comparison_views` by the names of the views."""
+    return {
+        view.name: _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
+        for view in shown_views(comparison)
+    }
+
+
+def shown_views(comparison: Comparison) -> list[View]:
+    """The views as far as they have something to show: predictions and utilisation need a link or a calibration."""
+    table = comparison.table
+    kept = []
+    for view in _VIEWS:
+        optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
+        lacking = {name for name in optional if table[name].isna().all()}
+        if not optional or len(lacking) < len(optional):
+            kept.append(replace(view, columns=tuple(name for name in view.columns if name not in lacking)))
+    return kept
 
 
 def full_table(comparison: Comparison) -> TextTable:
@@ -74,12 +137,13 @@ def full_table(comparison: Comparison) -> TextTable:
     return _view(comparison, "Comparison", list(COLUMNS))
 
 
-def _view(comparison: Comparison, title: str, columns: list[Column]) -> TextTable:
+def _view(comparison: Comparison, title: str, columns: list[Column], several_only: bool = False) -> TextTable:
     """Times of one view share a unit, so that they can be compared by eye."""
-    units = {column.name: _unit(comparison.table, column, columns) for column in columns}
-    cells = [str(cell) for cell in comparison.table["cell"]]
+    table = comparison.table[comparison.table["devices"] > 1] if several_only else comparison.table
+    units = {column.name: _unit(table, column, columns) for column in columns}
+    cells = [str(cell) for cell in table["cell"]]
     rows = tuple(
-        tuple(show(plain(comparison.table[column.name].iloc[index]), units[column.name]) for column in columns)
+        tuple(show(plain(table[column.name].iloc[index]), units[column.name]) for column in columns)
         for index in range(len(cells))
     )
     return TextTable(
@@ -125,10 +189,15 @@ def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequen
 
 def missing_reasons(comparison: Comparison) -> list[str]:
     """Why the tables of `comparison_views` lack what they lack: each reason once, with its cells."""
-    shown = {name for _, names in _VIEWS for name in names}
+    views = shown_views(comparison)
+    alone = {str(cell) for cell in comparison.table.loc[comparison.table["devices"] == 1, "cell"]}
+    several = {name for view in views for name in view.columns}
+    every = {name for view in views if not view.several_only for name in view.columns}
     cells_of: dict[str, list[str]] = {}
     for (cell, column), reason in comparison.reasons.items():
-        cells = cells_of.setdefault(reason, []) if column in shown else []
+        if column not in (every if cell in alone else several):
+            continue
+        cells = cells_of.setdefault(reason, [])
         if cell not in cells:
             cells.append(cell)
     return [f"{reason} ({', '.join(cells)})" for reason, cells in cells_of.items()]

@@ -18,6 +18,7 @@ import pytest
 from dpscope.analysis.columns import NAMES
 from dpscope.analysis.comparison import compare
 from dpscope.analysis.findings import conclusions
+from dpscope.analysis.report import make_report, text_tables
 from dpscope.analysis.run_analysis import load_run
 from dpscope.profiling.run_store import read_json, write_json
 from dpscope.profiling.run_types import DdpCounters
@@ -102,7 +103,9 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     page = _Page()
     page.feed((report / "report.html").read_text(encoding="utf-8"))
     assert page.tags.count("svg") == 4
-    assert page.tags.count("table") == 7
+    tables = text_tables(make_report(load_run(run_folder), link_gbps=1.0))
+    assert page.tags.count("table") == len(tables)
+    assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}
     assert page.outside == []
     assert {path.name for path in (report / "figures").iterdir()} == {
         "step_split.png", "phases.png", "communication.png", "scaling.png",

@@ -1,0 +1,85 @@
+"""Effective bandwidth three ways beside the link's specification and a calibration, and the utilisation of each.
+
+Effective bandwidth is wire bytes per step over a time per step: the bytes each rank sends, by the bus factors of nccl-tests
+(doc/PERFORMANCE.md), so that it compares with a link's rate one way. The three times: the subtraction estimate t_N(b) - t_1(b),
+which holds more and less than communication; the union of communication, which holds waiting; the transfers alone.
+"""
+
+from dpscope.analysis.columns import COLUMNS
+from dpscope.analysis.predictions import CostSources, by_nccl, model_sizes
+from dpscope.analysis.rank_matching import bus_factor
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.summary_row import Row, ratio
+from dpscope.analysis.units import show_time
+
+WAYS = ("subtraction", "communication", "transfer")
+BANDWIDTH_COLUMNS = tuple(column.name for column in COLUMNS if column.group == "bandwidth")
+
+
+def wire_bytes(data: CellData) -> float | None:
+    """Bytes a rank sends per step, by the trace's sizes and nccl-tests' bus factors; under DP by the model's.
+
+    DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
+    the trace gives no sizes.
+    """
+    if data.cell.strategy == "dp":
+        sizes = model_sizes(data)
+        serial = 1 if by_nccl(data) else data.cell.devices - 1
+        return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
+    windows, table = data.whole_windows(), data.collectives
+    if windows.empty or table.empty:
+        return None
+    keys = ["repeat", "rank", "device", "step"]
+    own = table.merge(windows[keys], on=keys)
+    if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
+        return None
+    factors = [bus_factor(str(kind), int(ranks)) for kind, ranks in zip(own["kind"], own["group_size"], strict=True)]
+    sent = [
+        size * factor for size, factor in zip(own["bytes"].astype(float), factors, strict=True) if factor is not None
+    ]
+    return sum(sent) / len(windows)
+
+
+def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
+    """Fill BANDWIDTH_COLUMNS of a multi-device cell with known communication, after its estimates and predictions."""
+    if data.cell.strategy == "dp-host":
+        row.clear(BANDWIDTH_COLUMNS, "host copies within one process: no link is used")
+        return
+    moved = wire_bytes(data)
+    row.put("the trace gives no sizes for some collectives", wire_bytes_per_step=moved)
+    added, total = row.number("same_local_batch_us"), row.number("communication_us")
+    row.put(_why_no_subtraction(added), subtraction_gbps=_gbps(moved, added))
+    row.put("communication is not known", communication_gbps=_gbps(moved, total))
+    row.put("needs matched all-reduces of every rank; DataParallel runs none", transfer_gbps=row.number("busbw_gbps"))
+    row.put("no link bandwidth known: give --link-gbps", link_gbps=sources.link_gbps)
+    row.put(
+        "no calibration was given" if sources.calibrated is None else "the calibration predicts no transfer here",
+        calibrated_gbps=_calibrated_gbps(row, data, moved),
+    )
+    for way in WAYS:
+        rate = row.number(f"{way}_gbps")
+        for level, column in (("link", "link_gbps"), ("calibration", "calibrated_gbps")):
+            why = row.reasons.get(f"{way}_gbps") or row.reasons.get(column) or ""
+            row.put(why, **{f"{way}_of_{level}": ratio(rate, row.number(column))})
+
+
+def _calibrated_gbps(row: Row, data: CellData, moved: float | None) -> float | None:
+    """The rate at which the calibration would move the same messages: of DDP's all-reduces, under DP of everything."""
+    predicted = row.number("predicted_transfer_us")
+    if row.values["prediction_source"] != "calibration" or not predicted:
+        return None
+    if data.cell.strategy == "dp":
+        return _gbps(moved, predicted)
+    busbw, transfer = row.number("busbw_gbps"), row.number("transfer_us")
+    return busbw * transfer / predicted if busbw is not None and transfer is not None else None
+
+
+def _why_no_subtraction(added_us: float | None) -> str:
+    if added_us is None:
+        return "no single-device cell at this batch per device"
+    return f"t_N(b) - t_1(b) is {show_time(added_us)}, not a time in which bytes could move"
+
+
+def _gbps(moved: float | None, time_us: float | None) -> float | None:
+    rate = ratio(moved, time_us)
+    return rate / 1e3 if rate is not None else None

@@ -1,0 +1,171 @@
+"""Why the subtraction estimates of a cell are off: each reason with the measured number that shows it.
+
+The error against exposed communication is exactly local batch + compute + idle + tracer, by the step's identity. Overlap,
+waiting, the loader and imbalance explain those terms, or the distance to all communication.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.subtraction import FORMULAS, METHODS
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.units import NA, Unit, choose_unit, plain, show, show_time
+
+NOTABLE = 0.05  # of communication or of the step
+IMBALANCE = 0.1
+
+Values = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason: `amount_us` is the measured number behind it, `text` says it in words."""
+
+    code: str
+    amount_us: float
+    text: str
+
+
+def reasons(values: Values) -> list[Reason]:
+    """The reasons that this cell's measurements show; `values` is its row of the comparison."""
+    found = [
+        *_overlap_and_wait(values),
+        *_terms(values),
+        *_local_batch(values),
+        *_loader(values),
+        *_imbalance(values),
+    ]
+    return sorted(found, key=lambda reason: -abs(reason.amount_us))
+
+
+def number(values: Values, name: str) -> float | None:
+    """A value of the row as a number, None where it is missing."""
+    known = plain(values.get(name))
+    return float(known) if isinstance(known, int | float) else None
+
+
+def records(comparison: Comparison) -> list[Values]:
+    """The comparison's rows by column name."""
+    return [{str(name): value for name, value in row.items()} for row in comparison.table.to_dict("records")]
+
+
+def _overlap_and_wait(values: Values) -> list[Reason]:
+    total, hidden, wait = (number(values, name) for name in ("communication_us", "overlapped_us", "wait_us"))
+    found = []
+    if total and hidden is not None and hidden > NOTABLE * total:
+        text = (
+            f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran under compute, which no subtraction sees"
+        )
+        found.append(Reason("overlap", hidden, text))
+    if total and wait is not None and wait > NOTABLE * total:
+        text = f"{show_time(wait)} a step only waits for a later rank, which is no transfer"
+        found.append(Reason("wait", wait, text))
+    return found
+
+
+_TERM_WORDS = {
+    "compute": "compute takes {} a step than alone ({})",
+    "idle": "the device idles {} a step than alone ({})",
+    "tracer": "traced steps leave {} of the untraced difference unexplained ({})",
+}
+
+
+def _terms(values: Values) -> list[Reason]:
+    """Terms of the identity whose interval leaves 0 out."""
+    found = []
+    for term, words in _TERM_WORDS.items():
+        value, low, high = (number(values, f"added_{term}{end}_us") for end in ("", "_low", "_high"))
+        if value is None or low is None or high is None or low <= 0 <= high:
+            continue
+        size = show_time(abs(value))
+        amount = size if term == "tracer" else f"{size} {'longer' if value > 0 else 'less'}"
+        within = f"95% interval {show_time(low)} to {show_time(high)}"
+        found.append(Reason(term, value, words.format(amount, within)))
+    return found
+
+
+def _local_batch(values: Values) -> list[Reason]:
+    fixed, whole = (number(values, f"{method}_local_batch_us") for method in ("ideal_split", "same_total"))
+    found = []
+    if fixed is not None:
+        text = f"ideal_split takes t_1(G)/N for t_1(b), which is {_apart(fixed)}"
+        found.append(Reason("ideal_split_local_batch", fixed, text))
+    if whole is not None:
+        text = f"same_total takes t_1(G) for t_1(b), which is {_apart(whole)}"
+        found.append(Reason("same_total_local_batch", whole, text))
+    return found
+
+
+def _apart(microseconds: float) -> str:
+    return f"{show_time(abs(microseconds))} {'longer' if microseconds > 0 else 'shorter'}"
+
+
+def _loader(values: Values) -> list[Reason]:
+    waited, step = number(values, "added_data_wait_us"), number(values, "step_us")
+    if waited is None or not step or abs(waited) < 0.01 * step:
+        return []
+    return [Reason("loader", waited, f"waiting for the loader takes {_apart(waited)} a step than on one device (mean)")]
+
+
+def _imbalance(values: Values) -> list[Reason]:
+    spread, excess, compute = (
+        number(values, name) for name in ("compute_spread", "first_device_excess_us", "compute_us")
+    )
+    if excess is not None and compute and excess > NOTABLE * compute:
+        return [Reason("imbalance", excess, f"device 0 computes {show_time(excess)} a step longer than the others")]
+    if spread is None or not compute or spread < IMBALANCE:
+        return []
+    return [Reason("imbalance", spread * compute, f"compute differs between devices by {spread:.0%} of its mean")]
+
+
+def error_table(comparison: Comparison) -> TextTable | None:
+    """Each estimate's error against exposed communication in the terms that make it up; None without any."""
+    names = ("error", "local batch", "compute", "idle", "tracer")
+    rows: list[tuple[str, str, list[float | None]]] = []
+    for values in records(comparison):
+        for method in METHODS:
+            error = number(values, f"{method}_error_exposed_us")
+            if error is None:
+                continue
+            local = 0.0 if method == "same_local_batch" else number(values, f"{method}_local_batch_us")
+            rest = [number(values, f"added_{term}_us") for term in ("compute", "idle", "tracer")]
+            rows.append((str(values["cell"]), FORMULAS[method], [error, local, *rest]))
+    if not rows:
+        return None
+    unit = choose_unit("time", [value for _, _, parts in rows for value in parts])
+    return TextTable(
+        title="Why the estimates miss exposed communication: error = local batch + compute + idle + tracer",
+        headings=("cell", "estimate", *(f"{name} [{unit.label}]" for name in names)),
+        rows=tuple((cell, formula, *(show(value, unit) for value in parts)) for cell, formula, parts in rows),
+        notes=(
+            "local batch: the step on one device that the estimate subtracts is not t_1(b), the same work per device",
+        ),
+    )
+
+
+def identity_table(comparison: Comparison) -> TextTable | None:
+    """t_N(b) - t_1(b) in its four terms with half the width of their 95% intervals; None without any."""
+    names = ("same_local_batch", "added_exposed", "added_compute", "added_idle", "added_tracer")
+    known = [values for values in records(comparison) if number(values, "added_exposed_us") is not None]
+    if not known:
+        return None
+    unit = choose_unit("time", [number(values, f"{name}_us") for values in known for name in names])
+    headings = ("t_N(b)-t_1(b)", "exposed", "compute", "idle", "tracer")
+    return TextTable(
+        title="Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer",
+        headings=("cell", *(f"{name} [{unit.label}]" for name in headings)),
+        rows=tuple(
+            (str(values["cell"]), *(_with_half_width(values, name, unit) for name in names)) for values in known
+        ),
+        notes=(
+            "±: half the 95% bootstrap interval; compute and idle are changes against one device; tracer is what the traced "
+            "windows leave of the untraced difference",
+        ),
+    )
+
+
+def _with_half_width(values: Values, name: str, unit: Unit) -> str:
+    value, low, high = (number(values, f"{name}{end}_us") for end in ("", "_low", "_high"))
+    half = show((high - low) / 2, unit) if low is not None and high is not None else NA
+    return f"{show(value, unit)} ±{half}"

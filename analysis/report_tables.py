@@ -1,0 +1,60 @@
+"""Which tables a report shows, in the order people read them."""
+
+from dataclasses import replace
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.estimate_reasons import error_table, identity_table
+from dpscope.analysis.link_projection import projection_table
+from dpscope.analysis.prediction_findings import collective_table
+from dpscope.analysis.run_analysis import RunData
+from dpscope.analysis.scaling_findings import law_table, scaling_table
+from dpscope.analysis.tables import TextTable, gap_table, views_by_name
+
+_SOURCES = {
+    "calibration": "calibration, which measured the collectives alone",
+    "specification": "link's specification by the ring model without latency, a lower bound",
+}
+_MAIN = ("time", "gap", "scaling", "breakdown", "traffic", "estimates", "identity", "predictions", "checks")
+
+
+def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
+    """All tables by name, in the order of a page: times, scaling, where time goes, estimates, models, checks.
+
+    A table about which the run says nothing is left out.
+    """
+    views: dict[str, TextTable | None] = {**views_by_name(comparison)}
+    tables = {
+        "time": views["time"],
+        "gap": gap_table(comparison),
+        "scaling": scaling_table(comparison),
+        "laws": law_table(comparison),
+        "breakdown": views["breakdown"],
+        "traffic": views["traffic"],
+        "estimates": views["estimates"],
+        "identity": identity_table(comparison),
+        "reasons": error_table(comparison),
+        "epoch": views["epoch"],
+        "predictions": _with_sources(views.get("predictions"), comparison),
+        "collectives": collective_table(comparison),
+        "bandwidth": views.get("bandwidth"),
+        "utilisation": views.get("utilisation"),
+        "projection": projection_table(run),
+        "checks": views["checks"],
+    }
+    return {name: table for name, table in tables.items() if table is not None and table.rows}
+
+
+def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable | None:
+    """Predictions with what they rest on in the notes."""
+    if table is None:
+        return None
+    rows = comparison.table[comparison.table["prediction_source"].notna()]
+    by_source = rows.groupby("prediction_source")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
+    notes = tuple(f"predicted from the {_SOURCES[str(source)]}: {cells}" for source, cells in by_source.items())
+    return replace(table, notes=(*table.notes, *notes))
+
+
+def terminal_tables(run: RunData, comparison: Comparison) -> list[TextTable]:
+    """The tables a terminal shows; the page has them all."""
+    tables = report_tables(run, comparison)
+    return [tables[name] for name in _MAIN if name in tables]

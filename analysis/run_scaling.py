@@ -1,0 +1,169 @@
+"""Speedups of a run's cells over device counts, with intervals, and the laws that its points allow."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.sample_statistics import (
+    FEWEST_SAMPLES,
+    Estimate,
+    Samples,
+    interval,
+    pooled_median,
+    ratio_estimate,
+)
+from dpscope.analysis.scaling_laws import (
+    Scaling,
+    ScalingFit,
+    fit_scaling,
+    karp_flatt,
+    scaled_speedup,
+    speedup_draws,
+    speedup_from_exposed_share,
+    strong_speedup,
+)
+from dpscope.analysis.summary_row import ratio
+from dpscope.profiling.run_types import Cell, CellStrategy
+
+STRATEGY_NAMES: Mapping[CellStrategy, str] = {"single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP"}
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """One cell against one device; `misuse` is Amdahl's speedup with the exposed share as serial fraction."""
+
+    cell: str
+    devices: int
+    speedup: Estimate
+    serial_fraction: float  # Karp and Flatt's
+    exposed_share: float | None
+
+    @property
+    def efficiency(self) -> Estimate:
+        """Speedup over the number of devices, its interval with it."""
+        speedup = self.speedup
+        low, high = ratio(speedup.low, self.devices), ratio(speedup.high, self.devices)
+        return Estimate(ratio(speedup.value, self.devices), low, high, speedup.count)
+
+    @property
+    def misuse(self) -> float | None:
+        return speedup_from_exposed_share(self.exposed_share, self.devices) if self.exposed_share is not None else None
+
+
+@dataclass(frozen=True)
+class ScalingSeries:
+    """Cells of one strategy (and variant) at one batch: per device under weak scaling, global under strong."""
+
+    strategy: CellStrategy
+    variant: str
+    scaling: Scaling
+    batch_size: int
+    points: tuple[ScalingPoint, ...]  # by devices, all of them above 1
+    fit: ScalingFit | None
+
+    @property
+    def label(self) -> str:
+        """Such as ``DDP weak, b = 32``."""
+        name = f"{STRATEGY_NAMES[self.strategy]} {self.variant}".strip()
+        return f"{name} {self.scaling}, {'b' if self.scaling == 'weak' else 'G'} = {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class ScalingChoice:
+    """One batch number read both ways on N devices: weak trains it per device, strong in all.
+
+    `ratio` is the weak cell's samples per second over the strong one's, which is also the ratio of their efficiencies, since
+    both stand against the same single-device cell.
+    """
+
+    strategy: CellStrategy
+    devices: int
+    batch_size: int
+    weak: str
+    strong: str
+    ratio: Estimate
+
+
+def scaling_series(
+    measured: Sequence[CellData],
+    singles_like: Callable[[Cell], Mapping[int, CellData]],
+    exposed_shares: Mapping[str, float],
+) -> tuple[ScalingSeries, ...]:
+    """Every series with a single-device cell to stand against.
+
+    `singles_like` gives a cell's single-device counterparts by batch size, `exposed_shares` are by cell name where known.
+    """
+    groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
+    for data in measured:
+        cell = data.cell
+        if cell.devices == 1:
+            continue
+        kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
+        for scaling, batch in kinds:
+            if batch in singles_like(cell):
+                groups.setdefault((cell.strategy, cell.variant, scaling, batch), []).append(data)
+    return tuple(
+        _series(*key, singles_like(group[0].cell)[key[3]], group, exposed_shares) for key, group in groups.items()
+    )
+
+
+def _series(
+    strategy: CellStrategy,
+    variant: str,
+    scaling: Scaling,
+    batch_size: int,
+    single: CellData,
+    cells: list[CellData],
+    exposed_shares: Mapping[str, float],
+) -> ScalingSeries:
+    ordered = sorted(cells, key=lambda data: data.cell.devices)
+    alone = _known(single.step_samples())
+    several = {data.cell.devices: _known(data.step_samples()) for data in ordered}
+    enough = min(sum(map(len, repeats)) for repeats in (alone, *several.values())) >= FEWEST_SAMPLES
+    draws = speedup_draws(alone, several, scaling) if enough else None
+    speedups = {devices: _speedup(alone, repeats, devices, scaling) for devices, repeats in several.items()}
+    points = []
+    for data in ordered:
+        devices = data.cell.devices
+        low, high = interval(draws[devices]) if draws is not None else (None, None)
+        points.append(
+            ScalingPoint(
+                cell=data.cell.name,
+                devices=devices,
+                speedup=Estimate(speedups[devices], low, high, sum(map(len, several[devices]))),
+                serial_fraction=karp_flatt(speedups[devices], devices),
+                exposed_share=exposed_shares.get(data.cell.name),
+            )
+        )
+    return ScalingSeries(strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws))
+
+
+def _known(repeats: Iterable[Samples]) -> list[Samples]:
+    return [repeat for repeat in repeats if len(repeat)]
+
+
+def _speedup(alone: Sequence[Samples], repeats: Sequence[Samples], devices: int, scaling: Scaling) -> float:
+    t_1_us, t_n_us = pooled_median(alone), pooled_median(repeats)
+    assert t_1_us is not None  # a measured cell has samples
+    assert t_n_us is not None
+    return scaled_speedup(t_1_us, t_n_us, devices) if scaling == "weak" else strong_speedup(t_1_us, t_n_us)
+
+
+def scaling_choices(measured: Sequence[CellData]) -> tuple[ScalingChoice, ...]:
+    """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
+    by_key = {(one.cell.strategy, one.cell.variant, one.cell.devices, one.cell.batch_size): one for one in measured}
+    choices = []
+    for (strategy, variant, devices, batch), weak in by_key.items():
+        strong = by_key.get((strategy, variant, devices, batch // devices))
+        if devices == 1 or batch % devices or strong is None:
+            continue
+        # samples/s: weak N b / t_N(b), strong b / t_N(b / N)
+        slower = [np.asarray(repeat * devices) for repeat in strong.step_samples()]
+        choices.append(
+            ScalingChoice(
+                strategy, devices, batch, weak.cell.name, strong.cell.name, ratio_estimate(slower, weak.step_samples())
+            )
+        )
+    return tuple(choices)

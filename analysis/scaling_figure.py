@@ -1,0 +1,99 @@
+"""Speedup and efficiency over devices: measured with intervals, ideal, fitted laws with bands, and Amdahl's misuse."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.figure_style import COLOURS, new_figure
+from dpscope.analysis.run_analysis import RunData
+from dpscope.analysis.run_scaling import ScalingSeries
+from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, predicted_speedup, speedup_from_exposed_share
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def scaling(run: RunData, comparison: Comparison) -> Figure | None:
+    """Weak series solid, strong ones dashed; a law is drawn to twice the largest measured count, dotted past it never."""
+    if not comparison.scaling:
+        return None
+    figure, (left, right) = new_figure(9, columns=2)
+    counts = sorted({1, *(point.devices for series in comparison.scaling for point in series.points)})
+    left.plot(counts, counts, color="black", linestyle=":", label="ideal")
+    right.axhline(100, color="black", linestyle=":")
+    if comparison.target_efficiency is not None:
+        right.axhline(100 * comparison.target_efficiency, color="#009E73", linestyle="-.", label="target efficiency")
+    for index, series in enumerate(comparison.scaling):
+        marker = _MARKERS[index % len(_MARKERS)]
+        _measured(left, series, marker, by_devices=False)
+        _measured(right, series, marker, by_devices=True)
+        for axes, by_devices in ((left, False), (right, True)):
+            _law(axes, series, by_devices)
+            _misuse(axes, series, by_devices, label=not by_devices and index == 0)
+    for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
+        axes.set_xlabel("devices")
+        axes.set_xticks(counts)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.suptitle("Speedup and efficiency against one device, with 95% intervals", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _style(series: ScalingSeries) -> dict[str, Any]:
+    return {"color": COLOURS[series.strategy], "linestyle": "-" if series.scaling == "weak" else "--"}
+
+
+def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool) -> None:
+    """Points joined from one device on; whiskers are intervals."""
+    devices = np.array([1, *(point.devices for point in series.points)], dtype=float)
+    estimates = [point.speedup for point in series.points]
+    scale = 100 / devices if by_devices else np.ones(len(devices))
+    values = np.array([1.0, *(one.value or np.nan for one in estimates)])
+    below = [0.0, *(max(0.0, (one.value or 0.0) - one.low) if one.low is not None else 0.0 for one in estimates)]
+    above = [0.0, *(max(0.0, one.high - (one.value or 0.0)) if one.high is not None else 0.0 for one in estimates)]
+    axes.errorbar(
+        devices,
+        values * scale,
+        yerr=[np.array(below) * scale, np.array(above) * scale],
+        marker=marker,
+        capsize=2,
+        label=None if by_devices else series.label,
+        **_style(series),
+    )
+
+
+def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
+    """The fitted law with its band, as far as it is trusted; none for a single count."""
+    if series.fit is None or series.fit.law == "karp_flatt":
+        return
+    counts = list(range(1, FARTHEST_FACTOR * series.fit.largest_devices + 1))
+    predictions = [predicted_speedup(series.fit, count).speedup for count in counts]
+    if any(one.value is None for one in predictions):
+        return
+    scale = 100 / np.array(counts) if by_devices else np.ones(len(counts))
+    axes.plot(
+        counts, [one.value or np.nan for one in predictions] * scale, color=COLOURS[series.strategy], linewidth=0.8
+    )
+    if all(one.low is not None and one.high is not None for one in predictions):
+        low = np.array([one.low for one in predictions], dtype=float) * scale
+        high = np.array([one.high for one in predictions], dtype=float) * scale
+        axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
+
+
+def _misuse(axes: Axes, series: ScalingSeries, by_devices: bool, label: bool) -> None:
+    """Amdahl's curve with the exposed share of the largest count as serial fraction: how it should not be done."""
+    share = series.points[-1].exposed_share
+    if share is None:
+        return
+    counts = np.arange(1, series.points[-1].devices + 1)
+    values = np.array([speedup_from_exposed_share(share, int(count)) for count in counts])
+    axes.plot(
+        counts,
+        values * (100 / counts if by_devices else 1.0),
+        color="#777777",
+        linestyle=(0, (1, 3)),
+        label="misuse: exposed share as Amdahl's fraction" if label else None,
+    )

@@ -1,0 +1,173 @@
+"""Scaling of a run in tables and findings: strong or weak, the target efficiency, and a common misuse of Amdahl's law."""
+
+from collections.abc import Iterator, Sequence
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.run_scaling import STRATEGY_NAMES, ScalingChoice, ScalingSeries
+from dpscope.analysis.sample_statistics import Estimate, verdict
+from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, predicted_speedup
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.units import Unit, show
+from dpscope.profiling.run_types import Finding
+
+_RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
+_LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL", "karp_flatt": "Karp-Flatt"}
+
+
+def scaling_table(comparison: Comparison) -> TextTable | None:
+    """A row for each cell against one device; None without a single-device cell to stand against."""
+    rows = [
+        (
+            series.label,
+            str(point.devices),
+            *(show(value, _RATIO) for value in (point.speedup.value, point.speedup.low, point.speedup.high)),
+            show(point.efficiency.value, _SHARE),
+            show(point.serial_fraction, _FRACTION),
+            show(point.misuse, _RATIO),
+        )
+        for series in comparison.scaling
+        for point in series.points
+    ]
+    if not rows:
+        return None
+    return TextTable(
+        title="Scaling: speedup against one device",
+        headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt", "misuse [x]"),
+        rows=tuple(rows),
+        notes=(
+            "low, high: 95% bootstrap interval; Karp-Flatt: the serial fraction that would give this speedup if nothing but "
+            "serial work were in the way; if it grows with the devices, communication is",
+            "misuse: what Amdahl's law gives with the exposed share as serial fraction, which it is not",
+        ),
+    )
+
+
+def law_table(comparison: Comparison) -> TextTable | None:
+    """Laws fitted to series of two or more device counts; None without such a series."""
+    rows = []
+    for series in comparison.scaling:
+        fit = series.fit
+        if fit is None or fit.law == "karp_flatt":
+            continue
+        farthest = FARTHEST_FACTOR * fit.largest_devices
+        prediction = predicted_speedup(fit, farthest)
+        parameters = ", ".join(f"{name} {_with_interval(value)}" for name, value in fit.parameters.items())
+        rows.append(
+            (
+                series.label,
+                _LAWS[fit.law],
+                parameters,
+                show(fit.worst_relative_error, _SHARE),
+                f"{farthest}: {_with_interval(prediction.speedup, 2)}",
+                fit.note or prediction.note or "-",
+            )
+        )
+    if not rows:
+        return None
+    return TextTable(
+        title="Scaling laws fitted to these points, and what they predict at twice the largest count",
+        headings=("series", "law", "parameters", "worst error [%]", "predicted speedup", "note"),
+        rows=tuple(rows),
+        notes=(
+            "one measured count gives Karp-Flatt's fraction only, two Amdahl's or Gustafson's law, three or more the USL",
+        ),
+    )
+
+
+def _with_interval(estimate: Estimate, digits: int = 3) -> str:
+    if estimate.value is None:
+        return "NA"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.{digits}f}"
+    return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
+
+
+def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
+    """Strong against weak, the target efficiency, the misuse of the exposed share."""
+    for choice in comparison.choices:
+        yield strong_or_weak(choice)
+    if comparison.target_efficiency is not None:
+        yield from judge_target(comparison.scaling, comparison.target_efficiency)
+    yield from amdahl_misuse(comparison.scaling)
+
+
+def strong_or_weak(choice: ScalingChoice) -> Finding:
+    """Which way of reading the same batch number trains more samples per second, and by how much."""
+    name = f"{STRATEGY_NAMES[choice.strategy]} on {choice.devices} devices, batch {choice.batch_size}"
+    ratio, shown = choice.ratio, verdict(choice.ratio)
+    interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None else ""
+    if shown == "too_few_samples":
+        said = "too few steps to say whether strong or weak scaling is better"
+    elif shown == "no_difference_shown":
+        said = f"no difference between strong and weak scaling is shown (ratio {ratio.value:.2f}, {interval})"
+    else:
+        better, worse = ("weak", "strong") if shown == "above" else ("strong", "weak")
+        times, low, high = ratio.value or 1.0, ratio.low or 1.0, ratio.high or 1.0
+        if shown == "below":
+            times, low, high = 1 / times, 1 / high, 1 / low
+        said = (
+            f"{better} scaling is better here: {times:.2f} times the samples per second, and the efficiency, of {worse} "
+            f"scaling (95% interval {low:.2f} to {high:.2f}; {choice.weak} against {choice.strong})"
+        )
+    return Finding(
+        severity="info",
+        code="strong_or_weak",
+        message=f"{name}: {said}",
+        next_step="weak scaling multiplies the global batch by the number of devices, which may need another learning rate; "
+        "strong scaling trains as before, with less work per device to hide communication behind",
+    )
+
+
+def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Finding]:
+    """Whether each series reaches a target efficiency (0..1), by the intervals of its points.
+
+    A point reaches the target if its whole interval does, misses it if all of it lies below, and else it is not shown.
+    """
+    for series in scaling:
+        said, missed = [], False
+        for point in series.points:
+            shown = verdict(point.efficiency, target)
+            words = {
+                "above": "reached on",
+                "below": "missed on",
+                "no_difference_shown": "not shown either way on",
+                "too_few_samples": "too few steps to say on",
+            }[shown]
+            missed |= shown == "below"
+            said.append(f"{words} {point.devices} devices ({_with_percent(point.efficiency)})")
+        yield Finding(
+            severity="warning" if missed else "info",
+            code="target_efficiency",
+            message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
+            next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"
+            if missed
+            else "nothing, or time more steps where it is not shown",
+        )
+
+
+def _with_percent(estimate: Estimate) -> str:
+    value = f"{estimate.value:.0%}" if estimate.value is not None else "NA"
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value}, {estimate.low:.0%} to {estimate.high:.0%}"
+
+
+def amdahl_misuse(scaling: Sequence[ScalingSeries]) -> Iterator[Finding]:
+    """The exposed share taken as Amdahl's serial fraction, beside what was measured: the series it misses by most."""
+    known = [
+        (abs(point.misuse / point.speedup.value - 1), series, point)
+        for series in scaling
+        for point in series.points
+        if point.misuse is not None and point.speedup.value
+    ]
+    if not known:
+        return
+    _, series, point = max(known, key=lambda one: one[0])
+    yield Finding(
+        severity="info",
+        code="amdahl_misuse",
+        message=f"{series.label}, {point.devices} devices: the exposed share {point.exposed_share:.0%} taken as Amdahl's serial "
+        f"fraction would give a speedup of {point.misuse:.2f}; measured {point.speedup.value:.2f}",
+        next_step="do not compute speedups so: exposed communication is a cost added to each step on N devices, not work that "
+        "one device does alone; it is not there at N = 1, it changes with N, and it is not all that is added",
+    )

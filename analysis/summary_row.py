@@ -1,0 +1,45 @@
+"""A row of the comparison table while it is filled: values by column, and why the others are missing."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.columns import NAMES
+
+
+@dataclass
+class Row:
+    """Values by column name, None where missing; `reasons` has one for every missing value."""
+
+    values: dict[str, object] = field(default_factory=lambda: dict.fromkeys(NAMES))
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def number(self, column: str) -> float | None:
+        value = self.values[column]
+        return float(value) if isinstance(value, int | float) else None
+
+    def put(self, reason: str, **values: object) -> None:
+        """Set values; None is missing for this reason."""
+        for column, value in values.items():
+            assert column in self.values, column
+            missing = value is None or value is pd.NA or (isinstance(value, float) and not np.isfinite(value))
+            self.values[column] = None if missing else value
+            if missing:
+                self.reasons[column] = reason
+            else:
+                self.reasons.pop(column, None)
+
+    def clear(self, columns: tuple[str, ...], reason: str) -> None:
+        """Mark columns as missing."""
+        self.put(reason, **dict.fromkeys(columns))
+
+
+def minus(first: float | None, second: float | None) -> float | None:
+    """Difference of two values, unknown if one of them is."""
+    return first - second if first is not None and second is not None else None
+
+
+def ratio(first: float | None, second: float | None) -> float | None:
+    """Quotient of two values, unknown if one of them is or the second is not positive."""
+    return first / second if first is not None and second is not None and second > 0 else None
