@@ -215,6 +215,38 @@ def _print_traces(paths: list[Path], output_format: OutputFormat, max_bytes: int
 
 
 @app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="a run folder")],
+    after: Annotated[Path, typer.Argument(help="another, of the same cells")],
+    fail_over: Annotated[
+        str, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this")
+    ] = "5%",
+    output_format: Annotated[
+        Literal["table", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")
+    ] = "table",
+) -> None:
+    """Say what got faster or slower between two runs, beyond noise, per cell and per component."""
+    from dpscope.analysis.run_comparison import change_table, compare_runs, parse_share, regressions, setting_findings
+    from dpscope.analysis.tables import render
+    from dpscope.analysis.terminal import print_findings, print_table
+
+    share = parse_share(fail_over)
+    console, progress = Console(), Console(stderr=True)
+    runs = _load(before, progress), _load(after, progress)
+    changes = compare_runs(*runs)
+    worse = regressions(changes, share)
+    if output_format != "table":
+        sys.stdout.write(render(change_table(changes), output_format))
+    else:
+        print_table(console, change_table(changes))
+        if findings := setting_findings(*runs):
+            print_findings(console, findings)
+        cells = ", ".join(change.cell for change in worse)
+        console.print(f"\nSlower by more than {fail_over}: {cells or 'none'}", highlight=False)
+    raise typer.Exit(1 if worse else 0)
+
+
+@app.command()
 def tensorboard(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",

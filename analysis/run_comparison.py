@@ -1,0 +1,175 @@
+"""Two runs side by side: what got faster or slower beyond noise, per cell and per component."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.sample_statistics import FEWEST_SAMPLES, Estimate, pooled_median, ratio_estimate
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.units import NA, choose_unit, show
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Finding
+
+Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
+
+STEP = "step"
+COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One quantity of one cell in both runs: medians in microseconds, `ratio` after / before with its 95% interval."""
+
+    cell: str
+    quantity: str
+    before_us: float | None
+    after_us: float | None
+    ratio: Estimate
+
+    @property
+    def verdict(self) -> Verdict:
+        """Faster or slower only if the interval of the ratio leaves 1 out."""
+        if self.ratio.count < FEWEST_SAMPLES or self.ratio.low is None or self.ratio.high is None:
+            return "too few samples"
+        if self.ratio.high < 1:
+            return "faster"
+        return "slower" if self.ratio.low > 1 else "no difference shown"
+
+
+def compare_runs(before: RunData, after: RunData) -> list[Change]:
+    """Changes of every cell measured in both runs: the untraced step, then the components of the traced windows.
+
+    Raises DpscopeError when the runs have no measured cell in common.
+    """
+    other = {data.cell.name: data for data in after.measured}
+    pairs = [(data, other[data.cell.name]) for data in before.measured if data.cell.name in other]
+    if not pairs:
+        raise DpscopeError(
+            f"{before.folder.path} and {after.folder.path} have no measured cell in common: compare runs of the same "
+            "strategies, devices and batches"
+        )
+    return [change for first, second in pairs for change in _cell_changes(first, second)]
+
+
+def _cell_changes(before: CellData, after: CellData) -> list[Change]:
+    changes = [_change(before.cell.name, STEP, before.step_samples(), after.step_samples())]
+    for quantity, column in COMPONENTS.items():
+        first, second = _window_samples(before, column), _window_samples(after, column)
+        if first and second:
+            changes.append(_change(before.cell.name, quantity, first, second))
+    return changes
+
+
+def _change(
+    cell: str, quantity: str, before: Sequence[npt.NDArray[np.float64]], after: Sequence[npt.NDArray[np.float64]]
+) -> Change:
+    return Change(cell, quantity, pooled_median(before), pooled_median(after), ratio_estimate(after, before))
+
+
+def _window_samples(data: CellData, column: str) -> list[npt.NDArray[np.float64]]:
+    """One array per repeat: a component's mean over ranks and devices for every whole traced step."""
+    windows = data.whole_windows()
+    if windows.empty or (column != "compute_us" and data.cell.devices > 1 and not data.communication_known):
+        return []
+    means = windows.groupby(["repeat", "step"])[column].mean().dropna()
+    arrays = [group.to_numpy(dtype=float) for _, group in means.groupby(level="repeat")]
+    return arrays if any((array > 0).any() for array in arrays) else []
+
+
+def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
+    """Cells whose untraced step got slower beyond noise and by more than `fail_over` (0.05 is 5%)."""
+    return [
+        change
+        for change in changes
+        if change.quantity == STEP
+        and change.verdict == "slower"
+        and change.ratio.value is not None
+        and change.ratio.value > 1 + fail_over
+    ]
+
+
+def parse_share(text: str) -> float:
+    """``5%`` or ``0.05`` as 0.05; raises DpscopeError."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise DpscopeError(f"--fail-over {text}: not a share; write it as 5% or 0.05")
+    return value
+
+
+def setting_findings(before: RunData, after: RunData) -> list[Finding]:
+    """Settings and machines that differ: a change may come from them."""
+    first, second = before.manifest, after.manifest
+    differ = [
+        f"{name} {getattr(first.config, name)} -> {getattr(second.config, name)}"
+        for name in first.config.__struct_fields__
+        if name not in ("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir")
+        and getattr(first.config, name) != getattr(second.config, name)
+    ]
+    differ += [
+        f"{name} {getattr(first.environment, name)} -> {getattr(second.environment, name)}"
+        for name in (
+            "hostname",
+            "cpu_name",
+            "cpu_count",
+            "torch_version",
+            "cuda_version",
+            "nccl_version",
+            "driver_version",
+        )
+        if getattr(first.environment, name) != getattr(second.environment, name)
+    ]
+    if not differ:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="settings_differ",
+            message=f"the runs differ in {'; '.join(differ)}",
+            next_step="a change may come from that and not from the code",
+        )
+    ]
+
+
+def change_table(changes: Sequence[Change]) -> TextTable:
+    """The changes, a row each."""
+    unit = choose_unit("time", [change.before_us for change in changes])
+
+    def ratio(value: float | None) -> str:
+        return NA if value is None else f"{value:.3f}"
+
+    return TextTable(
+        title="What changed (after / before; medians, 95% intervals)",
+        headings=(
+            "cell",
+            "quantity",
+            f"before [{unit.label}]",
+            f"after [{unit.label}]",
+            "ratio",
+            "low",
+            "high",
+            "n",
+            "verdict",
+        ),
+        rows=tuple(
+            (
+                change.cell,
+                change.quantity,
+                show(change.before_us, unit),
+                show(change.after_us, unit),
+                ratio(change.ratio.value),
+                ratio(change.ratio.low),
+                ratio(change.ratio.high),
+                str(change.ratio.count),
+                change.verdict,
+            )
+            for change in changes
+        ),
+        notes=("step is untraced; the components are of traced windows, means over ranks and devices",),
+    )
