@@ -9,7 +9,6 @@ import pandas as pd
 from dpscope.analysis.report import Report
 from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
 
-
 UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""
 
