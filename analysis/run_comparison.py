@@ -155,7 +155,7 @@ def change_table(changes: Sequence[Change]) -> TextTable:
             "low",
             "high",
             "n",
-            "verdict",
+            "change",
         ),
         rows=tuple(
             (
@@ -167,7 +167,7 @@ def change_table(changes: Sequence[Change]) -> TextTable:
                 ratio(change.ratio.low),
                 ratio(change.ratio.high),
                 str(change.ratio.count),
-                change.verdict,
+                "none shown" if change.verdict == "no difference shown" else change.verdict,
             )
             for change in changes
         ),
