@@ -15,8 +15,8 @@ from dpscope.analysis.gloo_queue import queue_us
 from dpscope.analysis.tensor_sizes import buffer_bytes
 
 COLUMNS = (
-    "rank", "device", "step", "kind", "group", "sequence", "order", "bytes", "group_size", "start_us", "duration_us",
-    "queue_us",
+    "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
+    "duration_us", "queue_us",
 )  # fmt: skip
 
 _NO_ARGS = CommunicationArgs()
@@ -40,10 +40,11 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
         list(_rows(attribution, rows)), columns=[name for name in COLUMNS if name not in ("rank", "order")]
     )
     frame.insert(0, "rank", attribution.trace.rank)
-    frame.insert(COLUMNS.index("order"), "order", frame.groupby("group", dropna=False).cumcount())
+    frame.insert(COLUMNS.index("order"), "order", frame.groupby(["group", "group_ranks"], dropna=False).cumcount())
     whole = ["rank", "device", "step", "sequence", "order", "bytes", "group_size"]
     frame[whole] = frame[whole].astype("Int64")
-    frame[["kind", "group"]] = frame[["kind", "group"]].astype("string")
+    words = ["kind", "group", "group_ranks"]
+    frame[words] = frame[words].astype("string")
     times = ["start_us", "duration_us", "queue_us"]
     frame[times] = frame[times].astype("Float64")
     return frame
@@ -70,6 +71,7 @@ def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, objec
             "step": None if step == NO_STEP else attribution.steps.numbers[step],
             "kind": kind,
             "group": args.group,
+            "group_ranks": args.group_ranks,
             "sequence": args.sequence,
             "bytes": buffer_bytes(args, kind, group_size),
             "group_size": group_size,

@@ -33,6 +33,7 @@ class CommunicationArgs:
     output_elements: int | None = None
     dtype: str | None = None
     group: str | None = None
+    group_ranks: str | None = None  # as the trace writes them
     group_size: int | None = None
     sequence: int | None = None
     input_bytes: int | None = None  # where tensors of several types are recorded

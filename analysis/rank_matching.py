@@ -56,7 +56,7 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     if table.empty:
         return MatchedCollectives(table.reindex(columns=[*table.columns, *MATCHED_COLUMNS]), 0, ())
     rank = table["rank"].fillna(-1)
-    groups = table.groupby(_same_collective(table), dropna=False, sort=False)
+    groups = table.groupby(_same_collective(table.assign(group=_group(table))), dropna=False, sort=False)
     present = groups["rank"].transform("nunique")
     same_kind = groups["kind"].transform("nunique") <= 1
     same_size = groups["bytes"].transform("nunique") <= 1
@@ -79,6 +79,14 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     unmatched = int((to_match & ~whole).sum())
     disagree = int((to_match & ~sound).sum())
     return MatchedCollectives(table, unmatched, tuple(_findings(unmatched, disagree, table)))
+
+
+def _group(table: pd.DataFrame) -> "pd.Series[str]":
+    """A group by its name and its ranks, where they are recorded: groups made by splitting share one name."""
+    if "group_ranks" not in table:
+        return table["group"]
+    both = table["group"].fillna("") + table["group_ranks"].fillna("")
+    return both.where(table["group"].notna() | table["group_ranks"].notna())
 
 
 def _same_collective(table: pd.DataFrame) -> "list[pd.Series[Any]]":

@@ -171,6 +171,7 @@ def communication_args(name: str, args: EventArgs) -> CommunicationArgs:
         output_elements=elements[1],
         dtype=dtype,
         group=str(args.group) if args.group is not None else None,
+        group_ranks=bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"') or None,
         group_size=args.group_size,
         sequence=args.sequence,
         input_bytes=types[0],

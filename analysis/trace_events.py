@@ -27,6 +27,7 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     output_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
     dtype: str | None = None
     group: str | int | None = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Ranks")
     group_size: int | None = msgspec.field(default=None, name="Group size")
     sequence: int | None = msgspec.field(default=None, name="Seq")
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
@@ -172,7 +173,7 @@ def _lenient_args(args: dict[str, Any]) -> EventArgs:
     kept: dict[str, Any] = {}
     for name, encoded in zip(EventArgs.__struct_fields__, EventArgs.__struct_encode_fields__, strict=True):
         value = args.get(encoded)
-        if name in ("input_dims", "input_type"):
+        if name in ("input_dims", "input_type", "group_ranks"):
             if value is not None:
                 kept[name] = msgspec.Raw(json.dumps(value).encode())
         elif name in ("collective_name", "dtype", "group"):

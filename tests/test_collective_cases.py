@@ -151,3 +151,18 @@ def test_the_parallelism_is_told_with_its_evidence(tmp_path: Path) -> None:
     ]  # fmt: skip
     other = analyzed(tmp_path / "b", {**trace, "traceEvents": forward_only})
     assert parallelism(other).startswith("not DDP: it all-reduces no gradients")
+
+
+def test_groups_made_by_splitting_share_a_name(tmp_path: Path) -> None:
+    """Two pairs of ranks whose groups are both called "1": their ranks tell them apart."""
+    ranks = [ddp_trace(rank, 4, DdpOptions(extra_groups=True)) for rank in range(4)]
+    for generated in ranks:
+        for event in generated.trace["traceEvents"]:
+            if event.get("args", {}).get("Process Group Name") == "2":
+                event["args"]["Process Group Name"] = "1"
+    analysis = analyzed(tmp_path, *(rank.trace for rank in ranks))
+    gathered = analysis.collectives[analysis.collectives["kind"] == "all_gather"]
+    assert set(gathered["group"]) == {"1"}
+    assert set(gathered["group_ranks"]) == {"[0, 1]", "[2, 3]"}
+    assert gathered["transfer_us"].notna().all()
+    assert "collectives_unmatched" not in {finding.code for finding in analysis.findings}
