@@ -22,7 +22,7 @@ from dpscope.launch.plan import (
 )
 from dpscope.launch.progress import duration_text
 from dpscope.launch.torchrun import torchrun_command
-from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder
+from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, RunFolder, is_run_folder
 from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
 
 
@@ -110,7 +110,7 @@ def _planned_job(
 
 def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
     if not is_run_folder(run.path):
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        if run.path.exists() and (not run.path.is_dir() or any(map(_is_foreign, run.path.iterdir()))):
             raise DpscopeError(f"--out {run.path}: exists and is not a run folder; name another")
         return
     if fresh:
@@ -122,6 +122,11 @@ def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
                 f"--out {run.path}: holds a run with {field} = {getattr(had, field)}, not "
                 f"{getattr(config, field)}; use the same settings to resume it, --fresh to redo it, or another --out"
             )
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is none that `dpscope calibrate` leaves for a run to come."""
+    return path.stem != Path(CALIBRATION_NAME).stem
 
 
 def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False) -> PlanDescription:

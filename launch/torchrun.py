@@ -24,12 +24,18 @@ _GRACE_S = 3.0  # between SIGTERM and SIGKILL
 
 def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
     """The exact command of one repeat of a cell; it can be given by hand once the run's manifest is there."""
+    folder = RunFolder(run).repeat(cell, repeat)
+    worker = ("-m", "dpscope.launch.worker", "--out", str(run), "--cell", cell.name, "--repeat", str(repeat))
+    return [*torchrun_prefix(cell.processes, folder), *worker]
+
+
+def torchrun_prefix(processes: int, folder: RepeatFolder) -> list[str]:
+    """torchrun on this host with dpscope's settings; what each process is to run follows it."""
     return [
         sys.executable,
-        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cell.processes}"),
+        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
         *("--max-restarts=0", "--role=rank", "--tee=3"),
-        f"--log-dir={_torchrun_folder(RunFolder(run).repeat(cell, repeat))}",
-        *("-m", "dpscope.launch.worker", "--out", str(run), "--cell", cell.name, "--repeat", str(repeat)),
+        f"--log-dir={_torchrun_folder(folder)}",
     ]
 
 

@@ -1,44 +1,193 @@
-"""The links of the GPUs as NVML describes them."""
+"""The links between the GPUs as NVML describes them: NVLinks, PCIe, what lies between each pair. Imports no torch.
 
+NVML is asked through the module `pynvml` or anything with its functions; each question may go unanswered, and what is not
+answered stays unknown. Source of the questions and their codes: NVML API reference, nvml.h.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
-NVLINK_MAXIMUM_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+from dpscope.profiling.link_specifications import nvlink, pcie_link
+from dpscope.profiling.link_types import DeviceLinks, Interconnect, LinkRate, PairLink
+
+_MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU refuses the numbers it does not have
+
+_NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
+"""nvmlNvlinkVersion_t is a list and no version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0. An A100 answers 5."""
+
+_NEWEST_NVLINK = {4: 1, 5: 2, 6: 2, 7: 3, 8: 3, 9: 4, 10: 5}
+"""The newest generation of each architecture, Pascal (4) to Blackwell (10). Some drivers answer 5.0 for an H100."""
+
+_TOPOLOGIES = {
+    0: "same board",
+    10: "one PCIe switch (PIX)",
+    20: "several PCIe switches (PXB)",
+    30: "PCIe host bridge (PHB)",
+    40: "host bridges of one NUMA node (NODE)",
+    50: "between NUMA nodes (SYS)",
+}
+_PEER_STATUS = {
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology of the I/O hub not supported",
+    4: "disabled by the driver's registry key",
+    5: "not supported",
+}
+_READ = 0  # NVML_P2P_CAPS_INDEX_READ
+_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 
 @dataclass(frozen=True)
-class DeviceLinks:
-    """Links of one GPU; None where NVML does not say."""
+class _Gpu:
+    """One GPU while it is asked."""
 
-    index: int
-    active_nvlinks: int
-    nvlink_version: int | None
-    pcie_generation: int | None  # the highest that device and slot support; the current one drops at idle
-    pcie_width: int | None
+    handle: Any
+    address: str | None  # on the PCI bus
+    links: DeviceLinks
+    far_ends: tuple[str | None, ...]  # PCI address at the other end of each active NVLink
+    on_switch: bool  # its NVLinks lead to NVSwitches, so that all of them serve any other GPU there
+
+
+def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconnect:
+    """Links of every GPU of the machine and between each two of them; empty without NVML.
+
+    `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no `torch_index`.
+    """
+    if nvml is None:
+        return Interconnect()
+    gpus = [_gpu(nvml, index, torch_uuids) for index in range(nvml.nvmlDeviceGetCount())]
+    pairs = tuple(_pair(nvml, first, second) for first, second in combinations(gpus, 2))
+    return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
 
 
 def device_links(nvml: Any | None) -> tuple[DeviceLinks, ...]:
     """Links of every GPU of the machine; empty without NVML."""
-    if nvml is None:
-        return ()
-    return tuple(_links(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    return interconnect(nvml).devices
 
 
-def _links(nvml: Any, index: int) -> DeviceLinks:
+def _gpu(nvml: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    active = [link for link in range(NVLINK_MAXIMUM_LINKS) if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
-    return DeviceLinks(
+    numbers = range(_MOST_NVLINKS)
+    active = [link for link in numbers if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
+    version = _nvlink_generation(nvml, handle, active[0]) if active else None
+    name, uuid = (_text(_ask(nvml, f"nvmlDeviceGet{what}", handle)) for what in ("Name", "UUID"))
+    rate = nvlink(version, len(active), name)
+    links = DeviceLinks(
         index=index,
+        uuid=uuid,
+        name=name,
+        torch_index=_torch_index(uuid, torch_uuids),
         active_nvlinks=len(active),
-        nvlink_version=_ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]) if active else None,
+        nvlink_version=version,
+        nvlink_gbps=None if rate is None else rate.gbps,
         pcie_generation=_ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
         pcie_width=_ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        current_pcie_generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        current_pcie_width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+    )
+    kinds = {_ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active}
+    return _Gpu(
+        handle=handle,
+        address=_address(_ask(nvml, "nvmlDeviceGetPciInfo", handle)),
+        links=links,
+        far_ends=tuple(_address(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active),
+        on_switch=kinds == {_SWITCH},
     )
 
 
-def _ask(nvml: Any, question: str, *arguments: Any) -> int | None:
+def _nvlink_generation(nvml: Any, handle: Any, link: int) -> int | None:
+    """What NVML says, held to what the GPU's architecture has at most."""
+    generation = _NVLINK_GENERATIONS.get(_ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, link))
+    newest = _NEWEST_NVLINK.get(_ask(nvml, "nvmlDeviceGetArchitecture", handle))
+    return generation if generation is None or newest is None else min(generation, newest)
+
+
+def _pair(nvml: Any, first: _Gpu, second: _Gpu) -> PairLink:
+    status = _ask(nvml, "nvmlDeviceGetP2PStatus", first.handle, second.handle, _READ)
+    direct = 0 if second.address is None else first.far_ends.count(second.address)
+    switched = first.on_switch and second.on_switch
+    links = min(first.links.active_nvlinks, second.links.active_nvlinks) if switched else direct
+    fastest = nvlink(first.links.nvlink_version, links, first.links.name)
+    return PairLink(
+        first=first.links.index,
+        second=second.links.index,
+        topology=_TOPOLOGIES.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)),
+        direct_nvlinks=direct,
+        through_nvswitch=switched,
+        peer_access=None if status is None else status == 0,
+        peer_status=_PEER_STATUS.get(status),
+        rate=fastest if links else _slower([_pcie(first.links), _pcie(second.links)]),
+    )
+
+
+def _pcie(device: DeviceLinks) -> LinkRate | None:
+    return pcie_link(device.pcie_generation, device.pcie_width)
+
+
+def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
+    """The slowest of these links; unknown when one of them is."""
+    known = list(rates)
+    kept = [rate for rate in known if rate is not None]
+    return min(kept, key=lambda rate: rate.gbps) if kept and len(kept) == len(known) else None
+
+
+def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:
+    """What bounds a ring through these GPUs in one direction, given by torch's indices; None where it is not known.
+
+    Where NVLinks join them in a ring: all the NVLinks a GPU has to others of the group (a library runs several rings at
+    once), of the GPU that has least. Else the slowest PCIe link: one hop without NVLink holds up the whole ring.
+    """
+    wanted = set(torch_indices)
+    members = {device.index: device for device in links.devices if device.torch_index in wanted}
+    if len(members) < len(wanted) or len(members) < 2:
+        return None
+    inside = [pair for pair in links.pairs if pair.first in members and pair.second in members]
+    fast = [pair for pair in inside if pair.direct_nvlinks or pair.through_nvswitch]
+    if not _has_ring(sorted(members), {frozenset((pair.first, pair.second)) for pair in fast}):
+        return _slower(_pcie(device) for device in members.values())
+    return _slower(_nvlinks_to_others(device, fast) for device in members.values())
+
+
+def _nvlinks_to_others(device: DeviceLinks, pairs: Sequence[PairLink]) -> LinkRate | None:
+    own = [pair for pair in pairs if device.index in (pair.first, pair.second)]
+    switched = any(pair.through_nvswitch for pair in own)
+    links = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in own)
+    return nvlink(device.nvlink_version, links, device.name)
+
+
+def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
+    """Whether a ring through all members uses only these joints; two members need one joint."""
+    if len(joined) == len(members) * (len(members) - 1) // 2:
+        return True
+
+    def closes(path: list[int]) -> bool:
+        if len(path) == len(members):
+            return frozenset((path[-1], path[0])) in joined
+        following = [one for one in members if one not in path and frozenset((path[-1], one)) in joined]
+        return any(closes([*path, one]) for one in following)
+
+    return closes([members[0]])
+
+
+def _torch_index(uuid: str | None, torch_uuids: Sequence[str]) -> int | None:
+    """torch prints a UUID without NVML's prefix GPU-."""
+    bare = [one.removeprefix("GPU-") for one in torch_uuids]
+    return bare.index(uuid.removeprefix("GPU-")) if uuid is not None and uuid.removeprefix("GPU-") in bare else None
+
+
+def _address(pci: Any) -> str | None:
+    return None if pci is None else _text(pci.busId)
+
+
+def _text(answer: Any) -> str | None:
+    """Older bindings answer bytes."""
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
     try:
-        answer: int = getattr(nvml, question)(*arguments)
+        return getattr(nvml, question)(*arguments)
     except nvml.NVMLError:
         return None
-    return answer

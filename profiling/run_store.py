@@ -4,6 +4,7 @@ runs/<run>/manifest.json
 runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
 runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
 runs/<run>/cells/<cell>/repeat<k>/counters/   <node>_<rank>.pt.trace.json.gz, <node>_<rank>.json
+runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure beside it
 runs/<run>/report/
 """
 
@@ -28,6 +29,7 @@ from dpscope.profiling.run_types import (
 )
 
 MANIFEST_NAME = "manifest.json"
+CALIBRATION_NAME = "calibration.json"
 RESULT_NAME = "result.json"
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
@@ -164,6 +166,10 @@ class RunFolder:
     @property
     def manifest_path(self) -> Path:
         return self.path / MANIFEST_NAME
+
+    @property
+    def calibration_path(self) -> Path:
+        return self.path / CALIBRATION_NAME
 
     @property
     def report_path(self) -> Path:

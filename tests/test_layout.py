@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READ_BY_ANALYSIS = {"run_store", "run_types", "phases", "event_log"}
+READ_BY_ANALYSIS = {
+    "run_store",
+    "run_types",
+    "phases",
+    "event_log",
+    "calibration_types",
+    "link_types",
+    "link_specifications",
+}
 SOURCES = sorted(path for folder in ("profiling", "launch", "analysis") for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -1,0 +1,87 @@
+"""The figure of a calibration: bus bandwidth by size, with the fit, the ring's bound and the link's specification."""
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpscope.analysis.calibration_fit import find_fit, predict_us
+from dpscope.analysis.figure_style import COLOURS, STYLE
+from dpscope.analysis.rank_matching import bus_factor
+from dpscope.profiling.calibration_types import Calibration, CalibrationPoint, CollectiveFit
+from dpscope.profiling.link_types import LinkRate
+
+_CURVE_POINTS = 200
+_CURVE: dict[str, Any] = {"color": COLOURS["ddp"], "linewidth": 1.2}
+_BOUND: dict[str, Any] = {"color": COLOURS["ring"], "linestyle": "--", "linewidth": 1.2}
+_LINK: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0}
+_BREAK: dict[str, Any] = {"color": COLOURS["idle"], "linewidth": 0.8}
+
+
+def calibration_figure(calibration: Calibration) -> Figure:
+    """One panel per collective and device count, sizes and bandwidths on logarithmic scales.
+
+    Points are medians with the range of the iterations. The ring's bound is alpha + S f/B for the fit's latency alpha, the
+    link's specified rate B and the collective's bus factor f: the link without any protocol.
+    """
+    groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
+    for point in calibration.points:
+        if bus_factor(point.collective, point.devices):
+            groups.setdefault((point.collective, point.devices), []).append(point)
+    columns = min(2, len(groups))
+    rows = -(-len(groups) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.4 * columns, 0.7 + 2.7 * rows), layout="constrained")
+        for index, ((collective, devices), points) in enumerate(groups.items()):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            fit, link = find_fit(calibration, collective, devices), calibration.links.get(devices)
+            _panel(axes, points, fit, link)
+            unknown = "" if link else ", link's rate unknown"
+            axes.set_title(f"{collective}, {devices} devices{unknown}", loc="left", fontsize=9)
+        handles: dict[str, Any] = {}
+        for axes in figure.axes:
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
+        figure.suptitle(f"Bus bandwidth by size ({_machine(calibration)})", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _machine(calibration: Calibration) -> str:
+    return f"{calibration.backend}, {len(calibration.device_names)} x {calibration.device_names[0]}"
+
+
+def _panel(axes: Axes, points: list[CalibrationPoint], fit: CollectiveFit | None, link: LinkRate | None) -> None:
+    factor = bus_factor(points[0].collective, points[0].devices)
+    assert factor is not None
+    sizes = np.array([point.size_bytes for point in points], dtype=float)
+    times = [np.array(point.times_us) for point in points]
+    medians = sizes * factor / np.array([np.median(one) for one in times]) / 1e3
+    slowest, fastest = (sizes * factor / np.array([edge(one) for one in times]) / 1e3 for edge in (np.max, np.min))
+    axes.errorbar(
+        sizes,
+        medians,
+        yerr=[medians - slowest, fastest - medians],
+        fmt="o",
+        markersize=3,
+        linewidth=0.8,
+        color=COLOURS["exposed"],
+        label="measured (range)",
+    )
+    if fit is not None:
+        curve = np.geomspace(sizes.min(), sizes.max(), _CURVE_POINTS)
+        fitted = np.array([predict_us(fit, size).time_us for size in curve])
+        axes.plot(curve, curve * factor / fitted / 1e3, label="fit", **_CURVE)
+        for piece in fit.pieces[1:]:
+            axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
+        if link is not None:
+            bound_us = fit.pieces[0].alpha_us + curve * factor / link.gbps / 1e3
+            axes.plot(curve, curve * factor / bound_us / 1e3, label="ring at the link's rate", **_BOUND)
+    if link is not None:
+        axes.axhline(link.gbps, label="link's specification", **_LINK)
+        axes.annotate(f"{link.name}, {link.gbps:.4g} GB/s", (sizes.min(), link.gbps), fontsize=7, va="bottom")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("size [B]")
+    axes.set_ylabel("bus bandwidth [GB/s]")

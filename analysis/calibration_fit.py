@@ -1,0 +1,173 @@
+"""From a calibration's points to the fit of each collective, and from a fit to a prediction with its error.
+
+The value of a size is the median of its iterations. Intervals (95%) are percentiles of a bootstrap with the breakpoints
+held: over the iterations of every size where there are enough of them, else over the fit's relative residuals. They say how
+well a line is known, not how well a line describes the machine: that is the fit's error, stated beside them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from dpscope.analysis.cost_curve import Curve, Values, choose_curve, fit_curve, relative_errors
+from dpscope.analysis.units import show_bytes
+from dpscope.profiling.calibration_types import Calibration, CalibrationPoint, CollectiveFit, FitPiece
+
+RESAMPLES = 300
+FEWEST_ITERATIONS = 5  # of every size, for a bootstrap over them
+FEWEST_SIZES = 5  # for an error of prediction
+_TAILS = (0.025, 0.975)
+PREDICTED_SHARE = 0.9  # of sizes left out in turn that lie within the stated error of prediction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The time of a collective by its fit."""
+
+    time_us: float
+    low_us: float | None  # 90% of sizes left out of the fit in turn lie so close; None where that is not known
+    high_us: float | None
+    extrapolated: str | None  # set: the size lies outside those measured, and how far
+
+
+def fit_calibration(calibration: Calibration) -> Calibration:
+    """The calibration with the fit of every collective and device count that has two sizes or more."""
+    groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
+    for point in calibration.points:
+        if point.size_bytes > 0 and point.times_us:
+            groups.setdefault((point.collective, point.devices), []).append(point)
+    fits = [fit_collective(points) for points in groups.values() if len({point.size_bytes for point in points}) > 1]
+    return msgspec.structs.replace(calibration, fits=tuple(fits))
+
+
+def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
+    """Fit the points of one collective on one device count; points of equal size are taken as one."""
+    samples: dict[int, list[float]] = {}
+    for point in points:
+        samples.setdefault(point.size_bytes, []).extend(point.times_us)
+    sizes = np.array(sorted(samples), dtype=float)
+    iterations = [np.array(samples[int(size)]) for size in sizes]
+    times = np.array([np.median(values) for values in iterations])
+    curve = choose_curve(sizes, times)
+    source: Literal["samples", "residuals"] = "residuals"
+    if min(map(len, iterations)) >= FEWEST_ITERATIONS:
+        source = "samples"
+    resampled = _resampled_times(source, curve, sizes, times, iterations)
+    curves = [fit_curve(sizes, again, curve.breakpoints) for again in resampled]
+    errors = relative_errors(curve, sizes, times)
+    return CollectiveFit(
+        collective=points[0].collective,
+        devices=points[0].devices,
+        pieces=_pieces(curve, curves),
+        sizes=len(sizes),
+        smallest_bytes=int(sizes[0]),
+        largest_bytes=int(sizes[-1]),
+        median_relative_error=float(np.median(errors)),
+        largest_relative_error=float(errors.max()),
+        prediction_relative_error=_prediction_error(curve, sizes, times),
+        interval_source=source,
+    )
+
+
+def _resampled_times(
+    source: Literal["samples", "residuals"], curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]
+) -> list[Values]:
+    """RESAMPLES times of every size as they might have been measured."""
+    generator = np.random.default_rng(0)
+    if source == "samples":
+        return [
+            np.array([np.median(generator.choice(values, len(values))) for values in iterations])
+            for _ in range(RESAMPLES)
+        ]
+    fitted = curve.times_us(sizes)
+    ratios = times / fitted
+    return [fitted * generator.choice(ratios, len(ratios)) for _ in range(RESAMPLES)]
+
+
+def _prediction_error(curve: Curve, sizes: Values, times: Values) -> float | None:
+    """The relative error that PREDICTED_SHARE of the sizes stay within when each is predicted without itself."""
+    if len(sizes) < FEWEST_SIZES:
+        return None
+    errors = []
+    for index in range(len(sizes)):
+        kept = np.arange(len(sizes)) != index
+        without = fit_curve(sizes[kept], times[kept], curve.breakpoints)
+        errors.append(relative_errors(without, sizes[[index]], times[[index]])[0])
+    return float(np.quantile(errors, PREDICTED_SHARE, method="higher"))
+
+
+def _pieces(curve: Curve, resampled: Sequence[Curve]) -> tuple[FitPiece, ...]:
+    edges: list[int | None] = [0, *(round(size) for size in curve.breakpoints), None]
+    lines = _lines(curve)
+    spread = np.array([_lines(other) for other in resampled])  # resample, piece, (alpha, slope)
+    low, high = np.quantile(spread, _TAILS, axis=0)
+    pieces = []
+    for index, (alpha, slope) in enumerate(lines):
+        start = edges[index]
+        assert start is not None
+        pieces.append(
+            FitPiece(
+                from_bytes=start,
+                to_bytes=edges[index + 1],
+                alpha_us=alpha,
+                alpha_low_us=float(low[index, 0]),
+                alpha_high_us=float(high[index, 0]),
+                bandwidth_gbps=_bandwidth_gbps(slope),
+                bandwidth_low_gbps=_bandwidth_gbps(float(high[index, 1])),
+                bandwidth_high_gbps=_bandwidth_gbps(float(low[index, 1])),
+            )
+        )
+    return tuple(pieces)
+
+
+def _lines(curve: Curve) -> list[tuple[float, float]]:
+    """alpha (us) and slope (us/B) of the line each piece lies on."""
+    lines = []
+    at, alpha = 0.0, curve.start_us
+    for begin, slope in zip((0.0, *curve.breakpoints), curve.slopes, strict=True):
+        alpha += (at - slope) * begin
+        at = slope
+        lines.append((alpha, slope))
+    return lines
+
+
+def _bandwidth_gbps(slope_us_per_byte: float) -> float | None:
+    """1e9 B/s; None where the size makes no difference (below 1e-12 us per byte, a million GB/s)."""
+    return 1e-3 / slope_us_per_byte if slope_us_per_byte > 1e-12 else None
+
+
+def predict_us(fit: CollectiveFit, size_bytes: float) -> Prediction:
+    """The time of one call that moves `size_bytes` (the larger of a rank's input and output buffer).
+
+    Outside the measured sizes the nearest piece's line is extended: said in `extrapolated`, and no interval is given.
+    """
+    piece = next(part for part in fit.pieces if part.to_bytes is None or size_bytes <= part.to_bytes)
+    time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gbps / 1e3 if piece.bandwidth_gbps else 0.0)
+    extrapolated = _extrapolation(fit, size_bytes)
+    error = fit.prediction_relative_error
+    if extrapolated is not None or error is None:
+        return Prediction(time_us, None, None, extrapolated)
+    high_us = time_us / (1 - error) if error < 1 else None
+    return Prediction(time_us, time_us / (1 + error), high_us, None)
+
+
+def _extrapolation(fit: CollectiveFit, size_bytes: float) -> str | None:
+    if size_bytes > fit.largest_bytes:
+        return (
+            f"{show_bytes(size_bytes)} is {size_bytes / fit.largest_bytes:.3g} times the largest size measured "
+            f"({show_bytes(fit.largest_bytes)}): the last line is extended"
+        )
+    if size_bytes < fit.smallest_bytes:
+        return (
+            f"{show_bytes(size_bytes)} is below the smallest size measured "
+            f"({show_bytes(fit.smallest_bytes)}): the first line is extended"
+        )
+    return None
+
+
+def find_fit(calibration: Calibration, collective: str, devices: int) -> CollectiveFit | None:
+    """The fit of a collective on exactly this many devices; None where it was not measured."""
+    return next((fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)), None)

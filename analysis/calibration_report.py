@@ -1,0 +1,135 @@
+"""What people see of a calibration: nccl-tests' table, the fits, the figure; and where it is kept."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dpscope.analysis.calibration_figure import calibration_figure
+from dpscope.analysis.calibration_fit import fit_calibration
+from dpscope.analysis.figures import to_png
+from dpscope.analysis.rank_matching import bus_factor
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.units import NA, show_bytes
+from dpscope.profiling.calibration_types import (
+    CALIBRATION_SCHEMA_VERSION,
+    Calibration,
+    CalibrationPoint,
+    CollectiveFit,
+    FitPiece,
+)
+from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, read_json, write_bytes, write_json
+
+FIGURE_NAME = "calibration.png"
+
+
+def calibration_path(out: Path) -> Path:
+    """Where a calibration lies: `out` itself when it is a .json file, else calibration.json in that folder."""
+    return out if out.suffix == ".json" else out / CALIBRATION_NAME
+
+
+def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, Path]:
+    """Fit, and write calibration.json and its figure (.png beside it), each whole or not at all; returns fits and path.
+
+    `out` is a run folder, which need not exist, or a .json file. The samples are written last, when all the rest is there.
+    """
+    fitted = calibration if calibration.fits else fit_calibration(calibration)
+    path = calibration_path(out)
+    try:
+        write_bytes(path.with_suffix(".png"), to_png(calibration_figure(fitted)))
+        write_json(path, fitted)
+    except OSError as error:
+        raise DpscopeError(f"--out {out}: cannot be written: {error.strerror}; name another") from error
+    return fitted, path
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a calibration (a run folder or the file itself); raises DpscopeError for a file that is none."""
+    calibration = read_json(calibration_path(path), Calibration)
+    if calibration.schema_version != CALIBRATION_SCHEMA_VERSION:
+        raise DpscopeError(
+            f"{calibration_path(path)} has schema version {calibration.schema_version}, this dpscope reads "
+            f"{CALIBRATION_SCHEMA_VERSION}; calibrate again"
+        )
+    return calibration
+
+
+def calibration_tables(calibration: Calibration) -> list[TextTable]:
+    """One table per collective and device count with nccl-tests' columns, and one of the fits."""
+    groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
+    for point in calibration.points:
+        groups.setdefault((point.collective, point.devices), []).append(point)
+    tables = [_samples_table(points) for points in groups.values()]
+    if calibration.fits:
+        tables.append(_fits_table(calibration.fits))
+    left_out = tuple(
+        (item.collective, str(item.devices), "all" if item.size_bytes is None else str(item.size_bytes), item.reason)
+        for item in calibration.left_out
+    )
+    if left_out:
+        tables.append(TextTable("Left out", ("collective", "devices", "size [B]", "why"), left_out))
+    return tables
+
+
+def _samples_table(points: list[CalibrationPoint]) -> TextTable:
+    return TextTable(
+        title=f"{points[0].collective} on {points[0].devices} devices",
+        headings=("size [B]", "count [elements]", "type", "time [us]", "algbw [GB/s]", "busbw [GB/s]"),
+        rows=tuple(_row(point) for point in points),
+        notes=(
+            f"time: median of {len(points[0].times_us)} iterations, each its slowest rank's; columns as nccl-tests'",
+        )
+        if len(points[0].times_us) > 1
+        else (),
+    )
+
+
+def _row(point: CalibrationPoint) -> tuple[str, ...]:
+    time_us = float(np.median(point.times_us))
+    algbw_gbps = point.size_bytes / time_us / 1e3
+    factor = bus_factor(point.collective, point.devices)
+    busbw = NA if factor is None else f"{algbw_gbps * factor:.2f}"
+    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), f"{algbw_gbps:.2f}", busbw)
+
+
+def _time(time_us: float) -> str:
+    """Four digits, as nccl-tests prints them."""
+    return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.1f}" if time_us < 1e4 else f"{time_us:.0f}"
+
+
+def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
+    return TextTable(
+        title="Fit t = alpha + S/B, in as many pieces as the sizes support",
+        headings=(
+            "collective", "devices", "from", "to", "alpha [us]", "95% interval", "B [GB/s]", "95% interval",
+            "busbw [GB/s]", "error, median [%]", "largest [%]", "of prediction [%]",
+        ),
+        rows=tuple(_piece_row(fit, piece, first=index == 0) for fit in fits for index, piece in enumerate(fit.pieces)),
+        notes=(
+            "alpha: a latency in a fit's first piece; in others where the piece's line meets size 0",
+            "error of prediction: 90% of the sizes, each predicted by the others, lie within it",
+            f"intervals: bootstrap over {' and '.join(sorted({fit.interval_source for fit in fits}))}, breakpoints held",
+        ),
+    )  # fmt: skip
+
+
+def _piece_row(fit: CollectiveFit, piece: FitPiece, first: bool) -> tuple[str, ...]:
+    factor = bus_factor(fit.collective, fit.devices)
+    bandwidth = piece.bandwidth_gbps
+    errors = (fit.median_relative_error, fit.largest_relative_error, fit.prediction_relative_error)
+    return (
+        fit.collective,
+        str(fit.devices),
+        show_bytes(piece.from_bytes) if piece.from_bytes else "0",
+        NA if piece.to_bytes is None else show_bytes(piece.to_bytes),
+        f"{piece.alpha_us:.1f}",
+        f"{piece.alpha_low_us:.1f} to {piece.alpha_high_us:.1f}",
+        _gbps(bandwidth),
+        f"{_gbps(piece.bandwidth_low_gbps)} to {_gbps(piece.bandwidth_high_gbps)}",
+        _gbps(None if bandwidth is None or factor is None else bandwidth * factor),
+        *(("" if not first else NA if error is None else f"{100 * error:.1f}") for error in errors),
+    )
+
+
+def _gbps(value: float | None) -> str:
+    """A bandwidth; one that the size makes no difference for has no bound."""
+    return "unbounded" if value is None else f"{value:.3g}"

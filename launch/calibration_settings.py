@@ -1,0 +1,102 @@
+"""What `dpscope calibrate` is asked for, checked at once. Imports torch only where GPUs may be."""
+
+import re
+from typing import Literal, cast, get_args
+
+from dpscope.launch.devices import Devices, resolve_devices
+from dpscope.profiling.calibration_types import MEASURED_COLLECTIVES, CalibrationSettings, Collective
+from dpscope.profiling.run_store import DpscopeError
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+"""Types that can be reduced on every backend, and the bytes of one element."""
+
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+_DECIMAL = re.compile(r".*[KMG]B", re.IGNORECASE)  # 1 MB is 1e6 bytes to some and 2**20 to others
+_FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def calibration_settings(
+    *,
+    device: str = "auto",
+    devices: str | None = None,
+    collectives: str | None = None,
+    dtype: str = "float32",
+    min_bytes: str = "4KiB",
+    max_bytes: str = "256MiB",
+    iterations: int = 20,
+    warmup_iterations: int = 5,
+    timeout_s: float = 900.0,
+) -> CalibrationSettings:
+    """Settings from the command's flags; raises DpscopeError naming the flag, its value and what to give instead.
+
+    `devices` None takes 2, 4, 8, ... up to the GPUs there are, on the CPU 2 processes.
+    """
+    _check("--dtype", dtype, dtype in ITEM_BYTES, f"give one of {', '.join(ITEM_BYTES)}")
+    _check("--device", device, device in ("auto", "cuda", "cpu"), "give auto, cuda or cpu")
+    _check("--iterations", iterations, iterations >= 1, "give 1 or more; from 5 on there are intervals")
+    _check("--warmup", warmup_iterations, warmup_iterations >= 1, "give 1 or more: the first call sets up connections")
+    _check("--timeout", timeout_s, timeout_s > 0, "give the seconds the job may take")
+    chosen = _collectives(collectives)
+    smallest, largest = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
+    _check("--max-bytes", max_bytes, largest >= smallest, f"give at least --min-bytes {min_bytes}")
+    present = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
+    counts = _device_counts(devices, present)
+    least = max(counts) * ITEM_BYTES[dtype]
+    _check("--min-bytes", min_bytes, smallest >= least, f"give {least} or more: one element for each device")
+    return CalibrationSettings(
+        device=present.kind,
+        devices=counts,
+        collectives=chosen,
+        dtype=dtype,
+        min_bytes=smallest,
+        max_bytes=largest,
+        iterations=iterations,
+        warmup_iterations=warmup_iterations,
+        timeout_s=timeout_s,
+    )
+
+
+def _check(flag: str, value: object, holds: bool, advice: str) -> None:
+    if not holds:
+        raise DpscopeError(f"{flag} {value}: {advice}")
+
+
+def _bytes(flag: str, text: str) -> int:
+    """4096, 4K, 4KiB: powers of 1024, as in nccl-tests."""
+    found = _SIZE.fullmatch(text.strip())
+    decimal = _DECIMAL.fullmatch(text.strip())
+    if found is None or decimal is not None or int(found[1]) == 0:
+        raise DpscopeError(f"{flag} {text}: give bytes, such as 4096, 4KiB or 256MiB (powers of 1024)")
+    return int(found[1]) * _FACTORS[found[2].lower()]
+
+
+def _collectives(text: str | None) -> tuple[Collective, ...]:
+    measured = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
+    assert set(measured) <= set(get_args(Collective))
+    if text is None:
+        return measured
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in names if name not in measured]
+    _check("--collectives", text, bool(names) and not unknown, f"give some of {','.join(measured)}")
+    return tuple(name for name in measured if name in names)
+
+
+def _device_counts(text: str | None, present: Devices) -> tuple[int, ...]:
+    if present.kind == "cuda":
+        assert present.count is not None
+        if present.count < 2:
+            raise DpscopeError(
+                "--device cuda: one GPU is visible and a collective needs two; "
+                "check CUDA_VISIBLE_DEVICES, or measure the CPU with --device cpu"
+            )
+    if text is None:
+        most = present.count or 2
+        doubling = (2**step for step in range(1, most.bit_length()))
+        return tuple(sorted({*(count for count in doubling if count <= most), most}))
+    parts = [part.strip() for part in text.split(",")]
+    whole = all(part.isdecimal() for part in parts)
+    _check("--devices", text, whole and min(map(int, parts)) >= 2, "give device counts of 2 or more, such as 2,4")
+    counts = tuple(sorted({int(part) for part in parts}))
+    if present.count is not None:
+        _check("--devices", text, counts[-1] <= present.count, f"{present.count} GPU(s) are visible; give no more")
+    return counts

@@ -1,0 +1,111 @@
+"""What `calibration.json` holds, as types: settings, every sample, links, fits. Imports no torch.
+
+Units stand in names: `_us`, `_bytes`, `_gbps` (1e9 bytes per second).
+"""
+
+from typing import Literal
+
+import msgspec
+
+from dpscope.profiling.link_types import Interconnect, LinkRate
+from dpscope.profiling.run_types import Environment, Finding
+
+CALIBRATION_SCHEMA_VERSION = 1
+
+Collective = Literal["all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"]
+MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+"""Those `dpscope calibrate` times; nccl-tests' logs may hold more."""
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every stored type."""
+
+
+class CalibrationSettings(_Stored, frozen=True):
+    """What is to be timed; nothing in it is left to choose."""
+
+    device: Literal["cuda", "cpu"]
+    devices: tuple[int, ...]  # device counts, each a subgroup of the first ranks of one job
+    collectives: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment]
+    dtype: str = "float32"
+    min_bytes: int = 4 * 1024
+    max_bytes: int = 256 * 1024**2  # sizes double from min_bytes up to this one
+    iterations: int = 20
+    warmup_iterations: int = 5  # of every size
+    timeout_s: float = 900.0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes asked for, in bytes, smallest first."""
+        doublings = (self.max_bytes // self.min_bytes).bit_length()
+        return tuple(self.min_bytes << step for step in range(doublings))
+
+
+class CalibrationPoint(_Stored, frozen=True):
+    """One collective on one number of devices at one size."""
+
+    collective: Collective
+    devices: int
+    size_bytes: int  # the larger of a rank's input and output buffer, as nccl-tests counts
+    count: int  # elements, nccl-tests' meaning: of a rank's share for all_gather, reduce_scatter, all_to_all
+    dtype: str
+    times_us: tuple[float, ...]  # one per iteration: its slowest rank; one mean where a log has no more
+
+
+class LeftOut(_Stored, frozen=True):
+    """What was asked for and not timed, and why; `size_bytes` None is all sizes."""
+
+    collective: Collective
+    devices: int
+    size_bytes: int | None
+    reason: str
+
+
+class FitPiece(_Stored, frozen=True):
+    """t = alpha + S / B for sizes between two breakpoints, with 95% intervals.
+
+    In a piece that does not begin at 0 alpha is where its line meets the axis: no latency, and it may be negative.
+    """
+
+    from_bytes: int
+    to_bytes: int | None  # None: no upper end
+    alpha_us: float
+    alpha_low_us: float
+    alpha_high_us: float
+    bandwidth_gbps: float | None  # None: the size makes no difference in this piece
+    bandwidth_low_gbps: float | None
+    bandwidth_high_gbps: float | None  # None: the data do not bound it
+
+
+class CollectiveFit(_Stored, frozen=True):
+    """Time of one collective on one number of devices as a function of its size, and how far off it is."""
+
+    collective: Collective
+    devices: int
+    pieces: tuple[FitPiece, ...]  # continuous, never falling, smallest sizes first
+    sizes: int  # how many sizes the fit rests on
+    smallest_bytes: int
+    largest_bytes: int
+    median_relative_error: float  # of the fit at its own sizes
+    largest_relative_error: float
+    prediction_relative_error: float | None  # 90% of sizes left out in turn are predicted within this; None: too few
+    interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
+
+
+class Calibration(_Stored, frozen=True):
+    """`calibration.json`: written whole or not at all."""
+
+    schema_version: int
+    dpscope_version: str
+    created_at: str  # ISO 8601, UTC
+    source: Literal["measured", "nccl-tests"]
+    settings: CalibrationSettings | None  # None for logs
+    backend: str | None
+    environment: Environment | None  # None for logs
+    device_names: tuple[str, ...]
+    points: tuple[CalibrationPoint, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    fits: tuple[CollectiveFit, ...] = ()
+    interconnect: Interconnect | None = None
+    links: dict[int, LinkRate] = {}  # by device count; a count whose link is unknown is not in it
+    findings: tuple[Finding, ...] = ()

@@ -1,0 +1,125 @@
+"""What links are specified to carry, in GB/s (1e9 B/s) of one direction, with sources. Imports no torch.
+
+Vendors often print the sum of both directions; a collective's bus bandwidth is bounded by one.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpscope.profiling.link_types import LinkRate
+
+PCIE_SOURCE = "PCI Express Base Specification"
+_PCIE_LANES = {1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0, 128 / 130), 5: (32.0, 128 / 130),
+               6: (64.0, 242 / 256)}  # fmt: skip
+"""Per generation: transfers per second in 1e9 (one bit each), and the share of bits that coding leaves.
+
+Generation 6 sends 256 B units of which 242 are data and its link layer, the rest checks. Packet headers take some 10% more.
+"""
+
+NVLINK_SOURCE = "NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell)"
+NVLINK_GBPS = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
+"""One link, one direction, by generation."""
+
+_HALF_WIDTH = re.compile(r"A40\b|RTX A(4500|5000|5500|6000)|RTX 3090")
+HALF_WIDTH_GBPS = 14.0625
+"""A link of the cards with a GA102 chip, third generation too. Source: NVIDIA Ampere GA102 GPU Architecture."""
+
+ETHERNET_GBPS = {f"Ethernet {rate} Gb/s": rate / 8 for rate in (1, 10, 25, 40, 100, 200, 400)}
+"""Source: IEEE 802.3; the rate at which frames are sent, of which headers take 2 to 6%."""
+
+INFINIBAND_GBPS = {
+    f"InfiniBand {name} x4 ({rate} Gb/s)": rate / 8
+    for name, rate in (("QDR", 32), ("FDR", 54.5), ("EDR", 100), ("HDR", 200), ("NDR", 400), ("XDR", 800))
+}
+"""Source: InfiniBand Architecture Specification; four lanes, coding taken off."""
+
+
+def pcie_gbps(generation: int, lanes: int = 16) -> float:
+    """Rate of a PCIe link in one direction: transfers per second x coding / 8 bits, times lanes."""
+    rate, coding = _PCIE_LANES[generation]
+    return rate * coding / 8 * lanes
+
+
+def pcie_link(generation: int | None, lanes: int | None) -> LinkRate | None:
+    """A PCIe link by generation (1 to 6) and lanes; None where either is not known."""
+    if generation not in _PCIE_LANES or not lanes:
+        return None
+    name = f"PCIe {generation}.0 x{lanes}"
+    return LinkRate(gbps=pcie_gbps(generation, lanes), name=name, source=PCIE_SOURCE)
+
+
+def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate | None:
+    """So many NVLinks of a generation (1 to 5) on a GPU of this name; None for none and for an unknown generation."""
+    if version not in NVLINK_GBPS or links < 1:
+        return None
+    half = version == 3 and device_name is not None and _HALF_WIDTH.search(device_name) is not None
+    each = HALF_WIDTH_GBPS if half else NVLINK_GBPS[version]
+    source = "NVIDIA Ampere GA102 GPU Architecture" if half else NVLINK_SOURCE
+    return LinkRate(gbps=each * links, name=f"NVLink {version} x{links}", source=source)
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """The links a GPU model comes with."""
+
+    title: str
+    pattern: str  # of NVML's name for it
+    pcie_generation: int
+    nvlink_version: int | None
+    nvlinks: int
+    bridged: bool  # NVLinks only where a bridge is fitted between two cards
+    source: str
+
+
+def _model(
+    title: str, pattern: str, pcie: int, nvlink: tuple[int, int] | None = None, bridged: bool = False, source: str = ""
+) -> GpuModel:
+    version, links = nvlink or (None, 0)
+    return GpuModel(title, pattern, pcie, version, links, bridged, source or f"NVIDIA {title} data sheet")
+
+
+GPU_MODELS: Sequence[GpuModel] = (
+    _model("P100 SXM2", r"P100-SXM2", 3, (1, 4), source="NVIDIA Tesla P100 white paper"),
+    _model("P100 PCIe", r"P100-PCIE", 3),
+    _model("P4, P40", r"P4|P40", 3),
+    _model("V100 SXM2, SXM3", r"V100-SXM[23]", 3, (2, 6), source="NVIDIA Tesla V100 white paper"),
+    _model("V100 PCIe", r"V100S?-PCIE", 3),
+    _model("T4", r"T4", 3),
+    _model("A100 SXM4", r"A100-SXM4", 4, (3, 12)),
+    _model("A100 PCIe", r"A100-PCIE|A100 80GB PCIe", 4, (3, 12), bridged=True),
+    _model("A30", r"A30", 4, (3, 4), bridged=True),
+    _model("A40", r"A40", 4, (3, 4), bridged=True),
+    _model("A10, A10G", r"A10|A10G", 4),
+    _model("RTX A6000", r"RTX A6000", 4, (3, 4), bridged=True),
+    _model("GeForce RTX 3090", r"RTX 3090", 4, (3, 4), bridged=True, source="NVIDIA Ampere GA102 GPU Architecture"),
+    _model("GeForce RTX 4090", r"RTX 4090", 4, source="NVIDIA Ada GPU Architecture"),
+    _model("RTX 6000 Ada", r"RTX 6000 Ada", 4),
+    _model("L4", r"L4", 4),
+    _model("L40, L40S", r"L40|L40S", 4),
+    _model("H100 SXM5", r"H100 80GB HBM3|H100-SXM5|H100 SXM5?", 5, (4, 18)),
+    _model("H100 PCIe", r"H100 PCIe", 5, (4, 12), bridged=True),
+    _model("H100 NVL", r"H100 NVL", 5, (4, 12), bridged=True),
+    _model("H200 SXM", r"H200|H200 SXM", 5, (4, 18)),
+    _model("H200 NVL", r"H200 NVL", 5, (4, 18), bridged=True),
+    _model("B200 SXM", r"B200", 5, (5, 18)),
+)
+"""Every model has 16 PCIe lanes. A model that is not here is no error: NVML says what its links are."""
+
+
+def gpu_model(name: str | None) -> GpuModel | None:
+    """The model in a text such as NVML's "NVIDIA A100-SXM4-40GB" or "8x L40S"; the longest match decides."""
+    found = []
+    for index, model in enumerate(GPU_MODELS):
+        match = re.search(rf"(?<![\w-])({model.pattern})(?:-\d+GB)?(?![\w-])", name or "")
+        if match is not None:
+            found.append((len(match[1]), index))
+    return GPU_MODELS[max(found)[1]] if found else None
+
+
+def model_link(model: GpuModel) -> LinkRate | None:
+    """The link between GPUs of one server as far as the model alone tells: None for cards that may have a bridge."""
+    if model.bridged:
+        return None
+    fixed = nvlink(model.nvlink_version, model.nvlinks, model.title)
+    return fixed or pcie_link(model.pcie_generation, 16)

@@ -1,0 +1,51 @@
+"""The links between GPUs, as types. Imports no torch. None is unknown; rates are of one direction, 1e9 B/s."""
+
+import msgspec
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every stored type."""
+
+
+class LinkRate(_Stored, frozen=True):
+    """What a link is specified to carry in one direction, and who says so."""
+
+    gbps: float  # 1e9 B/s
+    name: str  # such as "NVLink 4 x18"
+    source: str
+
+
+class DeviceLinks(_Stored, frozen=True):
+    """Links of one GPU."""
+
+    index: int  # NVML's
+    uuid: str | None = None
+    name: str | None = None
+    torch_index: int | None = None  # the same GPU's index in this process's torch, matched by UUID
+    active_nvlinks: int = 0
+    nvlink_version: int | None = None  # generation, 1 to 5
+    nvlink_gbps: float | None = None  # all active links together
+    pcie_generation: int | None = None  # the highest that device and slot support; the current one drops at idle
+    pcie_width: int | None = None
+    current_pcie_generation: int | None = None
+    current_pcie_width: int | None = None
+
+
+class PairLink(_Stored, frozen=True):
+    """What lies between two GPUs."""
+
+    first: int  # NVML's indices
+    second: int
+    topology: str | None = None  # the nearest thing both hang on, nvidia-smi's short name in brackets
+    direct_nvlinks: int = 0  # from one to the other without a switch
+    through_nvswitch: bool = False
+    peer_access: bool | None = None
+    peer_status: str | None = None  # why peer access is impossible, in NVML's words
+    rate: LinkRate | None = None
+
+
+class Interconnect(_Stored, frozen=True):
+    """The links of a machine's visible GPUs."""
+
+    devices: tuple[DeviceLinks, ...] = ()
+    pairs: tuple[PairLink, ...] = ()

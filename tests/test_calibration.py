@@ -1,0 +1,192 @@
+"""A real calibration: gloo processes under torchrun, what is saved of it, and how it ends when it does not end well."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.calibration_fit import find_fit
+from dpscope.analysis.calibration_report import calibration_tables, load_calibration, save_calibration
+from dpscope.launch.calibrate import run_calibration
+from dpscope.launch.calibration_settings import calibration_settings
+from dpscope.launch.calibration_worker import free_host_bytes
+from dpscope.launch.collective_timing import shares_of_iterations, sizes_that_fit
+from dpscope.launch.planned_run import plan_run
+from dpscope.profiling.calibration_types import Calibration, CalibrationSettings
+from dpscope.profiling.run_store import DpscopeError, RunFolder
+from dpscope.profiling.run_types import RunConfig
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def processes_of_calibrations() -> list[str]:
+    """Command lines of live calibration workers and their torchruns."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        if "dpscope.launch.calibration_worker" in command:
+            found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured() -> Calibration:
+    settings = calibration_settings(
+        device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
+    )
+    calibration = run_calibration(settings, console(), link_gbps=2.0)
+    assert processes_of_calibrations() == []
+    return calibration
+
+
+@pytest.fixture(scope="module")
+def all_reduces(measured: Calibration) -> Calibration:
+    """Only these, which saves the drawing of the others."""
+    points = tuple(point for point in measured.points if point.collective == "all_reduce")
+    return msgspec.structs.replace(measured, points=points)
+
+
+def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> None:
+    collectives = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+    missing = {(item.collective, item.devices) for item in measured.left_out}
+    for collective in collectives:
+        for devices in (2, 3):
+            points = [one for one in measured.points if (one.collective, one.devices) == (collective, devices)]
+            if (collective, devices) in missing:
+                assert points == []
+                continue
+            shared = collective in ("reduce_scatter", "all_gather")
+            # Shares of equal length: 4,096 B / 4 B = 1,024 floats are 3 x 341, 4,092 B.
+            rounded = [1024 << step for step in range(5)]
+            floats = [size // devices * devices if shared else size for size in rounded]
+            assert [one.size_bytes for one in points] == [4 * count for count in floats]
+            assert [one.count for one in points] == [count // devices if shared else count for count in floats]
+            assert all(len(one.times_us) == 5 and min(one.times_us) > 0 for one in points)
+    assert ("all_reduce", 2) not in missing
+    assert ("all_reduce", 3) not in missing
+    assert (measured.backend, measured.source, measured.device_names) == ("gloo", "measured", ("cpu",) * 3)
+    assert measured.environment is not None
+    assert measured.environment.torch_version is not None
+    assert measured.links[2].gbps == 2.0
+
+
+def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_path: Path) -> None:
+    fitted, path = save_calibration(all_reduces, tmp_path / "run")
+    assert path == RunFolder(tmp_path / "run").calibration_path
+    assert load_calibration(tmp_path / "run") == fitted
+    assert msgspec.structs.replace(fitted, fits=()) == all_reduces
+    fit = find_fit(fitted, "all_reduce", 2)
+    assert fit is not None
+    assert (fit.sizes, fit.interval_source) == (5, "samples")
+    assert (tmp_path / "run" / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"calibration.json", "calibration.png"}
+    table = next(table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices")
+    assert table.headings == ("size [B]", "count [elements]", "type", "time [us]", "algbw [GB/s]", "busbw [GB/s]")
+    size, count, dtype, _, _, busbw = table.rows[-1]
+    assert (size, count, dtype) == ("65536", "16384", "float32")
+    (largest,) = (
+        one for one in all_reduces.points if (one.collective, one.devices, one.size_bytes) == ("all_reduce", 3, 65536)
+    )
+    # busbw = S / t x 2 (3 - 1) / 3
+    assert float(busbw) == pytest.approx(65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006)
+
+
+def test_a_run_may_follow_into_the_same_folder(all_reduces: Calibration, tmp_path: Path) -> None:
+    save_calibration(all_reduces, tmp_path / "run")
+    config = RunConfig(device="cpu", strategies=("single",), devices=(1,), batch_sizes=(8,), steps=5)
+    assert plan_run(config, tmp_path / "run").jobs
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises(DpscopeError, match="exists and is not a run folder"):
+        plan_run(config, tmp_path / "run")
+
+
+def test_a_file_of_its_own(all_reduces: Calibration, tmp_path: Path) -> None:
+    _, path = save_calibration(all_reduces, tmp_path / "node7.json")
+    assert path == tmp_path / "node7.json"
+    assert {file.name for file in tmp_path.iterdir()} == {"node7.json", "node7.png"}
+    (tmp_path / "node7.json").write_text("{}")
+    with pytest.raises(DpscopeError, match="not a Calibration"):
+        load_calibration(tmp_path / "node7.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DpscopeError, match="cannot be written"):
+        save_calibration(all_reduces, tmp_path / "file" / "run")
+
+
+def test_a_job_that_passes_its_time_limit_dies_whole() -> None:
+    settings = calibration_settings(device="cpu", devices="2", timeout_s=1.0)
+    with pytest.raises(DpscopeError, match=r"nothing is saved: passed its time limit of 1 s") as raised:
+        run_calibration(settings, console())
+    assert "\n" not in str(raised.value)
+    assert processes_of_calibrations() == []
+
+
+def test_a_job_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    shown = console()
+    with pytest.raises(DpscopeError, match=r"calibration failed, nothing is saved: rank \d: ") as raised:
+        run_calibration(calibration_settings(device="cpu", devices="2", timeout_s=60), shown)
+    assert "\n" not in str(raised.value)
+    assert processes_of_calibrations() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"dtype": "int3"}, "--dtype int3"),
+        ({"collectives": "all_reduce,gossip"}, "--collectives all_reduce,gossip"),
+        ({"devices": "1,2"}, "--devices 1,2"),
+        ({"devices": "two"}, "--devices two"),
+        ({"min_bytes": "4MB"}, "--min-bytes 4MB: give bytes"),
+        ({"min_bytes": "0"}, "--min-bytes 0"),
+        ({"min_bytes": "4"}, "--min-bytes 4: give 8 or more"),
+        ({"min_bytes": "2M", "max_bytes": "1M"}, "--max-bytes 1M"),
+        ({"iterations": 0}, "--iterations 0"),
+        ({"timeout_s": 0.0}, "--timeout 0"),
+        ({"device": "tpu"}, "--device tpu"),
+    ],
+)
+def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(DpscopeError, match=message):
+        calibration_settings(**{"device": "cpu", **flags})  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    chosen = calibration_settings(device="cpu", min_bytes="4KiB", max_bytes="256MiB")
+    assert (len(chosen.sizes), chosen.sizes[0], chosen.sizes[-1]) == (17, 4096, 268435456)
+    assert calibration_settings(device="cpu", min_bytes="3000", max_bytes="12001").sizes == (3000, 6000, 12000)
+
+
+def test_sizes_that_do_not_fit_are_left_out() -> None:
+    settings = CalibrationSettings(device="cpu", devices=(4,), min_bytes=1 << 20, max_bytes=8 << 20)
+    # gloo: buffer and a copy of it, all_gather a quarter more: 2.25 x 4 MiB = 9.4 MB fit into 10 MB, 18.9 MB do not.
+    fitting, left_out = sizes_that_fit("all_gather", settings, devices=4, free_bytes=10_000_000)
+    assert fitting == [1 << 20, 2 << 20, 4 << 20]
+    assert [(item.size_bytes, item.devices) for item in left_out] == [(8 << 20, 4)]
+    assert left_out[0].reason == "needs 0.0189 GB on every rank, 0.01 GB are free there"
+
+
+def test_iterations_are_spread_over_rounds() -> None:
+    assert shares_of_iterations(20) == [5, 5, 5, 5]
+    assert shares_of_iterations(6) == [2, 2, 1, 1]
+    assert shares_of_iterations(2) == [1, 1]
+
+
+def test_a_container_s_limit_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    assert free_host_bytes(tmp_path) == 8000 * 1024
+    cgroup = tmp_path / "sys/fs/cgroup"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.current").write_text("1000000\n")
+    (cgroup / "memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) == 8000 * 1024
+    (cgroup / "memory.max").write_text("3000000\n")
+    assert free_host_bytes(tmp_path) == 2000000

@@ -1,0 +1,165 @@
+"""Fits: known curves found again, errors stated as they are, real logs within what is asked."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.calibration_fit import find_fit, fit_collective, predict_us
+from dpscope.analysis.nccl_tests_log import calibration_from_logs
+from dpscope.profiling.calibration_types import CalibrationPoint, CollectiveFit
+
+LOGS = Path(__file__).parent / "data" / "nccl_tests"
+SIZES = [4096 << step for step in range(15)]  # 4 KiB to 64 MiB
+
+
+def point(size: int, *times_us: float) -> CalibrationPoint:
+    return CalibrationPoint(
+        collective="all_reduce", devices=2, size_bytes=size, count=size // 4, dtype="float32", times_us=times_us
+    )
+
+
+def by_pieces(fit: CollectiveFit, size: int) -> float:
+    """t = alpha + S/B of the piece that holds the size, in microseconds (1 GB/s = 1e3 B/us)."""
+    for piece in fit.pieces:
+        if piece.from_bytes <= size and (piece.to_bytes is None or size <= piece.to_bytes):
+            return piece.alpha_us + (size / (piece.bandwidth_gbps * 1e3) if piece.bandwidth_gbps else 0)
+    raise AssertionError(size)
+
+
+def test_a_line_is_found_again() -> None:
+    # 20 us and 10 GB/s: S / 10,000 us.
+    fit = fit_collective([point(size, 20 + size / 10_000) for size in SIZES])
+    (piece,) = fit.pieces
+    assert (piece.from_bytes, piece.to_bytes) == (0, None)
+    assert piece.alpha_us == pytest.approx(20)
+    assert piece.bandwidth_gbps == pytest.approx(10)
+    assert fit.largest_relative_error < 1e-6
+    assert (fit.sizes, fit.smallest_bytes, fit.largest_bytes) == (15, 4096, 64 << 20)
+    prediction = predict_us(fit, 100_000)
+    assert prediction.time_us == pytest.approx(30)
+    assert prediction.extrapolated is None
+
+
+def test_two_lines_and_their_breakpoint_are_found_again() -> None:
+    # 1 GB/s (1e-3 us/B) up to 64 KiB, 10 GB/s (1e-4 us/B) from there: at 64 KiB 20 + 65.536 us, and the second line meets the
+    # axis at 85.536 - 6.5536 = 78.9824 us.
+    curve = {size: 20 + min(size, 65_536) * 1e-3 + max(0, size - 65_536) * 1e-4 for size in SIZES}
+    fit = fit_collective([point(size, time) for size, time in curve.items()])
+    first, second = fit.pieces
+    assert (first.to_bytes, second.from_bytes, second.to_bytes) == (65_536, 65_536, None)
+    assert [first.alpha_us, second.alpha_us] == pytest.approx([20, 78.9824])
+    assert [first.bandwidth_gbps, second.bandwidth_gbps] == pytest.approx([1, 10])
+
+
+def test_noise_is_not_taken_for_pieces() -> None:
+    generator = np.random.default_rng(3)
+    counts = []
+    for _ in range(10):
+        noise = np.exp(generator.normal(0, 0.03, len(SIZES)))
+        points = [point(size, (20 + size / 10_000) * factor) for size, factor in zip(SIZES, noise, strict=True)]
+        counts.append(len(fit_collective(points).pieces))
+    assert counts.count(1) >= 8
+    assert len(counts) == 10
+
+
+def test_one_disturbed_size_bends_nothing() -> None:
+    points = [point(size, (20 + size / 10_000) * (5 if size == 131_072 else 1)) for size in SIZES]
+    fit = fit_collective(points)
+    assert by_pieces(fit, 64 << 20) == pytest.approx(20 + (64 << 20) / 10_000, rel=0.02)
+    assert by_pieces(fit, 4096) == pytest.approx(20.4096, rel=0.02)
+    assert fit.largest_relative_error > 0.5  # and the error says that a size is off
+
+
+def test_a_fit_never_falls() -> None:
+    generator = np.random.default_rng(5)
+    points = [point(size, float(generator.uniform(50, 500))) for size in SIZES]
+    fit = fit_collective(points)
+    times = [predict_us(fit, size).time_us for size in np.geomspace(4096, 64 << 20, 300)]
+    assert all(later >= earlier - 1e-6 for earlier, later in pairwise(times))
+    assert min(times) > 0
+
+
+def test_intervals_hold_the_truth_and_come_from_the_samples() -> None:
+    generator = np.random.default_rng(7)
+    points = [point(size, *((20 + size / 10_000) * np.exp(generator.normal(0, 0.05, 20)))) for size in SIZES]
+    fit = fit_collective(points)
+    assert fit.interval_source == "samples"
+    (piece,) = fit.pieces
+    assert piece.alpha_low_us < 20 < piece.alpha_high_us
+    assert piece.bandwidth_low_gbps is not None
+    assert piece.bandwidth_high_gbps is not None
+    assert piece.bandwidth_low_gbps < 10 < piece.bandwidth_high_gbps
+    assert piece.alpha_high_us - piece.alpha_low_us < 2
+    # One mean per size, as in a log: residuals instead.
+    assert fit_collective([point(one.size_bytes, one.times_us[0]) for one in points]).interval_source == "residuals"
+
+
+def test_a_size_that_makes_no_difference_has_no_bandwidth() -> None:
+    (piece,) = fit_collective([point(size, 35.0) for size in SIZES[:6]]).pieces
+    assert piece.alpha_us == pytest.approx(35)
+    assert piece.bandwidth_gbps is None
+
+
+def test_extrapolation_is_said() -> None:
+    fit = fit_collective([point(size, 20 + size / 10_000) for size in SIZES])
+    above = predict_us(fit, 4 * (64 << 20))
+    assert above.extrapolated is not None
+    assert "4 times the largest size measured" in above.extrapolated
+    assert (above.low_us, above.high_us) == (None, None)
+    below = predict_us(fit, 100)
+    assert below.extrapolated is not None
+    assert "below the smallest" in below.extrapolated
+
+
+def test_few_sizes_have_no_error_of_prediction() -> None:
+    fit = fit_collective([point(size, 20 + size / 10_000) for size in SIZES[:4]])
+    assert fit.prediction_relative_error is None
+    assert predict_us(fit, 10_000).low_us is None
+
+
+def printed(log: str, column: int) -> dict[int, float]:
+    """A column of a log by size, read by a rule of its own: rows begin with two integers."""
+    rows = [line.split() for line in (LOGS / log).read_text().splitlines() if re.match(r" +\d+ +\d+ +float", line)]
+    return {int(row[0]): float(row[column]) for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("log", "collective", "time_column"),
+    [
+        ("nccl_allreduce.log", "all_reduce", 4),
+        ("nccl_broadcast.log", "broadcast", 4),
+        ("nccl_reduce.log", "reduce", 5),
+    ],
+)
+def test_real_logs(log: str, collective: str, time_column: int) -> None:
+    fit = find_fit(calibration_from_logs([LOGS / log]), collective, 8)
+    assert fit is not None
+    times = {size: time for size, time in printed(log, time_column).items() if size >= 4096}
+    assert (min(times), max(times), len(times)) == (4096, 8 << 30, 22)
+    errors = [abs(by_pieces(fit, size) / time - 1) for size, time in times.items()]
+    assert np.median(errors) <= 0.02  # asked for: 0.10
+    assert max(errors) < 0.15
+    # Large messages: the bus bandwidth the fit implies against the one printed.
+    busbw = printed(log, time_column + 2)
+    factor = 14 / 8 if collective == "all_reduce" else 1.0
+    for size in (size for size in busbw if size >= 256 << 20):
+        assert size * factor / by_pieces(fit, size) / 1e3 == pytest.approx(busbw[size], rel=0.03)
+
+
+def test_sizes_left_out_are_predicted_within_the_stated_error() -> None:
+    held = []
+    for fit_of in calibration_from_logs(sorted(LOGS.glob("*.log"))).fits:
+        log = f"nccl_{fit_of.collective.replace('_', '')}.log"
+        times = printed(log, 5 if fit_of.collective == "reduce" else 4)
+        sizes = sorted(size for size in times if size > 0)
+        fit = fit_collective([point(size, times[size]) for size in sizes if size not in sizes[1:-1:3]])
+        for size in sizes[1:-1:3]:
+            prediction = predict_us(fit, size)
+            assert prediction.low_us is not None
+            assert prediction.high_us is not None
+            held.append(prediction.low_us <= times[size] <= prediction.high_us)
+    assert len(held) == 30
+    assert sum(held) >= 24

@@ -1,0 +1,174 @@
+"""Links from NVML's answers, replayed; what a group of GPUs is bounded by."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.links_docs import links_page
+from dpscope.profiling.environment import open_nvml
+from dpscope.profiling.interconnect import device_links, group_rate, interconnect
+from dpscope.profiling.link_specifications import (
+    ETHERNET_GBPS,
+    INFINIBAND_GBPS,
+    gpu_model,
+    model_link,
+    nvlink,
+    pcie_gbps,
+    pcie_link,
+)
+from dpscope.profiling.link_types import Interconnect, LinkRate
+from tests.nvml_records import NvmlRecorder, ReplayedNvml
+
+RECORDS = Path(__file__).parent / "data" / "nvml"
+
+
+def recorded(name: str, order: list[int] | None = None) -> Interconnect:
+    """The record's links with torch's devices in NVML's order, or in another."""
+    nvml = ReplayedNvml(RECORDS / f"{name}.json")
+    uuids = [device.uuid or "" for device in device_links(nvml)]
+    shown = [uuids[index].removeprefix("GPU-") for index in (order or range(len(uuids)))]
+    return interconnect(nvml, shown)
+
+
+def rate_of(links: Interconnect, devices: int) -> tuple[str, float] | None:
+    rate = group_rate(links, range(devices))
+    return None if rate is None else (rate.name, round(rate.gbps, 3))
+
+
+def test_v100_mesh() -> None:
+    links = recorded("v100_sxm2_x8")
+    # Second generation: 25 GB/s a link and direction, six links.
+    assert {(one.nvlink_version, one.active_nvlinks, one.nvlink_gbps) for one in links.devices} == {(2, 6, 150.0)}
+    assert len(links.pairs) == 28
+    pairs = {(pair.first, pair.second): pair for pair in links.pairs}
+    assert (pairs[0, 3].direct_nvlinks, pairs[0, 1].direct_nvlinks, pairs[0, 7].direct_nvlinks) == (2, 1, 0)
+    assert (pairs[0, 1].topology, pairs[0, 7].topology) == ("one PCIe switch (PIX)", "between NUMA nodes (SYS)")
+    assert (pairs[0, 1].peer_access, pairs[0, 7].peer_access) == (True, False)
+    assert pairs[0, 7].peer_status == "topology of the I/O hub not supported"
+    # No NVLink between 0 and 7: PCIe 3.0 x16 is 8 GT/s x 128/130 / 8 bits x 16 = 15.754 GB/s.
+    assert pairs[0, 7].rate is not None
+    assert pairs[0, 7].rate.gbps == pytest.approx(15.754, abs=1e-3)
+    # Two GPUs: the one link between them. Four: each has 1 + 1 + 2 links to the others. Eight: all six.
+    assert [rate_of(links, count) for count in (2, 4, 8)] == [
+        ("NVLink 2 x1", 25.0),
+        ("NVLink 2 x4", 100.0),
+        ("NVLink 2 x6", 150.0),
+    ]
+    # 0, 1 and 6 have no ring of NVLinks (6 is joined to neither): PCIe.
+    torch_order = recorded("v100_sxm2_x8", [0, 1, 6, 2, 3, 4, 5, 7])
+    assert rate_of(torch_order, 3) == ("PCIe 3.0 x16", 15.754)
+
+
+def test_switched_gpus_use_all_links_for_every_peer() -> None:
+    links = recorded("a100_sxm4_x4")
+    # NVML answers 5 (3.1) for an A100: third generation, 25 GB/s a link.
+    assert {(one.nvlink_version, one.nvlink_gbps) for one in links.devices} == {(3, 300.0)}
+    assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 and pair.peer_access for pair in links.pairs)
+    assert rate_of(links, 2) == rate_of(links, 4) == ("NVLink 3 x12", 300.0)
+    assert {one.current_pcie_generation for one in links.devices} == {1}
+    assert {one.pcie_generation for one in links.devices} == {4}
+
+
+def test_bridges_help_pairs_only() -> None:
+    links = recorded("a100_pcie_x4_bridged")
+    assert rate_of(links, 2) == ("NVLink 3 x12", 300.0)
+    assert rate_of(links, 4) == ("PCIe 4.0 x16", 31.508)
+    across = recorded("a100_pcie_x4_bridged", [0, 2])
+    assert [one.torch_index for one in across.devices] == [0, None, 1, None]
+    assert rate_of(across, 2) == ("PCIe 4.0 x16", 31.508)
+
+
+def test_pcie_only() -> None:
+    links = recorded("l4_x2")
+    assert {(one.active_nvlinks, one.nvlink_version, one.nvlink_gbps) for one in links.devices} == {(0, None, None)}
+    assert [(pair.peer_access, pair.peer_status) for pair in links.pairs] == [(False, "chipset not supported")]
+    assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
+
+
+@pytest.mark.parametrize("name", ["h100_sxm5_x2", "h200_sxm_x2"])
+def test_hopper_has_fourth_generation_links_whatever_the_driver_answers(name: str) -> None:
+    links = recorded(name)
+    assert {(one.nvlink_version, one.active_nvlinks) for one in links.devices} == {(4, 18)}
+    assert rate_of(links, 2) == ("NVLink 4 x18", 450.0)
+
+
+def test_unknown_stays_unknown() -> None:
+    assert interconnect(None) == Interconnect()
+    assert device_links(None) == ()
+    assert group_rate(Interconnect(), range(2)) is None
+    links = recorded("l4_x2", [1])  # torch sees one of the two
+    assert [one.torch_index for one in links.devices] == [None, 0]
+    assert rate_of(links, 2) is None
+    assert pcie_link(None, 16) is None
+    assert pcie_link(4, None) is None
+    assert nvlink(None, 4, "NVIDIA B300") is None
+    assert nvlink(9, 18, "NVIDIA next") is None
+    assert gpu_model("NVIDIA next") is None
+    assert gpu_model(None) is None
+
+
+def test_no_nvml_on_a_machine_without_a_driver() -> None:
+    nvml = open_nvml()
+    if nvml is not None:
+        pytest.skip("this machine has an NVIDIA driver")
+    assert interconnect(nvml, ()).devices == ()
+
+
+def test_a_record_of_a_replay_is_the_record(tmp_path: Path) -> None:
+    recorder = NvmlRecorder(ReplayedNvml(RECORDS / "a100_pcie_x4_bridged.json"))
+    first = interconnect(recorder)
+    (tmp_path / "again.json").write_text(recorder.to_json())
+    assert interconnect(ReplayedNvml(tmp_path / "again.json")) == first
+    assert len(first.pairs) == 6
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "gbps"),
+    # 2.5 GT/s x 8/10 / 8 = 0.25 GB/s a lane; 5 x 8/10 / 8 = 0.5; 8 x 128/130 / 8 = 0.98462; 64 x 242/256 / 8 = 7.5625
+    [(1, 1, 0.25), (2, 4, 2.0), (3, 1, 0.98462), (4, 8, 15.75385), (5, 16, 63.01538), (6, 16, 121.0)],
+)
+def test_pcie_rates(generation: int, lanes: int, gbps: float) -> None:
+    assert pcie_gbps(generation, lanes) == pytest.approx(gbps, rel=1e-5)
+
+
+def test_networks() -> None:
+    assert ETHERNET_GBPS["Ethernet 100 Gb/s"] == 12.5
+    assert INFINIBAND_GBPS["InfiniBand NDR x4 (400 Gb/s)"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "gbps"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM4", 300.0),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe", None),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe", None),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2, SXM3", 150.0),
+        ("Tesla V100-PCIE-32GB", "V100 PCIe", 15.754),
+        ("NVIDIA L4", "L4", 31.508),
+        ("8x L40S, one server", "L40, L40S", 31.508),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5", 450.0),
+        ("NVIDIA H100 NVL", "H100 NVL", None),
+        ("NVIDIA H200", "H200 SXM", 450.0),
+        ("NVIDIA H200 NVL", "H200 NVL", None),
+        ("NVIDIA B200", "B200 SXM", 900.0),
+    ],
+)
+def test_models_by_name(name: str, title: str, gbps: float | None) -> None:
+    model = gpu_model(name)
+    assert model is not None
+    assert model.title == title
+    rate = model_link(model)
+    assert (None if rate is None else round(rate.gbps, 3)) == gbps
+
+
+def test_cards_with_half_width_links() -> None:
+    # 4 links of 14.0625 GB/s: 56.25 GB/s one way, 112.5 both ways as the data sheets print it.
+    assert nvlink(3, 4, "NVIDIA A40") == LinkRate(
+        gbps=56.25, name="NVLink 3 x4", source="NVIDIA Ampere GA102 GPU Architecture"
+    )
+
+
+def test_the_page_is_current() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "links.md").read_text()
+    assert page == links_page(), "run: python -m dpscope.analysis.links_docs"
+    assert "| A100 SXM4 | 12 x NVLink 3 | 300 | 4.0 x16 | 31.51 |" in page

@@ -1,0 +1,131 @@
+"""nccl-tests' own output, old and new, and what is said of damaged logs."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.nccl_tests_log import calibration_from_logs
+from dpscope.profiling.run_store import DpscopeError
+
+LOGS = Path(__file__).parent / "data" / "nccl_tests"
+
+RANKS = "".join(
+    f"#  Rank  {rank} Group  0 Pid  {100 + rank} on    node1 device  {rank} [0000:07:00] NVIDIA H100 80GB HBM3\n"
+    for rank in range(4)
+)
+NEW_HEADING = """#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+"""
+NEW = (
+    "# Collective test starting: {name}\n# nThread 1 nGpus 4 minBytes 1024 maxBytes 1048576\n# Using devices\n" + RANKS
+)
+ALL_GATHER = """1048576         65536     float    none      -1    20.00   52.43   39.32       0    19.00   55.19   41.39       0
+    16777216       1048576     float    none      -1    80.00  209.72  157.29       0      N/A     N/A     N/A     N/A
+"""
+REDUCE_SCATTER = ALL_GATHER.replace("none", " sum")
+ALL_REDUCE = """1048576        262144      half     sum      -1    20.00   52.43   78.64       0    19.00   55.19   82.78       0
+    16777216       4194304      half     sum      -1    80.00  209.72  314.57       0    79.00  212.37  318.56       0
+"""
+
+
+def write(folder: Path, text: str, name: str = "run.log") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_old_logs() -> None:
+    calibration = calibration_from_logs([LOGS / f"nccl_{name}.log" for name in ("allreduce", "broadcast", "reduce")])
+    assert [fit.collective for fit in calibration.fits] == ["all_reduce", "broadcast", "reduce"]
+    assert {(point.devices, point.dtype) for point in calibration.points} == {(8, "float32")}
+    assert len(calibration.points) == 3 * 32  # 4 B to 8 GiB; those of 0 B move nothing
+    largest = {point.collective: point for point in calibration.points if point.size_bytes == 8589934592}
+    assert {name: point.times_us for name, point in largest.items()} == {
+        "all_reduce": (63896.0,),
+        "broadcast": (36896.0,),
+        "reduce": (37613.0,),
+    }
+    assert largest["all_reduce"].count == 2147483648
+    assert calibration.device_names == ("A100-SXM4-40GB",) * 8
+    assert (calibration.source, calibration.backend, calibration.environment) == ("nccl-tests", "nccl", None)
+    # By the model's name: 12 links of 25 GB/s.
+    assert {count: (rate.name, rate.gbps) for count, rate in calibration.links.items()} == {8: ("NVLink 3 x12", 300.0)}
+
+
+def test_in_place_columns_and_a_stated_link() -> None:
+    calibration = calibration_from_logs([LOGS / "nccl_allreduce.log"], in_place=True, link_gbps=250.0)
+    assert calibration.points[-1].times_us == (63959.0,)
+    assert calibration.links[8].gbps == 250.0
+    assert calibration.links[8].source == "--link-gbps"
+
+
+@pytest.mark.parametrize(
+    ("rows", "test", "collective"),
+    [
+        (ALL_GATHER, "all_gather_perf", "all_gather"),
+        (ALL_GATHER, "alltoall_perf", "all_to_all"),
+        (REDUCE_SCATTER, "reduce_scatter_perf", "reduce_scatter"),
+        (REDUCE_SCATTER, "unnamed", "reduce_scatter"),  # told from all-reduce by busbw / algbw = 3/4
+        (ALL_REDUCE, "unnamed", "all_reduce"),  # 6/4
+    ],
+)
+def test_new_logs(tmp_path: Path, rows: str, test: str, collective: str) -> None:
+    calibration = calibration_from_logs([write(tmp_path, NEW.format(name=test) + NEW_HEADING + rows)])
+    assert {point.collective for point in calibration.points} == {collective}
+    assert [(point.size_bytes, point.times_us) for point in calibration.points] == [
+        (1048576, (20.0,)),
+        (16777216, (80.0,)),
+    ]
+    assert calibration.points[0].devices == 4
+    assert calibration.links[4].name == "NVLink 4 x18"
+
+
+def test_the_file_s_name_decides_what_columns_leave_open(tmp_path: Path) -> None:
+    text = NEW.format(name="unnamed") + NEW_HEADING + ALL_GATHER
+    calibration = calibration_from_logs([write(tmp_path, text, "all_gather-4gpus.log")])
+    assert calibration.points[0].collective == "all_gather"
+    with pytest.raises(DpscopeError, match="do not tell which collective"):
+        calibration_from_logs([write(tmp_path, text, "run.log")])
+
+
+def test_several_tests_in_one_log(tmp_path: Path) -> None:
+    parts = [
+        NEW.format(name=name) + NEW_HEADING + rows
+        for name, rows in (("all_reduce_perf", ALL_REDUCE), ("reduce_scatter_perf", REDUCE_SCATTER))
+    ]
+    calibration = calibration_from_logs([write(tmp_path, "# Avg bus bandwidth : 1\n".join(parts))])
+    assert [fit.collective for fit in calibration.fits] == ["all_reduce", "reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no row"),
+        ("nothing of the kind\n1 2 3\n", "has no row"),
+        (ALL_REDUCE, "line 1: a row without the headings"),
+        (NEW_HEADING + ALL_REDUCE, "lists 0 rank"),
+        (NEW + NEW_HEADING + ALL_REDUCE[:60], "7 values under 13 headings"),
+        (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", "2o.oo"), "2o.oo stands where a number must"),
+        (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", " 0.00"), "a time of 0.00 us"),
+    ],
+)
+def test_damaged_logs_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DpscopeError, match=message) as raised:
+        calibration_from_logs([write(tmp_path, text)])
+    assert "\n" not in str(raised.value)
+    assert "run.log" in str(raised.value)
+
+
+def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match="cannot be read: No such file"):
+        calibration_from_logs([tmp_path / "none.log"])
+    with pytest.raises(DpscopeError, match="name one log"):
+        calibration_from_logs([])
+    only = ALL_GATHER.replace("19.00   55.19   41.39       0", "  N/A     N/A     N/A     N/A")
+    path = write(tmp_path, NEW.format(name="all_gather_perf") + NEW_HEADING + only)
+    with pytest.raises(DpscopeError, match="no in-place time"):
+        calibration_from_logs([path], in_place=True)
+    with pytest.raises(DpscopeError, match="--link-gbps -1"):
+        calibration_from_logs([path], link_gbps=-1)
