@@ -2,8 +2,6 @@
 
 import pandas as pd
 
-from dpscope.analysis import intervals
-
 COLUMNS = ("late_rank", "waiting_rank", "collectives", "steps", "wait_us", "wait_per_step_us", "share")
 
 
@@ -18,26 +16,34 @@ def waits_caused(table: pd.DataFrame) -> pd.DataFrame:
     known = table[table["wait_us"].notna() & table["match"].notna()].reset_index(drop=True)
     steps = known["step"].nunique(dropna=False)
     if known.empty or known["rank"].nunique() < 2:
-        return _frame([], 0)
+        return _frame(pd.DataFrame(columns=list(COLUMNS[:5])), 0)
     last = known.loc[known.groupby("match")["duration_us"].idxmin()].set_index("match")["rank"]
     waiting = known.assign(late_rank=known["match"].map(last))
     waiting = waiting[(waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)]
-    rows = []
-    for key, own in waiting.groupby(["late_rank", "rank"]):
-        late, rank = (int(str(one)) for one in (key if isinstance(key, tuple) else (key, key)))
-        lost = 0.0
-        for _, in_step in own.groupby("step", dropna=False):
-            starts = in_step["start_us"].to_numpy(dtype=float)
-            lost += intervals.length(intervals.union(starts, starts + in_step["wait_us"].to_numpy(dtype=float)))
-        rows.append((late, rank, len(own), own["step"].nunique(dropna=False), lost))
-    return _frame(rows, steps)
+    pair = [waiting["late_rank"], waiting["rank"].rename("waiting_rank")]
+    rows = waiting.assign(lost_us=_lost_once(waiting)).groupby(pair)
+    found = rows.agg(collectives=("match", "size"), wait_us=("lost_us", "sum"))
+    found.insert(1, "steps", rows["step"].nunique(dropna=False))
+    return _frame(found.reset_index(), steps)
 
 
-def _frame(rows: list[tuple[int, int, int, int, float]], steps: int) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(COLUMNS[:5]))
-    frame["wait_per_step_us"] = frame["wait_us"] / steps if steps else frame["wait_us"]
+def _lost_once(waiting: pd.DataFrame) -> "pd.Series[float]":
+    """Of each wait the part that no earlier begun wait of the same pair and step covers; their sum is the union's length."""
+    starts = waiting["start_us"].astype(float)
+    ends = starts + waiting["wait_us"].astype(float)
+    ordered = pd.DataFrame({"start": starts, "end": ends}).sort_values("start", kind="stable")
+    keys = [waiting[name].loc[ordered.index] for name in ("late_rank", "rank", "step")]
+    reach = ordered.groupby(keys, dropna=False)["end"].cummax()
+    covered = reach.groupby(keys, dropna=False).shift(1)
+    begin = ordered["start"].where(covered.isna() | (covered < ordered["start"]), covered)
+    return (ordered["end"] - begin).clip(lower=0.0).reindex(waiting.index)
+
+
+def _frame(frame: pd.DataFrame, steps: int) -> pd.DataFrame:
+    frame = frame.reindex(columns=list(COLUMNS[:5]))
+    frame["wait_per_step_us"] = frame["wait_us"] / max(steps, 1)
     frame["share"] = frame["wait_us"] / frame["wait_us"].sum()
-    frame = frame.sort_values("wait_us", ascending=False, ignore_index=True)
+    frame = frame.sort_values("wait_us", ascending=False, kind="stable", ignore_index=True)
     whole = list(COLUMNS[:4])
     frame[whole] = frame[whole].astype("Int64")
     return frame.astype({"wait_us": "Float64", "wait_per_step_us": "Float64", "share": "Float64"})
