@@ -82,8 +82,8 @@ def chunk_sizes(size_bytes: float, limit_bytes: float = DP_CHUNK_BYTES) -> list[
 
     An approximation: torch cuts between tensors, so real chunks differ from these by a tensor at most.
     """
-    count = max(1, math.ceil(size_bytes / limit_bytes)) if size_bytes > 0 else 0
-    return [size_bytes / count] * count
+    count = math.ceil(size_bytes / limit_bytes)
+    return [size_bytes / count] * count if count else []
 
 
 def dp_nccl_us(parameter_bytes: float, buffer_bytes: float, devices: int, cost: CollectiveCost) -> float | None:

@@ -5,10 +5,14 @@ import pytest
 
 from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.sample_statistics import (
+    Estimate,
+    bootstrap,
+    difference_estimate,
     mean_range,
     median_estimate,
     pooled_median,
     ratio_estimate,
+    verdict,
 )
 
 
@@ -59,6 +63,35 @@ def test_ratio() -> None:
     assert same.low < 1 < same.high
 
 
+def test_difference() -> None:
+    found = difference_estimate([samples(1, 200)], [samples(2, 150)])
+    assert found.value == pytest.approx(50, abs=1)
+    assert verdict(found, even=0.0) == "above"
+    assert difference_estimate([samples(1, 200)], []).value is None
+    assert difference_estimate([np.array([1.0])], [samples(2, 150)]).low is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.1, 1.3, "above"), (0.7, 0.9, "below"), (0.9, 1.1, "no_difference_shown"), (None, None, "too_few_samples")],
+)
+def test_verdict(low: float | None, high: float | None, expected: str) -> None:
+    assert verdict(Estimate(1.0, low, high, 9)) == expected
+
+
+def test_bootstrap_draws_columns_together() -> None:
+    """The second column is twice the first in every step, so it is in every draw's mean; repeats may differ in length."""
+    one, other = samples(1, 100, count=12), samples(2, 120, count=7)
+    draws = bootstrap(
+        [np.column_stack([one, 2 * one]), np.column_stack([other, 2 * other])], np.random.default_rng(0), "mean"
+    )
+    assert draws.shape == (2000, 2)
+    assert draws[:, 1] == pytest.approx(2 * draws[:, 0])
+    # with repeats as outer level a draw may hold one of them twice
+    assert draws[:, 0].min() < 102
+    assert draws[:, 0].max() > 118
+
+
 def test_mean_range() -> None:
     found = mean_range([1.0, 2.0, 6.0])
     assert (found.value, found.low, found.high, found.count) == (3.0, 1.0, 6.0, 3)
@@ -73,6 +106,11 @@ def test_mean_range() -> None:
         ([samples(1, 100, spread=20)], {"wide_spread"}),
         ([samples(1, 100), samples(2, 120)], {"wide_spread", "repeats_differ"}),
         ([], set()),
+        ([samples(1, 100) + np.linspace(0, 30, 30)], {"drift", "wide_spread"}),
+        ([samples(1, 100) - np.linspace(0, 8, 30), samples(2, 100) - np.linspace(0, 8, 30)], {"drift"}),
+        ([samples(1, 100) + np.linspace(0, 8, 30), samples(2, 100), samples(3, 100)], set()),  # one repeat of three
+        ([np.append(samples(1, 100), 300.0)], {"outliers"}),
+        ([np.append(samples(1, 100), 110.0)], set()),  # 10 deviations, but 10% only
     ],
 )
 def test_spread_findings(repeats: list[np.ndarray], codes: set[str]) -> None:

@@ -1,0 +1,100 @@
+"""Cells of a run made by hand: known samples, windows and collectives, without traces."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from dpscope.analysis.run_analysis import CellData
+from dpscope.profiling.run_types import Cell, ParameterSizes, RankResult
+
+SIZES = ParameterSizes(parameter_count=1_000_000, parameter_bytes=4_000_000, gradient_bytes=4_000_000, buffer_bytes=0)
+
+
+def rank_result(rank: int, world_size: int, sizes: ParameterSizes = SIZES) -> RankResult:
+    return RankResult(
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        world_size=world_size,
+        device_names=(),
+        threads=1,
+        backend=None,
+        nccl_engine=None,
+        loader_workers=0,
+        steps_per_epoch=10,
+        model=sizes,
+        blocks=(),
+        memory=(),
+    )
+
+
+def samples(repeats: Sequence[Sequence[float]], data_wait_us: float = 0.0) -> pd.DataFrame:
+    """Timed and traced step times in microseconds, a list per repeat."""
+    return pd.DataFrame(
+        [
+            {
+                "measuring_pass": measuring_pass,
+                "epoch": 0,
+                "step": step,
+                "step_us": float(value),
+                "data_wait_us": data_wait_us,
+                "samples": 8,
+                "repeat": repeat,
+            }
+            for repeat, values in enumerate(repeats)
+            for measuring_pass in ("timed", "traced")
+            for step, value in enumerate(values)
+        ]
+    )
+
+
+def windows(cell: Cell, steps: int, **columns: float) -> pd.DataFrame:
+    """Traced steps, all alike, of every rank (DDP) or device (DP); `columns` in microseconds."""
+    ranks = range(cell.devices) if cell.strategy == "ddp" else (0,)
+    devices = range(cell.devices) if cell.strategy == "dp" else (0,)
+    defaults = dict.fromkeys(
+        ("communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us", "transfer_us", "wait_us"), pd.NA
+    )
+    frame = pd.DataFrame(
+        [
+            {"repeat": 0, "rank": rank, "device": device, "step": step, "partial_window": False, **defaults, **columns}
+            for rank in ranks
+            for device in devices
+            for step in range(steps)
+        ]
+    )
+    times = [name for name in frame.columns if name.endswith("_us")]
+    return frame.astype(dict.fromkeys(times, "Float64") | dict.fromkeys(("rank", "device", "step"), "Int64"))
+
+
+def all_reduces(cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]]) -> pd.DataFrame:
+    """Per rank and step an all-reduce for each (bytes, ready_us, transfer_us)."""
+    frame = pd.DataFrame(
+        [
+            {
+                "repeat": 0, "rank": rank, "device": 0, "step": step, "kind": "all_reduce", "group_size": cell.devices,
+                "bytes": size, "start_us": ready, "duration_us": transfer, "transfer_us": transfer, "wait_us": 0.0,
+                "group": "0", "sequence": order, "order": order,
+            }
+            for rank in range(cell.devices)
+            for step in range(steps)
+            for order, (size, ready, transfer) in enumerate(buckets)
+        ]
+    )  # fmt: skip
+    return frame.astype({"transfer_us": "Float64", "wait_us": "Float64", "bytes": "Int64", "group_size": "Int64"})
+
+
+def cell_data(
+    cell: Cell, repeats: Sequence[Sequence[float]], steps: pd.DataFrame, collectives: pd.DataFrame | None = None
+) -> CellData:
+    processes = cell.devices if cell.strategy == "ddp" else 1
+    return CellData(
+        cell=cell,
+        skip_reason=None,
+        ranks=tuple(
+            (repeat, rank_result(rank, processes)) for repeat in range(len(repeats)) for rank in range(processes)
+        ),
+        samples=samples(repeats),
+        steps=steps,
+        collectives=collectives if collectives is not None else pd.DataFrame(),
+    )

@@ -1,0 +1,162 @@
+"""Estimates, predictions and bandwidths of a cell made by hand: every expectation is worked out in the comments."""
+
+import pytest
+
+from dpscope.analysis.cell_summary import summarise_cell
+from dpscope.analysis.predictions import CostSources, predict_cell
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.summary_row import Row
+from dpscope.profiling.run_types import Cell
+from tests.run_cells import all_reduces, cell_data, windows
+
+STEPS = 6
+
+
+def single(batch_size: int, step_us: float) -> CellData:
+    """One device: traced steps 10 us longer than untraced, 50 us of them idle."""
+    cell = Cell(strategy="single", devices=1, batch_size=batch_size)
+    traced = windows(cell, STEPS, step_us=step_us + 10, compute_us=step_us - 40, idle_us=50.0)
+    return cell_data(cell, [[step_us] * STEPS], traced)
+
+
+def ddp(step_us: float = 1500.0) -> CellData:
+    """Two ranks: 1,530 us traced = 1,000 compute + 450 exposed + 80 idle; 700 communication, 250 of it hidden.
+
+    Buckets of 3 MB ready at 500 us and of 1 MB ready at 800 us take 400 and 200 us.
+    """
+    cell = Cell(strategy="ddp", devices=2, batch_size=8)
+    traced = windows(
+        cell, STEPS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, overlapped_us=250.0, exposed_us=450.0,
+        idle_us=80.0, transfer_us=600.0, wait_us=100.0,
+    )  # fmt: skip
+    buckets = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)])
+    return cell_data(cell, [[step_us] * STEPS], traced, buckets)
+
+
+SINGLES = {8: single(8, 1000.0), 16: single(16, 1800.0)}
+
+
+def calibrated(kind: str, ranks: int, size_bytes: float) -> float | None:
+    """50 us + S / 10 GB/s; of all-reduces on two ranks only."""
+    return 50 + size_bytes / 1e4 if (kind, ranks) == ("all_reduce", 2) else None
+
+
+def row(data: CellData, sources: CostSources) -> Row:
+    return summarise_cell(data, SINGLES, sources)
+
+
+def test_estimates_per_step_and_epoch() -> None:
+    found = row(ddp(), CostSources())
+    # 1,500 - 1,000; 1,500 - 1,800 / 2; 1,500 - 1,800. An epoch has 10 steps.
+    assert found.number("same_local_batch_us") == 500
+    assert found.number("ideal_split_us") == 600
+    assert found.number("same_total_us") == -300
+    assert found.number("same_local_batch_epoch_us") == 5000
+    assert found.number("same_total_epoch_us") == -3000
+    assert found.number("exposed_epoch_us") == 4500
+    assert (found.number("same_local_batch_low_us"), found.number("same_local_batch_high_us")) == (500, 500)
+
+
+def test_an_estimates_error_is_its_reasons() -> None:
+    found = row(ddp(), CostSources())
+    # traced parts of one device at b = 8: 960 compute, 50 idle. 500 = 450 exposed + 40 compute + 30 idle - 20 tracer
+    terms = [found.number(f"added_{term}_us") for term in ("exposed", "compute", "idle", "tracer")]
+    assert terms == [450, 40, 30, -20]
+    # every step alike: the intervals are points
+    assert (found.number("added_compute_low_us"), found.number("added_compute_high_us")) == (40, 40)
+    # t_1(b) = 1,000 against t_1(G)/N = 900 and t_1(G) = 1,800
+    assert found.number("ideal_split_local_batch_us") == 100
+    assert found.number("same_total_local_batch_us") == -800
+    for method, local in (("same_local_batch", 0), ("ideal_split", 100), ("same_total", -800)):
+        assert found.number(f"{method}_error_exposed_us") == local + 40 + 30 - 20
+
+
+def test_predicted_from_a_calibration() -> None:
+    found = row(ddp(), CostSources(calibrated=calibrated))
+    # 350 and 150 us a bucket: 500 against 600 measured
+    assert found.values["prediction_source"] == "calibration"
+    assert found.number("predicted_transfer_us") == 500
+    assert found.number("predicted_transfer_error") == pytest.approx(-1 / 6)
+    # 500-850, then 850-1,000; the last bucket is ready at 800: 200 us exposed, of 450 measured
+    assert found.number("predicted_exposed_us") == 200
+    assert found.number("predicted_exposed_error") == pytest.approx(200 / 450 - 1)
+
+
+def test_predicted_from_the_specification() -> None:
+    found = row(ddp(), CostSources(link_gbps=20.0))
+    # ring on two ranks: S / B = 150 + 50 us; 500-650, 800-850: 50 us exposed
+    assert found.values["prediction_source"] == "specification"
+    assert found.number("predicted_transfer_us") == 200
+    assert found.number("predicted_exposed_us") == 50
+    assert found.number("ring_us") == 200
+
+
+def test_per_collective() -> None:
+    first, second = predict_cell(ddp(), CostSources(calibrated=calibrated)).collectives
+    assert (first.size_bytes, first.per_step, first.measured_us, first.predicted_us) == (3e6, 1, 400, 350)
+    assert first.relative_error == pytest.approx(-0.125)
+    assert second.relative_error == pytest.approx(-0.25)
+
+
+def test_ready_times_count_before_starts() -> None:
+    """A kernel that queued starts late: what counts is when its gradients were ready."""
+    data = ddp()
+    ready = data.collectives["start_us"].map({500.0: 500.0, 800.0: 600.0})
+    queued = CellData(**{**vars(data), "collectives": data.collectives.assign(ready_us=ready)})
+    # 500-850, 850-1,000, backward ends at 600: 400 us exposed
+    assert row(queued, CostSources(calibrated=calibrated)).number("predicted_exposed_us") == 400
+
+
+def test_a_calibration_of_other_collectives_predicts_nothing() -> None:
+    found = row(ddp(), CostSources(link_gbps=20.0, calibrated=lambda kind, ranks, size: None))
+    assert found.number("predicted_transfer_us") is None
+    assert found.reasons["predicted_transfer_us"] == "the calibration has no all_reduce on 2 ranks"
+    assert found.number("ring_us") == 200  # the specification keeps its own column
+
+
+def test_bandwidth_three_ways() -> None:
+    found = row(ddp(), CostSources(link_gbps=20.0, calibrated=calibrated))
+    # 4 MB x 2(N-1)/N = 4 MB on the wire: over 500, 700 and 600 us
+    assert found.number("wire_bytes_per_step") == 4e6
+    assert found.number("subtraction_gbps") == pytest.approx(8)
+    assert found.number("communication_gbps") == pytest.approx(4e3 / 700)
+    assert found.number("transfer_gbps") == pytest.approx(4e3 / 600)
+    assert found.number("calibrated_gbps") == pytest.approx(8)  # 4 MB in 500 us
+    assert found.number("subtraction_of_link") == pytest.approx(0.4)
+    assert found.number("transfer_of_calibration") == pytest.approx(500 / 600)
+
+
+def test_a_negative_estimate_is_no_bandwidth() -> None:
+    found = row(ddp(step_us=990.0), CostSources(link_gbps=20.0))
+    assert found.number("same_local_batch_us") == -10
+    assert found.number("subtraction_gbps") is None
+    assert "-10.0 us, not a time" in found.reasons["subtraction_gbps"]
+    assert found.reasons["subtraction_of_link"] == found.reasons["subtraction_gbps"]
+    assert found.reasons["calibrated_gbps"] == "no calibration was given"
+
+
+def test_dp_by_copies_is_predicted_from_the_link() -> None:
+    cell = Cell(strategy="dp", devices=3, batch_size=8)
+    traced = windows(
+        cell, STEPS, step_us=3000.0, compute_us=1000.0, communication_us=1000.0, overlapped_us=0.0, exposed_us=1000.0,
+        idle_us=1000.0,
+    )  # fmt: skip
+    data = cell_data(cell, [[2900.0] * STEPS], traced)
+    found = row(data, CostSources(link_gbps=20.0))
+    # device 0 sends 4 MB to each of two others and receives as much: 16 MB / 20 GB/s
+    assert found.number("predicted_transfer_us") == pytest.approx(800)
+    assert found.number("predicted_transfer_error") == pytest.approx(-0.2)
+    assert found.number("wire_bytes_per_step") == 16e6
+    assert found.number("communication_gbps") == pytest.approx(16)
+    assert found.number("compute_spread") == 0
+    only_calibrated = row(data, CostSources(calibrated=calibrated))
+    assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]
+
+
+def test_device_0_that_computes_longer_is_seen() -> None:
+    cell = Cell(strategy="dp", devices=2, batch_size=8)
+    traced = windows(cell, STEPS, step_us=3000.0, compute_us=1000.0, idle_us=500.0)
+    traced.loc[traced["device"] == 0, "compute_us"] = 1200.0
+    found = row(cell_data(cell, [[2900.0] * STEPS], traced), CostSources())
+    assert found.number("first_device_excess_us") == 200
+    assert found.number("compute_spread") == pytest.approx(200 / 1100)

@@ -1,0 +1,77 @@
+"""Models of communication against pocket calculations."""
+
+import pytest
+
+from dpscope.analysis.cost_models import (
+    alpha_beta_us,
+    chunk_sizes,
+    ddp_schedule,
+    dp_nccl_us,
+    dp_peer_copies_us,
+    ring_us,
+    tree_all_reduce_us,
+)
+
+
+def test_ring_of_every_kind() -> None:
+    # 1 MB on 4 ranks at 10 GB/s: 100 us for one pass; alpha 2 us
+    assert ring_us("all_reduce", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(6 * 2 + 150)  # 2(N-1), 2(N-1)/N
+    assert ring_us("all_gather", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(3 * 2 + 75)
+    assert ring_us("reduce_scatter", 1e6, 4, 10.0) == pytest.approx(75)
+    assert ring_us("broadcast", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(3 * 2 + 100)
+    assert ring_us("barrier", 1e6, 4, 10.0) is None
+    assert ring_us("all_reduce", 1e6, 1, 10.0) is None  # nobody to talk to
+
+
+def test_tree_has_logarithmic_latency_and_the_rings_bandwidth() -> None:
+    # 8 ranks: 2 x 3 hops of 2 us, 2 x 7/8 x 100 us
+    assert tree_all_reduce_us(1e6, 8, 10.0, latency_us=2.0) == pytest.approx(12 + 175)
+    assert tree_all_reduce_us(1e6, 5, 10.0, latency_us=2.0) == pytest.approx(12 + 160)  # ceil(log2 5) = 3
+    assert tree_all_reduce_us(1e6, 1, 10.0, latency_us=2.0) == 0
+
+
+def test_alpha_beta() -> None:
+    assert alpha_beta_us(2e6, alpha_us=30.0, bandwidth_gbps=4.0) == pytest.approx(530)  # 30 + 2 MB / 4 GB/s
+
+
+def test_chunks_of_at_most_10_mib() -> None:
+    assert chunk_sizes(0) == []
+    assert chunk_sizes(10 << 20) == [10 << 20]
+    assert chunk_sizes(25 << 20) == [pytest.approx((25 << 20) / 3)] * 3
+
+
+def test_dp_by_nccl_pays_per_chunk() -> None:
+    """25 MiB of parameters, 1 MiB of buffers: 3 + 1 broadcasts, 3 reduces. A broadcast 5 us + S/10 GB/s, a reduce 7 us + S/10."""
+
+    def cost(kind: str, ranks: int, size_bytes: float) -> float | None:
+        assert ranks == 4
+        return {"broadcast": 5.0, "reduce": 7.0}[kind] + size_bytes / 1e4
+
+    mib = (1 << 20) / 1e4
+    assert dp_nccl_us(25 << 20, 1 << 20, 4, cost) == pytest.approx(4 * 5 + 3 * 7 + (25 + 1 + 25) * mib)
+
+
+def test_dp_needs_both_collectives_calibrated() -> None:
+    assert dp_nccl_us(1e6, 0, 2, lambda kind, ranks, size: None if kind == "reduce" else 1.0) is None
+
+
+def test_dp_by_copies_serves_one_device_after_another() -> None:
+    # 20 MB twice and 1 MB to each of 3 devices at 10 GB/s: 3 x 4,100 us; chunks 2 + 1 + 2 to each, 2 us: 3 x 5 x 2
+    assert dp_peer_copies_us(20e6, 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(12_300 + 30)
+
+
+def test_buckets_wait_for_gradients_and_for_each_other() -> None:
+    # ready 0, 10, 20; 15 us each: 0-15, 15-30, 30-45; backward ends at 20, from 20 to 45 nothing hides them
+    schedule = ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 15.0])
+    assert schedule.start_us == (0, 15, 30)
+    assert schedule.end_us == (15, 30, 45)
+    assert schedule.exposed_us == 25
+    # fast links: 0-2, 10-12, 20-22: the last bucket alone shows
+    fast = ddp_schedule([0.0, 10.0, 20.0], [2.0, 2.0, 2.0])
+    assert (fast.start_us, fast.exposed_us) == ((0, 10, 20), 2)
+
+
+def test_without_overlap_everything_is_exposed() -> None:
+    schedule = ddp_schedule([100.0], [40.0])
+    assert (schedule.end_us, schedule.exposed_us) == ((140,), 40)
+    assert ddp_schedule([], []).exposed_us == 0

@@ -1,0 +1,124 @@
+"""Scaling of a run's cells: series, laws, strong against weak, targets, the misuse of the exposed share."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.sample_statistics import Estimate
+from dpscope.analysis.scaling_findings import (
+    amdahl_misuse,
+    judge_target,
+    law_table,
+    scaling_table,
+    strong_or_weak,
+)
+from dpscope.analysis.scaling_laws import amdahl_speedup
+from dpscope.profiling.run_types import Cell, CellStrategy
+from tests.run_cells import cell_data
+
+
+def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> CellData:
+    cell = Cell(strategy=strategy, devices=devices, batch_size=batch_size)
+    noise = np.random.default_rng(devices * batch_size).normal(1, 0.001, (2, count))
+    return cell_data(cell, (step_us * noise).tolist(), pd.DataFrame())
+
+
+def series(cells: list[CellData], singles: dict[int, CellData], shares: dict[str, float]) -> tuple[ScalingSeries, ...]:
+    return scaling_series(cells, lambda _: singles, shares)
+
+
+SINGLES = {8: steps("single", 1, 8, 1000.0), 16: steps("single", 1, 16, 1800.0)}
+
+
+def comparison(found: tuple[ScalingSeries, ...]) -> Comparison:
+    return Comparison(table=pd.DataFrame(), reasons={}, gaps=(), scaling=found)
+
+
+def test_weak_and_strong_series_with_intervals() -> None:
+    cell = steps("ddp", 2, 8, 1250.0)
+    weak, strong = series([cell], SINGLES, {"ddp-d2-b8": 0.2})
+    # weak: 2 x 1,000 / 1,250 = 1.6; strong: the global batch is 16: 1,800 / 1,250 = 1.44
+    assert (weak.scaling, weak.batch_size, weak.label) == ("weak", 8, "DDP weak, b = 8")
+    assert weak.points[0].speedup.value == pytest.approx(1.6, rel=0.01)
+    assert weak.points[0].efficiency.value == pytest.approx(0.8, rel=0.01)
+    assert (strong.scaling, strong.batch_size) == ("strong", 16)
+    assert strong.points[0].speedup.value == pytest.approx(1.44, rel=0.01)
+    low, high = strong.points[0].speedup.low, strong.points[0].speedup.high
+    assert low is not None
+    assert high is not None
+    assert 1.42 < low < high < 1.46
+    # Karp-Flatt: (1/1.6 - 1/2) / (1/2) = 0.25; Amdahl with s = 0.2 on 2: 1 / (0.2 + 0.4)
+    assert weak.points[0].serial_fraction == pytest.approx(0.25, abs=0.02)
+    assert weak.points[0].misuse == pytest.approx(1 / 0.6)
+    assert weak.fit is not None
+    assert weak.fit.law == "karp_flatt"
+    assert law_table(comparison((weak, strong))) is None  # one count each: no law
+    table = scaling_table(comparison((weak, strong)))
+    assert table is not None
+    assert [row[:2] for row in table.rows] == [("DDP weak, b = 8", "2"), ("DDP strong, G = 16", "2")]
+
+
+def test_three_counts_fit_a_law() -> None:
+    cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
+    (strong,) = [one for one in series(cells, {16: SINGLES[16]}, {}) if one.scaling == "strong"]
+    assert strong.fit is not None
+    assert strong.fit.law == "usl"
+    table = law_table(comparison((strong,)))
+    assert table is not None
+    ((label, law, parameters, *_),) = table.rows
+    assert (label, law) == ("DDP strong, G = 16", "USL")
+    assert parameters.startswith("contention 0.1")
+
+
+def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
+    cell = cell_data(Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], pd.DataFrame())
+    weak, _ = series([cell], SINGLES, {})
+    assert weak.points[0].speedup.low is None
+    (finding,) = judge_target([weak], 0.5)
+    assert "too few steps" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("target", "severity", "said"),
+    [(0.7, "info", "reached on 2 devices"), (0.9, "warning", "missed on 2 devices")],
+)
+def test_target_efficiency(target: float, severity: str, said: str) -> None:
+    weak, _ = series([steps("ddp", 2, 8, 1250.0)], SINGLES, {})  # 80%
+    (finding,) = judge_target([weak], target)
+    assert (finding.severity, finding.code) == (severity, "target_efficiency")
+    assert said in finding.message
+
+
+def test_strong_or_weak() -> None:
+    # batch 16 on 2 devices: weak 16 each, 2,000 us for 32 samples; strong 8 each, 1,250 us for 16 samples:
+    # 16 against 12.8 samples per ms: 1.25 times
+    cells = [steps("ddp", 2, 16, 2000.0), steps("ddp", 2, 8, 1250.0)]
+    (choice,) = scaling_choices(cells)
+    assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
+    assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
+    assert "weak scaling is better here: 1.25 times" in strong_or_weak(choice).message
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (Estimate(0.8, 0.75, 0.82, 20), "strong scaling is better here: 1.25 times"),
+        (Estimate(1.1, 0.9, 1.2, 20), "no difference between strong and weak scaling is shown"),
+        (Estimate(1.1, None, None, 4), "too few steps"),
+    ],
+)
+def test_strong_or_weak_is_only_said_when_shown(ratio: Estimate, said: str) -> None:
+    choice = ScalingChoice("ddp", 2, 16, "ddp-d2-b16", "ddp-d2-b8", ratio)
+    assert said in strong_or_weak(choice).message
+
+
+def test_misuse_is_told_for_the_series_it_misses_most() -> None:
+    found = series([steps("ddp", 2, 8, 1250.0)], SINGLES, {"ddp-d2-b8": 0.2})
+    (finding,) = amdahl_misuse(found)
+    # 1 / (0.2 + 0.4) = 1.67 against 1.44 strong (weak: against 1.6)
+    assert finding.message.startswith("DDP strong, G = 16, 2 devices: the exposed share 20%")
+    assert "1.67; measured 1.44" in finding.message
+    assert list(amdahl_misuse(series([steps("ddp", 2, 8, 1250.0)], SINGLES, {}))) == []
