@@ -140,8 +140,13 @@ def error_table(comparison: Comparison) -> TextTable | None:
         rows=tuple((cell, formula, *(show(value, unit) for value in parts)) for cell, formula, parts in rows),
         notes=(
             "local batch: the step on one device that the estimate subtracts is not t_1(b), the same work per device",
+            *([f"{NA}: no traced single-device cell at this batch per device"] if _lacks(rows) else []),
         ),
     )
+
+
+def _lacks(rows: list[tuple[str, str, list[float | None]]]) -> bool:
+    return any(value is None for _, _, parts in rows for value in parts)
 
 
 def identity_table(comparison: Comparison) -> TextTable | None:
@@ -161,8 +166,13 @@ def identity_table(comparison: Comparison) -> TextTable | None:
         notes=(
             "±: half the 95% bootstrap interval; compute and idle are changes against one device; tracer is what the traced "
             "windows leave of the untraced difference",
+            *([f"±{NA}: fewer than 5 traced or timed steps"] if any(_no_interval(values) for values in known) else []),
         ),
     )
+
+
+def _no_interval(values: Values) -> bool:
+    return any(number(values, f"{name}_low_us") is None for name in ("same_local_batch", "added_exposed"))
 
 
 def _with_half_width(values: Values, name: str, unit: Unit) -> str:

@@ -16,7 +16,12 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:
-    """Weak series solid, strong ones dashed; a law is drawn to twice the largest measured count, dotted past it never."""
+    """The run's scaling; None without a single-device cell to stand against."""
+    return draw_scaling(comparison)
+
+
+def draw_scaling(comparison: Comparison) -> Figure | None:
+    """Weak series solid, strong ones dashed; a law is drawn to twice the largest measured count and no farther."""
     if not comparison.scaling:
         return None
     figure, (left, right) = new_figure(9, columns=2)
@@ -31,13 +36,16 @@ def scaling(run: RunData, comparison: Comparison) -> Figure | None:
         _measured(right, series, marker, by_devices=True)
         for axes, by_devices in ((left, False), (right, True)):
             _law(axes, series, by_devices)
-            _misuse(axes, series, by_devices, label=not by_devices and index == 0)
+            _misuse(axes, series, by_devices)
     for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
         axes.set_xlabel("devices")
         axes.set_xticks(counts)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=3)
+    handles, labels = left.get_legend_handles_labels()
+    more, more_labels = right.get_legend_handles_labels()
+    once = dict(zip([*labels, *more_labels], [*handles, *more], strict=True))
+    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
     figure.suptitle("Speedup and efficiency against one device, with 95% intervals", x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -83,7 +91,7 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
         axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
 
 
-def _misuse(axes: Axes, series: ScalingSeries, by_devices: bool, label: bool) -> None:
+def _misuse(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
     """Amdahl's curve with the exposed share of the largest count as serial fraction: how it should not be done."""
     share = series.points[-1].exposed_share
     if share is None:
@@ -95,5 +103,5 @@ def _misuse(axes: Axes, series: ScalingSeries, by_devices: bool, label: bool) ->
         values * (100 / counts if by_devices else 1.0),
         color="#777777",
         linestyle=(0, (1, 3)),
-        label="misuse: exposed share as Amdahl's fraction" if label else None,
+        label=None if by_devices else "misuse: exposed share as Amdahl's fraction",
     )

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.run_scaling import STRATEGY_NAMES, ScalingChoice, ScalingSeries
+from dpscope.analysis.run_scaling import STRATEGY_NAMES, ScalingChoice, ScalingPoint, ScalingSeries
 from dpscope.analysis.sample_statistics import Estimate, verdict
 from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import Unit, show
+from dpscope.analysis.units import NA, Unit, show
 from dpscope.profiling.run_types import Finding
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
@@ -16,6 +16,7 @@ _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL", "karp_flatt
 
 def scaling_table(comparison: Comparison) -> TextTable | None:
     """A row for each cell against one device; None without a single-device cell to stand against."""
+    points = [point for series in comparison.scaling for point in series.points]
     rows = [
         (
             series.label,
@@ -38,8 +39,22 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
             "low, high: 95% bootstrap interval; Karp-Flatt: the serial fraction that would give this speedup if nothing but "
             "serial work were in the way; if it grows with the devices, communication is",
             "misuse: what Amdahl's law gives with the exposed share as serial fraction, which it is not",
+            *_why_missing(points),
         ),
     )
+
+
+def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
+    no_interval = [point.cell for point in points if point.speedup.low is None]
+    no_share = [point.cell for point in points if point.misuse is None]
+    return [
+        f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"
+        for columns, cells, reason in (
+            ("low, high", no_interval, "fewer than 5 timed steps, here or in another cell of the series"),
+            ("misuse", no_share, "exposed communication is not known"),
+        )
+        if cells
+    ]
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
@@ -76,7 +91,7 @@ def law_table(comparison: Comparison) -> TextTable | None:
 
 def _with_interval(estimate: Estimate, digits: int = 3) -> str:
     if estimate.value is None:
-        return "NA"
+        return NA
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.{digits}f}"
     return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"

@@ -1,13 +1,18 @@
 """Scaling of a run's cells: series, laws, strong against weak, targets, the misuse of the exposed share."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PolyCollection
 
 from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.model_output import scaling_records
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.sample_statistics import Estimate
+from dpscope.analysis.scaling_figure import draw_scaling
 from dpscope.analysis.scaling_findings import (
     amdahl_misuse,
     judge_target,
@@ -71,6 +76,29 @@ def test_three_counts_fit_a_law() -> None:
     ((label, law, parameters, *_),) = table.rows
     assert (label, law) == ("DDP strong, G = 16", "USL")
     assert parameters.startswith("contention 0.1")
+
+
+def test_figure_shows_ideal_law_band_target_and_misuse() -> None:
+    cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
+    found = series(cells, {16: SINGLES[16]}, {"ddp-d8-b2": 0.2})
+    shown = Comparison(table=pd.DataFrame(), reasons={}, gaps=(), scaling=found, target_efficiency=0.8)
+    figure = draw_scaling(shown)
+    assert figure is not None
+    left, right = figure.axes
+    labels = {line.get_label() for line in (*left.lines, *right.lines)}
+    assert {"ideal", "target efficiency", "misuse: exposed share as Amdahl's fraction"} <= labels
+    assert any(isinstance(one, PolyCollection) for one in left.collections)  # the law's band
+    assert (
+        max(float(np.max(np.asarray(line.get_xdata()))) for line in left.lines) == 16
+    )  # twice the largest measured count, and no farther
+    assert draw_scaling(comparison(())) is None
+
+
+def test_records_are_plain() -> None:
+    found = series([steps("ddp", 2, 8, 1250.0)], SINGLES, {"ddp-d2-b8": 0.2})
+    (weak, _) = json.loads(json.dumps(scaling_records(comparison(found))))
+    assert (weak["strategy"], weak["scaling"], weak["law"]["name"]) == ("ddp", "weak", "karp_flatt")
+    assert weak["points"][0]["efficiency"]["value"] == pytest.approx(0.8, rel=0.01)
 
 
 def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
