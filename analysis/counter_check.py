@@ -35,10 +35,11 @@ def check_counters(
 ) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
 
-    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook compresses them.
-
     DDP's backward_comm_us is a span, first bucket launched to last gradient copied out: it is compared with the span from
-    the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order.
+    the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order. `sent_share` is how
+    much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them. DDP's span holds the hook's
+    casts and the copying out of the last bucket as well, and the all-reduces' does not: with a hook, or with all gradients
+    in one bucket, these are no longer small beside it (up to a third on a CPU), and it is an upper bound only.
     """
     ratios, agree, within, buckets_equal = [], [], [], True
     own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
@@ -52,7 +53,9 @@ def check_counters(
         span_us, busy_us = ends.max() - starts.min(), intervals.length(intervals.union(starts, ends))
         allowed_us = SPAN_TOLERANCE * counter.backward_comm_us + slack_us
         ratios.append(span_us / counter.backward_comm_us)
-        agree.append(abs(span_us - counter.backward_comm_us) <= allowed_us)
+        upper_bound_only = sent_share < 1 or len(counter.bucket_bytes) == 1
+        excess_us = span_us - counter.backward_comm_us
+        agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
         within.append(busy_us <= counter.backward_comm_us + allowed_us)
         sizes = [int(size) if pd.notna(size) else -1 for size in step["bytes"]]
         buckets_equal &= sorted(sizes) == sorted(round(sent_share * size) for size in counter.bucket_bytes)

@@ -133,3 +133,19 @@ def layered() -> Workload:
         nn.Linear(512, CLASSES, bias=False),
     )
     return nn.Sequential(*layers), (192,), CLASSES
+
+
+class _Double(nn.Module):
+    """fp64 throughout and no batch norm: a batch's gradient is the mean of its samples' gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
+
+    def forward(self, samples: Tensor) -> Tensor:
+        logits: Tensor = self.layers(samples.double())
+        return logits
+
+
+def double() -> Workload:
+    return _Double(), (12,), CLASSES

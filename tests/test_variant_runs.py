@@ -1,0 +1,212 @@
+"""Variants in real runs: what each promises is what its trace shows, and what overlap saves."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.expected_traffic import check_traffic
+from dpscope.analysis.run_analysis import CellData, RunData, load_run
+from dpscope.analysis.sample_statistics import Estimate
+from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.variants import opponents, overlap_findings, overlap_saving, singles_like
+from dpscope.launch.run_config import load_config
+from dpscope.launch.sweep import run_sweep
+from dpscope.profiling import phases
+from dpscope.profiling.run_types import Cell, CellOptions, Finding
+
+USER_MODELS = Path(__file__).parent / "user_models"
+TINY: dict[str, object] = {
+    "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
+    "repeats": 1, "samples": 64, "timeout": 90,
+}  # fmt: skip
+TRACED = 2  # one more than asked
+
+# Gradients in the order in which backward makes them: the last layer's 8,192 B, two of 1,048,576 B, 397,312 B.
+FIRST, MIDDLE, LAST = 8_192 + 1_048_576, 1_048_576, 4_096 + 393_216
+ALL = FIRST + MIDDLE + LAST
+BUFFERS = [2 * 2_048, 8]
+COMPRESSED = "hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"
+
+
+def measured(out: Path, **flags: object) -> RunData:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(USER_MODELS)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        outcome = run_sweep(load_config(None, {**TINY, **flags}), out, False, Console(file=io.StringIO()))
+    assert outcome.ok, [(result.cell.name, result.message) for result in outcome.results]
+    return load_run(out)
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    out = tmp_path_factory.mktemp("buckets") / "run"
+    return measured(out, strategy="ddp", overlap="on,off", bucket_mb="default,1")
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    out = tmp_path_factory.mktemp("compressed") / "run"
+    return measured(
+        out, strategy="dp,ddp", accumulate=2, comm_hook="fp16", gradient_as_bucket_view=True, static_graph=True,
+        broadcast_buffers="off",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def brain(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    return measured(tmp_path_factory.mktemp("brain") / "run", strategy="ddp", comm_hook="bf16", overlap="off")
+
+
+def bytes_per_step(data: CellData, kind: str) -> list[list[int]]:
+    """Sorted sizes of one kind of collective for every rank and traced step."""
+    own = data.collectives[data.collectives["step"].notna() & (data.collectives["kind"] == kind)]
+    return [sorted(int(size) for size in group) for _, group in own.groupby(["rank", "step"])["bytes"]]
+
+
+def assert_moved(data: CellData, reduced: list[int], broadcast: list[int]) -> None:
+    # Not the spans of DDP's counters: on a busy host threads may wait for longer than these all-reduces take.
+    wrong = ("trace_incomplete", "variant_not_kept", "bucket_mismatch")
+    assert [finding.message for finding in data.findings if finding.code in wrong] == []
+    assert bytes_per_step(data, "all_reduce") == [sorted(reduced)] * 2 * TRACED
+    assert bytes_per_step(data, "broadcast") == ([sorted(broadcast)] * 2 * TRACED if broadcast else [])
+    assert len(data.counter_checks) == 2
+    assert all(check.steps > 0 and check.buckets_equal for check in data.counter_checks)
+
+
+def test_buckets_are_those_asked_for(buckets: RunData) -> None:
+    assert list(buckets.cells) == ["ddp-d2-b8", "ddp-d2-b8-bucket-1mb", "ddp-d2-b8-overlap-off"]
+    assert_moved(buckets.cells["ddp-d2-b8"], [FIRST, MIDDLE + LAST], BUFFERS)
+    assert_moved(buckets.cells["ddp-d2-b8-bucket-1mb"], [FIRST, MIDDLE, LAST], BUFFERS)
+    assert_moved(buckets.cells["ddp-d2-b8-overlap-off"], [ALL], BUFFERS)
+
+
+def test_half_the_bytes_once_a_step_and_no_buffers(compressed: RunData) -> None:
+    assert_moved(compressed.cells[f"ddp-d2-b8-{COMPRESSED}"], [FIRST // 2, (MIDDLE + LAST) // 2], [])
+
+
+def test_bf16_halves_one_bucket(brain: RunData) -> None:
+    assert_moved(brain.cells["ddp-d2-b8-overlap-off-hook-bf16"], [ALL // 2], BUFFERS)
+
+
+def traces_of(run: RunData, name: str) -> TraceAnalysis:
+    return analyze_traces(run.folder.repeat(run.cells[name].cell, 0).traces())
+
+
+def test_a_step_of_micro_batches_is_one_step(compressed: RunData) -> None:
+    for name in ("dp-host-d2-b8-accumulate-2", f"ddp-d2-b8-{COMPRESSED}"):
+        data = compressed.cells[name]
+        assert data.communication_known
+        assert (data.samples["samples"] == 8 * (2 if data.cell.strategy == "dp-host" else 1)).all()
+        counts = traces_of(compressed, name).summaries[0].range_counts
+        assert set(counts[phases.FORWARD].values()) == set(counts[phases.BACKWARD].values()) == {2}
+        assert set(counts[phases.OPTIMIZER].values()) == set(counts[phases.DATA].values()) == {1}
+        assert len(counts[phases.OPTIMIZER]) == TRACED
+    host = traces_of(compressed, "dp-host-d2-b8-accumulate-2").summaries[0].range_counts
+    assert set(host[phases.replica_range(phases.REPLICATE, 1)].values()) == {2}  # DataParallel saves nothing by it
+    assert set(host[phases.replica_range(phases.GRADIENT_REDUCE, 1)].values()) == {2}
+
+
+def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
+    """The findings on a cell's trace, read as that of a cell with other options."""
+    data, analysis = run.cells[name], traces_of(run, name)
+    cell = Cell(strategy=data.cell.strategy, devices=2, batch_size=8, options=options)
+    sizes, ranges = data.ranks[0][1].model, [summary.range_counts for summary in analysis.summaries]
+    return check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame())
+
+
+def test_a_trace_that_breaks_its_promise_is_told(buckets: RunData, compressed: RunData) -> None:
+    plain = "ddp-d2-b8"
+    assert judged(buckets, plain, CellOptions()) == []
+    (found,) = judged(buckets, plain, CellOptions(overlap="off"))
+    assert (found.code, found.severity) == ("variant_not_kept", "error")
+    assert "one all-reduce of all gradients a step, the trace shows 2 in a step" in found.message
+    (found,) = judged(buckets, plain, CellOptions(broadcast_buffers="off"))
+    assert "no broadcast of buffers, the trace shows broadcasts of 4,104 B in a step" in found.message
+    (found,) = judged(buckets, plain, CellOptions(comm_hook="fp16"))
+    assert found.code == "trace_incomplete"
+    assert f"{ALL // 2:,} B a step (the gradients as fp16)" in found.message
+    (found,) = judged(compressed, f"ddp-d2-b8-{COMPRESSED}", CellOptions())
+    assert (found.code, f"{ALL:,} B" in found.message) == ("trace_incomplete", True)
+    (found,) = judged(compressed, "dp-host-d2-b8-accumulate-2", CellOptions(accumulate=4))
+    assert "in every step, 4 times, the trace shows 2" in found.message
+
+
+def planted(run: RunData, **step_us: float) -> RunData:
+    """The run with ten timed steps for each cell, all but equally long; named by the cells' options."""
+    cells = {}
+    for name, data in run.cells.items():
+        middle = step_us[data.cell.variant.replace("-", "_") or "plain"]
+        steps = [middle + offset for offset in (-2, -1, 0, 0, 0, 0, 0, 0, 1, 2)]
+        frame = pd.DataFrame({"repeat": 0, "epoch": pd.NA, "step": range(10), "rank": 0, "step_us": steps})
+        cells[name] = replace(data, samples=frame.assign(measuring_pass="timed"))
+    return replace(run, cells=cells)
+
+
+def test_what_overlap_saves(buckets: RunData) -> None:
+    """120 ms without overlap, 90 ms with it: 30 ms, a quarter; 120.0001 with small buckets: nothing shown."""
+    run = planted(buckets, plain=90e3, bucket_1mb=120e3, overlap_off=120e3)
+    by_name = {saving.with_overlap: saving for saving in overlap_saving(run)}
+    assert list(by_name) == ["ddp-d2-b8", "ddp-d2-b8-bucket-1mb"]
+    assert {saving.without_overlap for saving in by_name.values()} == {"ddp-d2-b8-overlap-off"}
+    saving = by_name["ddp-d2-b8"]
+    assert saving.saved_us.value == pytest.approx(30e3)
+    assert saving.saved_share.value == pytest.approx(0.25)
+    assert saving.saved_us.count == saving.saved_share.count == 10
+    assert_around(saving.saved_us, 30e3, 4.0)
+    assert_around(saving.saved_share, 0.25, 1e-4)
+    clear, none = overlap_findings(run)
+    assert {(one.code, one.severity) for one in (clear, none)} == {("overlap_saves", "info")}
+    assert "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval" in clear.message
+    assert "10 steps" in clear.message
+    assert "no difference by overlap is shown" in none.message
+    (costs, _) = overlap_findings(planted(buckets, plain=150e3, bucket_1mb=120e3, overlap_off=120e3))
+    assert "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30" in costs.message
+
+
+def assert_around(estimate: Estimate, value: float, distance: float) -> None:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert value - distance <= estimate.low <= value <= estimate.high <= value + distance
+
+
+def test_few_steps_give_no_verdict_on_overlap(buckets: RunData) -> None:
+    run = planted(buckets, plain=90e3, bucket_1mb=90e3, overlap_off=120e3)
+    few = replace(run, cells={name: replace(data, samples=data.samples[:4]) for name, data in run.cells.items()})
+    assert all("4 steps: no interval, no verdict" in finding.message for finding in overlap_findings(few))
+    assert len(overlap_findings(few)) == 2
+
+
+def with_cells(run: RunData, *cells: Cell) -> RunData:
+    some = next(iter(run.cells.values()))
+    return replace(run, cells={cell.name: replace(some, cell=cell) for cell in cells})
+
+
+def test_who_is_compared_with_whom(buckets: RunData) -> None:
+    base = Cell(strategy="ddp", devices=2, batch_size=8)
+    accumulating = CellOptions(accumulate=2)
+    cells = [
+        Cell(strategy=strategy, devices=devices, batch_size=8, options=options)  # type: ignore[arg-type]
+        for strategy, devices in (("single", 1), ("dp-host", 2), ("ddp", 2))
+        for options in (CellOptions(), accumulating)
+    ]
+    others = [CellOptions(overlap="off"), CellOptions(comm_hook="fp16"), CellOptions(overlap="off", accumulate=2)]
+    run = with_cells(buckets, *cells, *(msgspec.structs.replace(base, options=options) for options in others))
+    assert [(dp.cell.name, ddp.cell.name) for dp, ddp in opponents(run)] == [
+        ("dp-host-d2-b8", "ddp-d2-b8"),
+        ("dp-host-d2-b8", "ddp-d2-b8-overlap-off"),
+        ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-accumulate-2"),
+        ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-overlap-off-accumulate-2"),
+    ]
+    (single,) = singles_like(run, cells[-1]).values()
+    assert single.cell.name == "single-d1-b8-accumulate-2"
+    (single,) = singles_like(run, base).values()
+    assert single.cell.name == "single-d1-b8"
+    assert [(one.without_overlap, one.with_overlap) for one in overlap_saving(run)] == [
+        ("ddp-d2-b8-overlap-off", "ddp-d2-b8"),
+        ("ddp-d2-b8-overlap-off-accumulate-2", "ddp-d2-b8-accumulate-2"),
+    ]
