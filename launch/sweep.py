@@ -189,13 +189,13 @@ class _Sweep:
     def _reason_to_skip(self, cell: Cell) -> str | None:
         """Why a cell would fail as an earlier one did: the same one, or the same with a smaller batch."""
         for failed, status in self._hopeless.values():
-            same_shape = (failed.strategy, failed.devices) == (cell.strategy, cell.devices)
+            shapes = {(one.strategy, one.devices, one.options) for one in (failed, cell)}
             larger = cell.batch_size > failed.batch_size
             growing = self._description.config.batch_growth is not None
             what = "timed out" if status == "timed_out" else "ran out of memory"
             if failed == cell:
                 return f"{failed.name} {what} in an earlier repeat"
-            if same_shape and larger and (status != "timed_out" or growing):
+            if len(shapes) == 1 and larger and (status != "timed_out" or growing):
                 return f"{failed.name} {what} with a smaller batch"
         return None
 
