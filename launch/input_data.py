@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from dpscope.launch.micro_batches import by_micro_batches
-from dpscope.launch.parent_death import die_with_parent
+from dpscope.launch.parent_death import die_with_job
 from dpscope.launch.workloads import Workload
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, RunConfig
@@ -157,7 +157,7 @@ def loader_workers(config: RunConfig, cell: Cell, rank: int) -> int:
 
 
 def _bind_to_parent(worker_index: int) -> None:
-    die_with_parent()
+    die_with_job()
 
 
 def _random_batch(workload: Workload, batch_size: int, seed: int) -> Batch:

@@ -12,7 +12,6 @@ import msgspec
 
 from dpscope.profiling.run_store import write_json, write_text
 
-JOB_TOKEN_VARIABLE = "DPSCOPE_JOB"  # same value in every process of a job, so that all can be found
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"
 

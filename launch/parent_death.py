@@ -1,26 +1,55 @@
-"""Ties a process's life to its parent's, so that a killed run leaves nothing behind. Imports no torch.
+"""Ties a process's life to its parent's, so that a killed run leaves nothing behind.
 
 torchrun starts its workers in sessions of their own: a signal to torchrun's process group does not reach them,
-and a torchrun killed outright cannot pass one on. Linux's parent-death signal does both.
+and a torchrun killed outright cannot pass one on. Linux's parent-death signal does both, from the moment it is asked
+for; whether the parent died before that is checked. Imports the standard library alone, so that a worker can ask
+before it imports anything slow.
 """
 
 import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
+
+JOB_TOKEN_VARIABLE = "DPSCOPE_JOB"  # same value in every process of a job, so that all can be found
+RUN_TOKEN_VARIABLE = "DPSCOPE_RUN"  # same value in every process of a run folder's jobs
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends; no effect outside Linux."""
+def die_with_process(parent_id: int) -> None:
+    """Have the kernel kill this process when its parent dies; end at once when that is no longer `parent_id`.
+
+    The parent's death is that of the thread that started this process. Outside Linux only the check has an effect.
+    """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def die_with_process(parent_id: int) -> None:
-    """As `die_with_parent`, and end at once when `parent_id` has already died."""
-    die_with_parent()
     if os.getppid() != parent_id:
         os._exit(1)
+
+
+def die_with_job() -> None:
+    """As `die_with_process`, of a process whose parent belongs to the same job; ends at once when that has died.
+
+    A process that lost its parent early finds itself a child of another one, which lacks the job's token. Started by
+    hand there is no token, and only a death from now on is noticed.
+    """
+    parent_id = os.getppid()
+    die_with_process(parent_id)
+    value = os.environ.get(JOB_TOKEN_VARIABLE)
+    if value is not None and Path("/proc/self/environ").exists():
+        token = f"{JOB_TOKEN_VARIABLE}={value}"
+        if not has_token(parent_id, token) or os.getppid() != parent_id:
+            os.write(2, b"dpscope: the torchrun that started this process has ended\n")
+            os._exit(1)
+
+
+def has_token(process_id: int, token: str) -> bool:
+    """Whether a live process was started with `token` (NAME=value) in its environment; False where it is not told."""
+    try:
+        environment = Path(f"/proc/{process_id}/environ").read_bytes()
+    except OSError:  # gone, or another user's
+        return False
+    return token.encode() in environment.split(b"\0")

@@ -58,10 +58,6 @@ class SweepProgress:
         )
         self._title = ""
 
-    def note(self, text: str) -> None:
-        """A lasting line of its own."""
-        self._console.print(Text(text), soft_wrap=True)
-
     def _line(self) -> Text:
         if not self._title:
             return Text("")

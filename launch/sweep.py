@@ -3,13 +3,11 @@
 import fcntl
 import os
 import shutil
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -18,7 +16,8 @@ from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
 from dpscope.launch.manifest import new_manifest
 from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
 from dpscope.launch.progress import SweepProgress
-from dpscope.launch.torchrun import TorchrunJob
+from dpscope.launch.stop_request import StopRequest
+from dpscope.launch.torchrun import TorchrunJob, end_leftovers
 from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder, write_json
 from dpscope.profiling.run_types import Cell, CellResult, CellStatus, Environment, Manifest, RunConfig
 
@@ -50,6 +49,7 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
     print_plan(description, console)
     run = RunFolder(out)
     with _locked(run.path):
+        _tell_survivors(end_leftovers(run), console)
         if fresh:
             _remove_measurements(run)
         manifest = _open_manifest(run, description)
@@ -58,6 +58,15 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
 
             download_data(description.config)
         return _Sweep(run, manifest, description, console).measure()
+
+
+def _tell_survivors(processes: Sequence[int], console: Console) -> None:
+    if processes:
+        console.print(
+            f"warning: processes {', '.join(str(process) for process in processes)} cannot be ended: they wait for a "
+            "device or a file system; what runs beside them is slower. Restart the machine if they stay.",
+            soft_wrap=True,
+        )
 
 
 def _remove_measurements(run: RunFolder) -> None:
@@ -118,8 +127,9 @@ class _Sweep:
         self._run = run
         self._manifest = manifest
         self._description = description
+        self._console = console
         self._progress = SweepProgress(console, len(description.jobs))
-        self._stop = _StopRequest()
+        self._stop = StopRequest()
         self._results: list[CellResult] = []
         self._took_s: dict[str, float] = {}
         self._hopeless: dict[str, tuple[Cell, CellStatus]] = {}
@@ -158,11 +168,11 @@ class _Sweep:
     def _run_job(self, job: PlannedJob) -> JobOutcome:
         folder = self._run.repeat(job.cell, job.repeat)
         timeout_s = self._description.config.timeout_s
-        torchrun = TorchrunJob(job.command, folder, self._manifest.threads_per_process)
+        torchrun = TorchrunJob(job.command, folder, self._manifest.threads_per_process, self._run)
         try:
             how, exit_status = torchrun.wait(timeout_s, self._progress.state, lambda: self._stop.requested)
         finally:
-            torchrun.end()
+            _tell_survivors(torchrun.end(), self._console)
         last_pass = read_progress(folder.path)
         if how == "stopped":
             return interrupted(folder, last_pass)
@@ -210,25 +220,3 @@ class _Sweep:
             for job in jobs[index:]
             if not job.done and self._reason_to_skip(job.cell) is None
         )
-
-
-class _StopRequest:
-    """Whether the sweep was told to stop. Signals only set it, so that none can cut a file or a cleaning-up short."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM and SIGHUP as the request."""
-
-        def request(number: int, frame: FrameType | None) -> None:
-            self.requested = True
-
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        previous = {number: signal.signal(number, request) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)

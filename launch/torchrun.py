@@ -1,5 +1,7 @@
 """One torchrun job: its command, its log, its time limit, its end. Leaves no process behind. Imports no torch."""
 
+import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -11,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.job_files import JOB_TOKEN_VARIABLE, STARTED_AT_VARIABLE, read_progress
-from dpscope.launch.parent_death import die_with_parent
+from dpscope.launch.job_files import STARTED_AT_VARIABLE, read_progress
+from dpscope.launch.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, die_with_process, has_token
 from dpscope.profiling.run_store import RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell
 
@@ -20,6 +22,7 @@ JobWait = Literal["exited", "timed_out", "stopped"]
 
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
+_KILL_S = 5.0  # after SIGKILL: a process that is still there waits inside the kernel and cannot be ended
 
 
 def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
@@ -47,10 +50,14 @@ class TorchrunJob:
     """A running torchrun with all its processes, found by a token in their environment.
 
     torchrun puts every worker into a session of its own, and workers have children (data loaders): neither a
-    process group nor the tree under a dead torchrun would reach them all.
+    process group nor the tree under a dead torchrun would reach them all. Where processes cannot be listed (without
+    /proc) torchrun's process group has to do: torchrun, when told to end, ends its workers.
     """
 
-    def __init__(self, command: Sequence[str], folder: RepeatFolder, threads: int) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: RepeatFolder, threads: int, run: RunFolder | None = None
+    ) -> None:
+        """Start it; with `run` its processes can be found by `end_leftovers` as well."""
         self._folder = folder
         self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
         name, _, value = self._token.partition("=")
@@ -59,6 +66,7 @@ class TorchrunJob:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, so that states belong to their devices
             **os.environ,
             name: value,
+            **({} if run is None else dict([_run_token(run)])),
             STARTED_AT_VARIABLE: str(time.time()),
         }
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -70,7 +78,7 @@ class TorchrunJob:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is the sweep's to handle
-            preexec_fn=die_with_parent,
+            preexec_fn=functools.partial(die_with_process, os.getpid()),
         )
 
     def wait(
@@ -91,41 +99,54 @@ class TorchrunJob:
                 continue
         return "timed_out", None
 
-    def end(self) -> None:
-        """End every process of the job that is still there, and remove torchrun's own files."""
-        deadline = time.monotonic() + _GRACE_S
-        _signal_all(self._token, signal.SIGTERM)
-        while _signal_all(self._token, None) and time.monotonic() < deadline:
-            self._process.poll()
-            time.sleep(_POLL_S)
-        while _signal_all(self._token, signal.SIGKILL):
-            self._process.poll()
-            time.sleep(_POLL_S)
-        self._process.wait()
+    def end(self) -> list[int]:
+        """End every process of the job that is still there, and remove torchrun's own files.
+
+        Returns the ids of processes that outlive even SIGKILL, as one does that waits for a device or a file system.
+        """
+        left = _end_all(self._token, self._process)
         self._log.close()
         shutil.rmtree(_torchrun_folder(self._folder), ignore_errors=True)
+        return left
 
 
-def _signal_all(token: str, number: signal.Signals | None) -> int:
-    """Send a signal (None: nothing) to all processes with the token; returns how many there are."""
-    found = processes_with(token)
-    for process_id in found if number is not None else ():
-        assert number is not None
-        try:
+def end_leftovers(run: RunFolder) -> list[int]:
+    """End what is left of earlier sweeps of this run folder on this host; returns the ids that outlive it."""
+    return _end_all("=".join(_run_token(run)))
+
+
+def _run_token(run: RunFolder) -> tuple[str, str]:
+    return RUN_TOKEN_VARIABLE, str(run.path.resolve())
+
+
+def _end_all(token: str, started: subprocess.Popen[bytes] | None = None) -> list[int]:
+    """End all processes with the token and the group of the one that was started; returns those that are left."""
+    _signal(_alive(token, started), started, signal.SIGTERM)  # once: a second one would cut torchrun's own end short
+    deadline = time.monotonic() + _GRACE_S
+    while _alive(token, started) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    deadline = time.monotonic() + _KILL_S
+    while (left := _alive(token, started)) and time.monotonic() < deadline:
+        _signal(left, started, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return left
+
+
+def _alive(token: str, started: subprocess.Popen[bytes] | None) -> list[int]:
+    running = [] if started is None or started.poll() is not None else [started.pid]
+    return sorted({*running, *processes_with(token)})
+
+
+def _signal(processes: Sequence[int], started: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
+    if started is not None and started.pid in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(started.pid, number)
+    for process_id in processes:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process_id, number)
-        except ProcessLookupError:
-            continue
-    return len(found)
 
 
 def processes_with(token: str) -> list[int]:
     """Ids of the live processes that have `token` (NAME=value) in their environment, this one excepted."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes()
-        except OSError:  # gone meanwhile, or another user's
-            continue
-        if token.encode() in environment.split(b"\0") and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+    ids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [process_id for process_id in ids if process_id != os.getpid() and has_token(process_id, token)]

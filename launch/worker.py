@@ -17,15 +17,18 @@ if __name__ == "__main__" and not __package__:
     # shadows a package.
     sys.path[0] = os.getcwd()
 
+from dpscope.launch.parent_death import die_with_job
+
+if __name__ == "__main__":
+    die_with_job()  # before the imports below, which take longer than it takes to kill a run
+
 from dpscope.launch.job_files import remove_job_files, started_at, write_failure, write_progress
-from dpscope.launch.parent_death import die_with_process
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob, job_from_arguments, torchrun_place
 from dpscope.profiling.run_store import DpscopeError
 
 
 def main() -> None:
     """Run the job the arguments name; ends the process with status 1 on failure, 2 on a user's mistake."""
-    die_with_process(os.getppid())
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     began = min(started_at(), time.time())
     try:

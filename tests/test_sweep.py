@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dpscope.launch import torchrun
+from dpscope.launch.parent_death import RUN_TOKEN_VARIABLE
 from dpscope.launch.planned_run import plan_run
 from dpscope.launch.run_config import load_config
 from dpscope.launch.sweep import SweepOutcome, run_sweep
-from dpscope.profiling.run_store import DpscopeError, RunFolder
+from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
 
 USER_MODELS = Path(__file__).parent / "user_models"
 TINY: dict[str, object] = {
@@ -112,9 +114,16 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     sweep(out, strategy="single")
     result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result_path
     first = result.stat().st_mtime_ns
+    stranger, left = (
+        subprocess.Popen(["sleep", "99"], env={**os.environ, RUN_TOKEN_VARIABLE: str(path.resolve())})
+        for path in (tmp_path, out)  # the second one an earlier sweep's
+    )
     assert all(job.done for job in plan_run(load_config(None, {**TINY, "strategy": "single"}), out).jobs)
     assert sweep(out, strategy="single").ok
     assert result.stat().st_mtime_ns == first
+    assert left.wait(timeout=1) == -signal.SIGTERM
+    assert stranger.poll() is None
+    stranger.kill()
     with pytest.raises(DpscopeError, match="steps = 4, not 5; use the same settings to resume it, --fresh"):
         sweep(out, strategy="single", steps=5)
     assert sweep(out, fresh=True, strategy="single").ok
@@ -198,6 +207,50 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
     assert start_sweep(out, **flags).wait(timeout=120) == 0
     assert half_written(out) == []
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1
+
+
+def workers_of(out: Path) -> list[int]:
+    return [process for process in processes_of(out) if b"torch.distributed.run" not in command_of(process)]
+
+
+def command_of(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b"torch.distributed.run"
+
+
+def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> None:
+    """Before a worker can ask the kernel to end it with its parent, which takes it a part of a second."""
+    flags: dict[str, object] = {"strategy": "single", "data": "synthetic", "repeats": 1, "steps": 4}
+    for after_s in (0.0, 0.05, 0.2):
+        out = tmp_path / f"run{after_s}"
+        running = start_sweep(out, **flags)
+        wait_until(lambda out=out, sweep=running.pid: set(workers_of(out)) - {sweep} != set())  # type: ignore[misc]
+        time.sleep(after_s)
+        running.kill()
+        running.wait()
+        wait_until(lambda out=out: processes_of(out) == [], timeout_s=3)  # type: ignore[misc]
+    assert start_sweep(out, **flags).wait(timeout=120) == 0
+    assert half_written(out) == []
+
+
+def test_a_job_that_cannot_be_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where processes cannot be listed nor with one that outlives SIGKILL does the end wait for ever."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    for listed in ([], [gone.pid]):
+        folder = RepeatFolder(tmp_path / str(len(listed)))
+        monkeypatch.setattr(torchrun, "processes_with", lambda token, listed=listed: listed)
+        monkeypatch.setattr(torchrun, "_GRACE_S", 0.3)
+        monkeypatch.setattr(torchrun, "_KILL_S", 0.5)
+        job = torchrun.TorchrunJob([sys.executable, "-c", deaf], folder, threads=1)
+        wait_until(lambda log=folder.log_path: "deaf" in log.read_text())  # type: ignore[misc]
+        assert job.end() == listed
+        assert job.wait(1, lambda state: None, lambda: False) == ("exited", -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
