@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from dpscope.launch.devices import DeviceType, resolve_devices
@@ -140,7 +140,7 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
 
 def print_plan(description: PlanDescription, console: Console) -> None:
     """Print the cells of a run and the estimates of time and disk."""
-    table = Table("cell", "devices", "batch per device", "repeats", "done", "estimate a repeat")
+    table = Table(Column("cell", overflow="fold"), "devices", "batch per device", "repeats", "done", "estimate a repeat")
     for planned in description.plan:
         cell = planned.cell
         jobs = [job for job in description.jobs if job.cell == cell]
