@@ -13,7 +13,7 @@ from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_c
 from dpscope.analysis.sample_statistics import ratio_estimate
 from dpscope.analysis.summary_row import Row
 from dpscope.analysis.summary_row import minus as _minus
-from dpscope.profiling.run_types import Cell
+from dpscope.analysis.variants import opponents, singles_like
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def compare(
     return Comparison(
         table=table.convert_dtypes(),
         reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
-        gaps=tuple(_gap(rows, dp, ddp) for dp, ddp in _pairs(run)),
+        gaps=tuple(_gap(rows, dp, ddp) for dp, ddp in opponents(run)),
         scaling=scaling_series(run.measured, lambda cell: singles_like(run, cell), exposed_shares(rows)),
         choices=scaling_choices(run.measured),
         predictions=tuple(
@@ -90,28 +90,6 @@ def exposed_shares(rows: dict[str, Row]) -> dict[str, float]:
     """Measured exposed communication as a share of the traced step, by cell, where it is known."""
     shares = {name: row.number("exposed_share") for name, row in rows.items()}
     return {name: share for name, share in shares.items() if share is not None}
-
-
-def singles_like(run: RunData, cell: Cell) -> dict[int, CellData]:
-    """The measured single-device cells by batch size, those that cut a batch into as many micro-batches as `cell`."""
-    return {
-        data.cell.batch_size: data
-        for data in run.measured
-        if data.cell.strategy == "single" and data.cell.options.accumulate == cell.options.accumulate
-    }
-
-
-def _pairs(run: RunData) -> list[tuple[CellData, CellData]]:
-    """Measured DP and DDP cells of equal devices and batch; DP against each of DDP's variants."""
-    return [
-        (dp, ddp)
-        for dp in run.measured
-        for ddp in run.measured
-        if dp.cell.strategy in ("dp", "dp-host")
-        and ddp.cell.strategy == "ddp"
-        and (dp.cell.devices, dp.cell.batch_size) == (ddp.cell.devices, ddp.cell.batch_size)
-        and dp.cell.options.accumulate == ddp.cell.options.accumulate
-    ]
 
 
 def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData) -> StrategyGap:

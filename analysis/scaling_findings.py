@@ -11,7 +11,7 @@ from dpscope.analysis.units import NA, Unit, show
 from dpscope.profiling.run_types import Finding
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
-_LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL", "karp_flatt": "Karp-Flatt"}
+_LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 
 
 def scaling_table(comparison: Comparison) -> TextTable | None:
@@ -58,43 +58,34 @@ def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
 
 
 def law_table(comparison: Comparison) -> TextTable | None:
-    """Laws fitted to series of two or more device counts; None without such a series."""
-    rows = []
+    """Laws fitted to series of two or more device counts, a row for each parameter; None without such a series."""
+    rows: list[tuple[str, ...]] = []
+    notes = [
+        "one measured count gives Karp-Flatt's fraction only, two Amdahl's or Gustafson's law, three or more the USL"
+    ]
     for series in comparison.scaling:
         fit = series.fit
         if fit is None or fit.law == "karp_flatt":
             continue
         farthest = FARTHEST_FACTOR * fit.largest_devices
         prediction = predicted_speedup(fit, farthest)
-        parameters = ", ".join(f"{name} {_with_interval(value)}" for name, value in fit.parameters.items())
-        rows.append(
-            (
-                series.label,
-                _LAWS[fit.law],
-                parameters,
-                show(fit.worst_relative_error, _SHARE),
-                f"{farthest}: {_with_interval(prediction.speedup, 2)}",
-                fit.note or prediction.note or "-",
-            )
-        )
+        entries = [(name.replace("_", " "), value, _FRACTION) for name, value in fit.parameters.items()]
+        entries.append((f"speedup on {farthest}", prediction.speedup, _RATIO))
+        rows += [
+            (series.label, _LAWS[fit.law], name, *(show(one, unit) for one in (value.value, value.low, value.high)))
+            for name, value, unit in entries
+        ]
+        why = "; ".join(dict.fromkeys(note for note in (fit.note, prediction.note) if note))
+        error = show(fit.worst_relative_error, _SHARE)
+        notes.append(f"{series.label}: at most {error}% from a measured speedup{f'; {why}' if why else ''}")
     if not rows:
         return None
     return TextTable(
         title="Scaling laws fitted to these points, and what they predict at twice the largest count",
-        headings=("series", "law", "parameters", "worst error [%]", "predicted speedup", "note"),
+        headings=("series", "law", "parameter", "value", "low", "high"),
         rows=tuple(rows),
-        notes=(
-            "one measured count gives Karp-Flatt's fraction only, two Amdahl's or Gustafson's law, three or more the USL",
-        ),
+        notes=tuple(notes),
     )
-
-
-def _with_interval(estimate: Estimate, digits: int = 3) -> str:
-    if estimate.value is None:
-        return NA
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.{digits}f}"
-    return f"{estimate.value:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
 
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:

@@ -73,9 +73,11 @@ def test_three_counts_fit_a_law() -> None:
     assert strong.fit.law == "usl"
     table = law_table(comparison((strong,)))
     assert table is not None
-    ((label, law, parameters, *_),) = table.rows
-    assert (label, law) == ("DDP strong, G = 16", "USL")
-    assert parameters.startswith("contention 0.1")
+    contention, coherency, predicted = table.rows
+    assert contention[:4] == ("DDP strong, G = 16", "USL", "contention", "0.100")
+    assert coherency[3] == "0.000"
+    # 16 devices: 1 / (0.1 + 0.9 / 16) = 6.4
+    assert predicted[2:4] == ("speedup on 16", "6.40")
 
 
 def test_figure_shows_ideal_law_band_target_and_misuse() -> None:
