@@ -20,7 +20,7 @@ RESAMPLES = 300
 FEWEST_ITERATIONS = 5  # of every size, for a bootstrap over them
 FEWEST_SIZES = 5  # for an error of prediction
 _TAILS = (0.025, 0.975)
-PREDICTED_SHARE = 0.9  # of sizes left out in turn that lie within the stated error of prediction
+PREDICTED_SHARE = 0.9  # of measurements at sizes left out in turn that lie within the stated error of prediction
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Prediction:
     """The time of a collective by its fit."""
 
     time_us: float
-    low_us: float | None  # 90% of sizes left out of the fit in turn lie so close; None where that is not known
+    low_us: float | None  # 90% of measurements at sizes left out in turn lie so close; None where that is not known
     high_us: float | None
     extrapolated: str | None  # set: the size lies outside those measured, and how far
 
@@ -67,7 +67,7 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
         largest_bytes=int(sizes[-1]),
         median_relative_error=float(np.median(errors)),
         largest_relative_error=float(errors.max()),
-        prediction_relative_error=_prediction_error(curve, sizes, times),
+        prediction_relative_error=_prediction_error(curve, sizes, times, iterations),
         interval_source=source,
     )
 
@@ -87,15 +87,20 @@ def _resampled_times(
     return [fitted * generator.choice(ratios, len(ratios)) for _ in range(RESAMPLES)]
 
 
-def _prediction_error(curve: Curve, sizes: Values, times: Values) -> float | None:
-    """The relative error that PREDICTED_SHARE of the sizes stay within when each is predicted without itself."""
+def _prediction_error(curve: Curve, sizes: Values, times: Values, iterations: Sequence[Values]) -> float | None:
+    """The relative error that PREDICTED_SHARE of measurements stay within when their size is predicted without itself.
+
+    A measurement is the median of some consecutive iterations, so that what changes between one time and another is in it.
+    """
     if len(sizes) < FEWEST_SIZES:
         return None
     errors = []
     for index in range(len(sizes)):
         kept = np.arange(len(sizes)) != index
         without = fit_curve(sizes[kept], times[kept], curve.breakpoints)
-        errors.append(relative_errors(without, sizes[[index]], times[[index]])[0])
+        parts = np.array_split(iterations[index], max(1, len(iterations[index]) // FEWEST_ITERATIONS))
+        measured = np.array([np.median(part) for part in parts])
+        errors += list(relative_errors(without, np.full(len(parts), sizes[index]), measured))
     return float(np.quantile(errors, PREDICTED_SHARE, method="higher"))
 
 

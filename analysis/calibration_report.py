@@ -106,7 +106,7 @@ def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
         rows=tuple(_piece_row(fit, piece, first=index == 0) for fit in fits for index, piece in enumerate(fit.pieces)),
         notes=(
             "alpha: a latency in a fit's first piece; in others where the piece's line meets size 0",
-            "error of prediction: 90% of the sizes, each predicted by the others, lie within it",
+            "error of prediction: 90% of measurements lie within it, each size predicted by the others alone",
             f"intervals: bootstrap over {' and '.join(sorted({fit.interval_source for fit in fits}))}, breakpoints held",
         ),
     )  # fmt: skip

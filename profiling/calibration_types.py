@@ -88,7 +88,7 @@ class CollectiveFit(_Stored, frozen=True):
     largest_bytes: int
     median_relative_error: float  # of the fit at its own sizes
     largest_relative_error: float
-    prediction_relative_error: float | None  # 90% of sizes left out in turn are predicted within this; None: too few
+    prediction_relative_error: float | None  # holds 90% of measurements, their sizes left out; None: too few sizes
     interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
 
 

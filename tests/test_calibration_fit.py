@@ -163,3 +163,11 @@ def test_sizes_left_out_are_predicted_within_the_stated_error() -> None:
             held.append(prediction.low_us <= times[size] <= prediction.high_us)
     assert len(held) == 30
     assert sum(held) >= 24
+
+
+def test_what_changes_from_one_time_to_another_is_in_the_error_of_prediction() -> None:
+    # Half of the iterations take half as long again: the median lies between, and either half is 20 or 25% off.
+    times = {size: 20 + size / 10_000 for size in SIZES}
+    fit = fit_collective([point(size, *([time] * 10 + [1.5 * time] * 10)) for size, time in times.items()])
+    assert fit.median_relative_error < 1e-6
+    assert fit.prediction_relative_error == pytest.approx(0.25, abs=0.01)
