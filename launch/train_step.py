@@ -1,6 +1,5 @@
 """One training step, the same code for every strategy."""
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,7 +12,7 @@ from dpscope.launch.micro_batches import MicroBatching
 from dpscope.launch.workloads import AutocastModel
 from dpscope.profiling.phases import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
 from dpscope.profiling.run_types import RunConfig
-from dpscope.profiling.step_timer import StepCounts
+from dpscope.profiling.step_timer import BatchArrived, StepCounts, nothing
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,12 +48,11 @@ class TrainStep:
         # Only fp16's range is short enough to need its gradients scaled.
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
 
-    def __call__(self) -> StepCounts:
+    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
         """Train on the next batch; on CUDA the work is queued, not finished, when this returns."""
-        started = time.perf_counter_ns()
         with record_function(DATA):
             images, labels = self.batches.next_batch()
-        data_wait_us = (time.perf_counter_ns() - started) / 1000
+        batch_arrived()
         with record_function(HOST_TO_DEVICE):
             images = images.to(self._device, non_blocking=True)
             labels = labels.to(self._device, non_blocking=True)
@@ -69,7 +67,7 @@ class TrainStep:
             self._scaler.update()
             self._optimizer.zero_grad(set_to_none=True)
         self.last_loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        return StepCounts(data_wait_us=data_wait_us, samples=len(labels))
+        return StepCounts(samples=len(labels))
 
     def _add_gradients(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.run_types import DdpCounters
-from dpscope.profiling.step_timer import StepCounts
+from dpscope.profiling.step_timer import RunStep, nothing
 from dpscope.profiling.trace_recorder import WARMUP_STEPS, record_trace
 
 _NEVER = 1_000_000_000
@@ -30,7 +30,7 @@ def stop_counting(model: DistributedDataParallel) -> None:
 
 def record_counters(
     model: DistributedDataParallel,
-    run_step: Callable[[], StepCounts],
+    run_step: RunStep,
     traced_steps: int,
     trace_path: Path,
     device: torch.device,
@@ -50,7 +50,7 @@ def record_counters(
 
     model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
     record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=read_previous)
-    run_step()
+    run_step(nothing)
     read_previous(WARMUP_STEPS + traced_steps + 1)
     stop_counting(model)
     return counters

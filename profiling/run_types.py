@@ -200,7 +200,7 @@ class TimedBlock(_Stored, frozen=True):
     steps: int
     samples: int  # of this process (DDP) or of all replicas (DP)
     duration_s: float
-    data_wait_s: float  # of it, waiting for the loader
+    data_wait_s: float  # of it, waiting for the loader: the sum over its steps' data_wait_us
 
 
 class DeviceMemory(_Stored, frozen=True):
@@ -246,8 +246,8 @@ class RankResult(_Stored, frozen=True):
     model: ParameterSizes
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]  # empty on CPU: the allocator keeps no such figure there
-    device_states_before: tuple[DeviceState, ...] = ()
-    device_states_after: tuple[DeviceState, ...] = ()
+    device_states_before: tuple[DeviceState, ...] = ()  # before any process of the job was on them
+    device_states_after: tuple[DeviceState, ...] = ()  # after the last timed step was queued: under its load
     findings: tuple[Finding, ...] = ()  # about its devices' states
     last_loss: float | None = None
 
@@ -280,4 +280,5 @@ class DdpCounters(_Stored, frozen=True):
 
 SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
 """Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
-includes `data_wait_us`, the wait for the loader; transfer and optimizer belong to the step either way."""
+includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's: what queued work hides is no
+wait); transfer and optimizer belong to the step either way."""

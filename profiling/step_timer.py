@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import pandas as pd
 import torch
@@ -11,34 +13,58 @@ import torch
 from dpscope.profiling.run_store import atomic_path
 from dpscope.profiling.run_types import SAMPLE_COLUMNS, TimedBlock
 
+BatchArrived = Callable[[], None]
+"""What a step calls as soon as its batch is there."""
+
 
 class StepTimer:
-    """Time between consecutive boundaries: device events on CUDA, the wall clock on the CPU.
+    """Time between consecutive boundaries, and of it until the batch was there: device events on CUDA, the wall clock
+    on the CPU.
 
     A device event waits for nothing: the host runs ahead as in an untimed run, and the durations are read only
-    after a synchronisation.
+    after a synchronisation. The host's wait for a batch costs a device nothing while work is still queued there: on
+    CUDA only what is left of it between the two marks is counted.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._events: list[torch.cuda.Event] = []
-        self._times_ns: list[int] = []
+        self._boundaries: list[_Mark] = []
+        self._arrivals: list[_Mark] = []
 
     def boundary(self) -> None:
         """Mark the end of a step and the start of the next."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._device))
-            self._events.append(event)
-        else:
-            self._times_ns.append(time.perf_counter_ns())
+        self._boundaries.append(_Mark(self._device))
+
+    def batch_arrived(self) -> None:
+        """Mark that the loader has handed out the batch of the step that began at the last boundary."""
+        self._arrivals.append(_Mark(self._device))
 
     def step_durations_us(self) -> list[float]:
         """Microseconds between boundaries, one fewer than there are; call after a synchronisation."""
-        if self._device.type == "cuda":
-            pairs = zip(self._events, self._events[1:], strict=False)
-            return [first.elapsed_time(second) * 1000 for first, second in pairs]
-        return [(second - first) / 1000 for first, second in zip(self._times_ns, self._times_ns[1:], strict=False)]
+        return [first.until_us(second) for first, second in pairwise(self._boundaries)]
+
+    def data_waits_us(self) -> list[float]:
+        """Of every step, microseconds from its start until its batch was there; call after a synchronisation."""
+        return [start.until_us(arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)]
+
+
+class _Mark:
+    """A moment on the device's clock, or on the host's where the device is the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._ns = 0
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(device))
+        else:
+            self._ns = time.perf_counter_ns()
+
+    def until_us(self, later: "_Mark") -> float:
+        if self._event is None or later._event is None:
+            return (later._ns - self._ns) / 1000
+        elapsed_ms: float = self._event.elapsed_time(later._event)
+        return elapsed_ms * 1000
 
 
 @dataclass(frozen=True)
@@ -57,42 +83,56 @@ class StepSample:
 class StepCounts:
     """What one step reports of itself."""
 
-    data_wait_us: float  # wall clock, waiting for the loader
     samples: int  # of this process
 
 
+RunStep = Callable[[BatchArrived], StepCounts]
+"""Runs one step, and calls what it is given once the step's batch is there."""
+
+
+def nothing() -> None:
+    """Heeds no batch's arrival: for steps that nobody times."""
+
+
 def time_block(
-    run_step: Callable[[], StepCounts],
+    run_step: RunStep,
     steps: int,
     device: torch.device,
     synchronise: Callable[[], None],
     first_step: int = 0,
     epoch: int | None = None,
+    under_load: Callable[[], None] = nothing,
 ) -> tuple[TimedBlock, list[StepSample]]:
     """Run `steps` steps between two synchronisations; samples are numbered from `first_step`.
 
-    `synchronise` waits for this process's devices and for the other processes.
+    `synchronise` waits for this process's devices and for the other processes. `under_load` is called once the last
+    step is queued, in a thread of its own: the block's end does not wait for it.
     """
     timer = StepTimer(device)
     outcomes: list[StepCounts] = []
+    observer = Thread(target=under_load)
     synchronise()
     started = time.perf_counter()
     timer.boundary()
     for _ in range(steps):
-        outcomes.append(run_step())
+        outcomes.append(run_step(timer.batch_arrived))
         timer.boundary()
+    observer.start()
     synchronise()
     duration_s = time.perf_counter() - started
+    observer.join()
+    waits_us = timer.data_waits_us()
+    durations = zip(timer.step_durations_us(), waits_us, outcomes, strict=True)
     samples = [
-        StepSample("timed", epoch, first_step + index, step_us, outcome.data_wait_us, outcome.samples)
-        for index, (step_us, outcome) in enumerate(zip(timer.step_durations_us(), outcomes, strict=True))
+        StepSample("timed", epoch, first_step + index, step_us, wait_us, outcome.samples)
+        for index, (step_us, wait_us, outcome) in enumerate(durations)
     ]
     block = TimedBlock(
         epoch=epoch,
         steps=steps,
         samples=sum(outcome.samples for outcome in outcomes),
         duration_s=duration_s,
-        data_wait_s=sum(outcome.data_wait_us for outcome in outcomes) / 1e6,
+        data_wait_s=sum(waits_us) / 1e6,
     )
     return block, samples
 

@@ -10,13 +10,13 @@ from isal import igzip
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from dpscope.profiling.run_store import atomic_path
-from dpscope.profiling.step_timer import StepCounts, StepSample, StepTimer
+from dpscope.profiling.step_timer import RunStep, StepCounts, StepSample, StepTimer, nothing
 
 WARMUP_STEPS = 2  # run under a profiler that is on and discards: its start costs the first steps time
 
 
 def record_trace(
-    run_step: Callable[[], StepCounts],
+    run_step: RunStep,
     traced_steps: int,
     path: Path,
     device: torch.device,
@@ -45,7 +45,7 @@ def record_trace(
         for step in range(WARMUP_STEPS + recorded_steps):
             if step >= WARMUP_STEPS:
                 timer.boundary()
-            outcome = run_step()
+            outcome = run_step(timer.batch_arrived if step >= WARMUP_STEPS else nothing)
             if after_step is not None:
                 after_step(step)
             if step >= WARMUP_STEPS:
@@ -54,9 +54,10 @@ def record_trace(
                 timer.boundary()
             profiler.step()
     synchronise()
+    durations = zip(timer.step_durations_us(), timer.data_waits_us(), outcomes, strict=True)
     return [
-        StepSample("traced", None, WARMUP_STEPS + index, step_us, outcome.data_wait_us, outcome.samples)
-        for index, (step_us, outcome) in enumerate(zip(timer.step_durations_us(), outcomes, strict=True))
+        StepSample("traced", None, WARMUP_STEPS + index, step_us, wait_us, outcome.samples)
+        for index, (step_us, wait_us, outcome) in enumerate(durations)
     ]
 
 

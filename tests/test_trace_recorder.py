@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -17,17 +18,23 @@ HOST = torch.device("cpu")
 STEP_S = 0.02
 
 
-def step() -> StepCounts:
-    time.sleep(STEP_S)
+WAIT_S = 0.004
+
+
+def step(batch_arrived: Callable[[], None]) -> StepCounts:
+    time.sleep(WAIT_S)
+    batch_arrived()
+    time.sleep(STEP_S - WAIT_S)
     (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
-    return StepCounts(data_wait_us=5.0, samples=4)
+    return StepCounts(samples=4)
 
 
 def test_a_block_is_its_steps() -> None:
     synchronised = []
     block, samples = time_block(step, 4, HOST, lambda: synchronised.append(1), first_step=8, epoch=2)
     assert (block.steps, block.samples, block.epoch, len(synchronised)) == (4, 16, 2, 2)
-    assert block.data_wait_s == pytest.approx(2e-5)
+    assert block.data_wait_s == pytest.approx(sum(sample.data_wait_us for sample in samples) / 1e6)
+    assert all(WAIT_S * 1e6 <= sample.data_wait_us <= sample.step_us - (STEP_S - WAIT_S) * 1e6 for sample in samples)
     assert [sample.step for sample in samples] == [8, 9, 10, 11]
     assert all(sample.step_us >= STEP_S * 1e6 for sample in samples)
     assert sum(sample.step_us for sample in samples) <= block.duration_s * 1e6
@@ -44,11 +51,68 @@ def test_a_trace_holds_one_step_more_than_asked_and_matches_its_samples(tmp_path
         # The sample also covers the tracer's own step change, not the writing of the trace.
         assert STEP_S * 1e6 <= ranges[f"ProfilerStep#{sample.step}"] <= sample.step_us + 2000
         assert sample.step_us < STEP_S * 1e6 + 200_000
+        assert WAIT_S * 1e6 <= sample.data_wait_us < sample.step_us
     assert [path.name for path in path.parent.iterdir()] == ["0_0.pt.trace.json.gz"]
 
 
+class SimulatedGpu:
+    """A clock in milliseconds for the host, and when the work queued on the device so far will be done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = self.done_ms = 0.0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at_ms = 0.0
+
+            def record(self, stream: None) -> None:
+                self.at_ms = max(gpu.now_ms, gpu.done_ms)
+
+            def elapsed_time(self, later: "Event") -> float:
+                return later.at_ms - self.at_ms
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+
+    def step(self, loading_ms: float, computing_ms: float) -> Callable[[Callable[[], None]], StepCounts]:
+        def run(batch_arrived: Callable[[], None]) -> StepCounts:
+            self.now_ms += loading_ms
+            batch_arrived()
+            self.done_ms = max(self.now_ms, self.done_ms) + computing_ms
+            return StepCounts(samples=1)
+
+        return run
+
+
+def test_on_cuda_a_wait_behind_queued_work_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader takes 20 ms: a device busy for 60 ms a step does not notice, one busy for 5 ms waits the other 15."""
+    for computing_ms, steps_ms, waits_ms in ((60, [80, 60, 60], [20, 0, 0]), (5, [25, 20, 20], [20, 15, 15])):
+        step = SimulatedGpu(monkeypatch).step(20, computing_ms)
+        block, samples = time_block(step, 3, torch.device("cuda", 0), lambda: None)
+        assert [sample.step_us / 1000 for sample in samples] == steps_ms
+        assert [sample.data_wait_us / 1000 for sample in samples] == waits_ms
+        assert block.data_wait_s * 1000 == pytest.approx(sum(waits_ms))
+
+
+def test_the_devices_are_looked_at_while_the_last_steps_still_run() -> None:
+    happened = []
+
+    def synchronise() -> None:
+        time.sleep(0.05)
+        happened.append("synchronised")
+
+    def look() -> None:
+        happened.append("looked")
+        time.sleep(0.3)  # as slow drivers answer
+
+    block, samples = time_block(step, 2, HOST, synchronise, under_load=look)
+    assert happened == ["synchronised", "looked", "synchronised"]
+    assert block.duration_s < sum(sample.step_us for sample in samples) / 1e6 + 0.25
+
+
 def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
-    def failing() -> StepCounts:
+    def failing(batch_arrived: Callable[[], None]) -> StepCounts:
         raise ArithmeticError("on purpose")
 
     with pytest.raises(ArithmeticError):
