@@ -1,5 +1,6 @@
 """One process's whole job: process group, model, passes, and what is saved of them."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -32,11 +33,16 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     if job.cell.strategy == "ddp":
         _join_process_group(job, devices[0])
     process, sizes = _prepare(job, place, devices, report)
-    measured = run_passes(process)
-    after = _device_states(job, place, _own_process_ids()) if job.kind == "cuda" else ()
+    own = _own_process_ids() if job.kind == "cuda" else ()  # by now every process of the job is on its devices
+    under_load: list[DeviceState] = []
+
+    def look_at_devices() -> None:
+        under_load.extend(_device_states(job, place, own))
+
+    measured = run_passes(dataclasses.replace(process, look_at_devices=look_at_devices))
     report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
-    rank = _rank_result(job, place, process, sizes, measured, (before, after))
+    rank = _rank_result(job, place, process, sizes, measured, (before, tuple(under_load)))
     write_json(job.folder.rank_path(place.node, place.rank), rank)
     if distributed.is_initialized():
         distributed.barrier()

@@ -11,7 +11,7 @@ from dpscope.launch.train_step import TrainStep
 from dpscope.profiling import ddp_counters
 from dpscope.profiling.run_store import RepeatFolder, write_json
 from dpscope.profiling.run_types import Cell, DeviceMemory, RunConfig, TimedBlock
-from dpscope.profiling.step_timer import StepSample, time_block
+from dpscope.profiling.step_timer import StepSample, nothing, time_block
 from dpscope.profiling.trace_recorder import record_trace
 
 
@@ -28,6 +28,7 @@ class CellProcess:
     step: TrainStep
     folder: RepeatFolder
     report: Callable[[str], None]  # tells which pass begins
+    look_at_devices: Callable[[], None] = nothing  # called while the last timed steps run
 
     def synchronise(self) -> None:
         """Wait for this process's devices and for the other processes."""
@@ -91,13 +92,16 @@ def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
     device = process.devices[0]
     if process.config.epochs is None:
         assert process.config.steps is not None
-        block, samples = time_block(process.step, process.config.steps, device, process.synchronise)
+        block, samples = time_block(
+            process.step, process.config.steps, device, process.synchronise, under_load=process.look_at_devices
+        )
         return [block], samples
     blocks, all_samples = [], []
     per_epoch = process.step.batches.steps_per_epoch
     for epoch in range(process.config.epochs):
         first_step = epoch * per_epoch
-        block, samples = time_block(process.step, per_epoch, device, process.synchronise, first_step, epoch)
+        look = process.look_at_devices if epoch == process.config.epochs - 1 else nothing
+        block, samples = time_block(process.step, per_epoch, device, process.synchronise, first_step, epoch, look)
         blocks.append(block)
         all_samples += samples
     return blocks, all_samples
