@@ -25,7 +25,7 @@ _MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host
 _COMMUNICATION = (
     "communication_us", "communication_low_us", "communication_high_us", "overlapped_us", "exposed_us",
     "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "communication_share", "exposed_share",
-    "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps",
+    "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us",
 )  # fmt: skip
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
@@ -189,7 +189,7 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
     windows, table = data.whole_windows(), data.collectives
     if windows.empty or table.empty:
         row.clear(
-            ("bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps"),
+            ("bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us"),
             "the trace shows no collective" + (" (dp-host copies within one process)" if not table.size else ""),
         )
         return
@@ -201,6 +201,8 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
         bytes_per_step=float(own["bytes"].sum()) / len(windows) if sizes_known else None,
         collectives_per_step=len(own) / len(windows),
     )
+    queued = float(own["queue_us"].sum(min_count=1)) if "queue_us" in own and own["queue_us"].notna().any() else None
+    row.put("only gloo's collectives queue", queue_us=queued / len(windows) if queued is not None else None)
     reduced = own[(own["kind"] == "all_reduce") & own["transfer_us"].notna() & own["bytes"].notna()]
     transfer_us = float(reduced["transfer_us"].sum())
     algbw = float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None

@@ -108,6 +108,11 @@ def likely_reasons(values: Values, off: list[str]) -> list[str]:
         found.append(f"contention: {hidden / total:.0%} of communication ran under compute{too}")
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         found.append(f"waiting: {show_time(wait)} a step for later ranks, which the model does not have")
+    queued = number(values, "queue_us")
+    if total and queued is not None and queued > NOTABLE * total:
+        found.append(
+            f"queueing: {show_time(queued)} a step until a worker thread was free, which gloo's ranges may include"
+        )
     moved, count = number(values, "bytes_per_step"), number(values, "collectives_per_step")
     if moved is not None and count and moved / count < SMALL_BYTES:
         found.append(

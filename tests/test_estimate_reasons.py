@@ -95,5 +95,6 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
     assert specification.startswith("no calibration")
     (waiting, *_) = likely_reasons(off, ["exposed"])
     assert waiting.startswith("waiting: 70.0 us")
+    assert any(one.startswith("queueing: 50.0 us") for one in likely_reasons(off | {"queue_us": 50.0}, ["transfer"]))
     (fast,) = likely_reasons(VALUES | {"predicted_transfer_error": 0.5}, ["transfer"])
     assert "calibration was made under other conditions" in fast
