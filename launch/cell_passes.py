@@ -54,11 +54,14 @@ class Measured:
 
 def run_passes(process: CellProcess) -> Measured:
     """Run every pass of a cell; traces and counters are saved on the way, the rest is returned."""
+    if process.config.epochs is None:
+        process.step.batches.leave_out_short_batches()
     process.report("warm-up")
     _warm_up(process)
     process.report("timed")
     _reset_peak_memory(process.devices)
     blocks, samples = _timed(process)
+    process.step.batches.leave_out_short_batches()  # whole epochs had them; steps that are traced compare
     memory = _peak_memory(process.devices)
     process.report("traced")
     traced = record_trace(

@@ -1,7 +1,8 @@
 """Batches: endlessly, over epochs, in an order all strategies agree on.
 
 Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's batch is
-the r-th share of DataParallel's batch.
+the r-th share of DataParallel's batch. Augmentation and dropout draw from generators that are seeded per process: the
+samples are the same, their random crops and flips and the dropped units are not.
 """
 
 import math
@@ -28,11 +29,14 @@ class BatchStream(Protocol):
     """Batches without end; `epoch` is that of the batch handed out last."""
 
     epoch: int
-    steps_per_epoch: int
+    steps_per_epoch: int  # of a whole epoch, its short last batch included
     loader_workers: int
 
     def next_batch(self) -> Batch:
         """The next (images, labels)."""
+
+    def leave_out_short_batches(self) -> None:
+        """From the next epoch on, hand out whole batches only: an epoch then ends before a shorter last one."""
 
 
 class SyntheticBatches:
@@ -52,12 +56,16 @@ class SyntheticBatches:
         self._handed_out += 1
         return self._batch
 
+    def leave_out_short_batches(self) -> None:
+        """There are none."""
+
 
 class RankOrderBatchSampler(Sampler[list[int]]):
     """Batches made of the shares of `ranks` in rank order, each share what DDP would give that rank.
 
     Under DDP every process asks for its own rank alone; DataParallel and a single device ask for all of them.
     A batch that will be cut into micro-batches holds them one after the other, each made of shares in rank order.
+    With `whole_only` an epoch ends before a last batch that is short of samples, if it has another.
     """
 
     def __init__(
@@ -68,6 +76,7 @@ class RankOrderBatchSampler(Sampler[list[int]]):
         ]
         self._batch_size = batch_size
         self._micro_batches = micro_batches
+        self.whole_only = False
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle anew for `epoch`, the same way on every rank."""
@@ -75,11 +84,12 @@ class RankOrderBatchSampler(Sampler[list[int]]):
             sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return math.ceil(len(self._samplers[0]) / self._batch_size)
+        whole, rest = divmod(len(self._samplers[0]), self._batch_size)
+        return whole if self.whole_only and whole else whole + (rest > 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         shares = [list(sampler) for sampler in self._samplers]
-        for start in range(0, len(shares[0]), self._batch_size):
+        for start in range(0, len(self) * self._batch_size, self._batch_size):
             batch = [share[start : start + self._batch_size] for share in shares]
             yield [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
 
@@ -105,6 +115,10 @@ class LoadedBatches:
             batch = next(self._iterator)
         images, labels = batch
         return images, labels
+
+    def leave_out_short_batches(self) -> None:
+        """From the next epoch on, hand out whole batches only."""
+        self._sampler.whole_only = True
 
 
 def download_data(config: RunConfig) -> None:

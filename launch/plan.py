@@ -109,7 +109,7 @@ def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
             _add(cells, config, kind, count, size // count)
             if "single" in config.strategies:
                 _add_each(cells, _cell("single", kind, 1, size // count), other_options(config))
-    planned = [PlannedCell(cell=cell, skip_reason=reason) for cell, reason in cells.items()]
+    planned = [PlannedCell(cell=cell, skip_reason=reason or too_large(cell, config)) for cell, reason in cells.items()]
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
             f"nothing to measure: --strategy {','.join(config.strategies)} with --devices "
@@ -162,6 +162,13 @@ def _add_each(
 ) -> None:
     for chosen in options:
         cells.setdefault(msgspec.structs.replace(plain, options=chosen), reason)
+
+
+def too_large(cell: Cell, config: RunConfig) -> str | None:
+    """Why a cell's steps cannot be whole, None when they can."""
+    if cell.global_batch_size <= config.samples:
+        return None
+    return f"a step takes {cell.global_batch_size} samples and the data set has {config.samples}"
 
 
 def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -> Cell:

@@ -12,7 +12,7 @@ import msgspec
 
 from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.manifest import new_manifest
-from dpscope.launch.plan import resolve
+from dpscope.launch.plan import resolve, too_large
 from dpscope.launch.run_config import load_config
 from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, merged, other_options
 from dpscope.profiling.environment import usable_cores
@@ -165,6 +165,8 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         options=_only_options(config),
     )
     _check_place(cell, place)
+    if reason := too_large(cell, config):
+        raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
     local_devices = place.local_world_size if strategy == "ddp" else count
     # At least two shares: the cell this one will be compared with has two devices or more.
     threads = max(1, usable_cores() // max(2, local_devices))

@@ -66,6 +66,17 @@ def test_epochs_are_counted() -> None:
         assert epochs == [0, 0, 0, 0, 1, 1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> None:
+    stream = open_stream(config(data="fake", workers=workers), DDP, WORKLOAD, 0, HOST)
+    sizes = [len(stream.next_batch()[1]) for _ in range(stream.steps_per_epoch)]  # a rank has 10 of 20 samples
+    stream.leave_out_short_batches()
+    sizes += [len(stream.next_batch()[1]) for _ in range(7)]
+    assert sizes == [3, 3, 3, 1] + [3] * 7
+    assert stream.epoch == 3
+    assert stream.steps_per_epoch == 4
+
+
 def test_a_total_of_workers_is_shared() -> None:
     assert [loader_workers(config(workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
     assert loader_workers(config(workers_total=3), DP, 0) == 3

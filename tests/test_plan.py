@@ -62,6 +62,15 @@ def test_growth_ends_with_the_data_set() -> None:
     assert names(HOST, batch_size="32x4", strategy="ddp", samples=600) == ["ddp-d2-b32", "ddp-d2-b128"]
 
 
+def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
+    planned = plan(HOST, batch_size="16", samples=20)
+    reasons = {entry.cell.name: entry.skip_reason for entry in planned}
+    said = "a step takes 32 samples and the data set has 20"
+    assert reasons == {"single-d1-b16": None, "dp-host-d2-b16": said, "ddp-d2-b16": said}
+    with pytest.raises(DpscopeError, match="nothing to measure"):
+        plan(HOST, batch_size="32", samples=20)
+
+
 @pytest.mark.parametrize(
     ("machine", "flags", "said"),
     [

@@ -69,7 +69,7 @@ def half_written(out: Path) -> list[Path]:
 
 
 def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
-    outcome = sweep(tmp_path / "run", repeats=2, traced_steps=3)
+    outcome = sweep(tmp_path / "run", repeats=2, traced_steps=3, data="fake", workers=0, samples=9)
     run = RunFolder(tmp_path / "run")
     assert outcome.ok
     assert [result.cell.name for result in outcome.results] == [
@@ -92,6 +92,12 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
             assert (counts.xs("timed", level="measuring_pass") == 4).all()
             assert (counts.xs("traced", level="measuring_pass") == 4).all()  # one more than asked
             assert samples.step_us.min() > 0
+            # Every epoch of 9 samples ends with a batch that is short, which is in none of these passes.
+            assert set(samples.samples) == {planned.cell.global_batch_size // planned.cell.processes}
+            assert (samples.data_wait_us < samples.step_us).all()
+            block = folder.ranks()[0].blocks[0]
+            waits_us = samples[(samples["rank"] == 0) & (samples.measuring_pass == "timed")].data_wait_us
+            assert block.data_wait_s == pytest.approx(waits_us.sum() / 1e6)
             assert all(rank.threads == run.manifest().threads_per_process for rank in ranks)
             assert sum(rank.blocks[0].samples for rank in ranks) == 4 * planned.cell.global_batch_size
 
