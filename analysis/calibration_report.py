@@ -54,13 +54,13 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
-    """One table per collective and device count with nccl-tests' columns, and one of the fits."""
+    """One table per collective and device count with nccl-tests' columns, the fits, and their errors."""
     groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
     for point in calibration.points:
         groups.setdefault((point.collective, point.devices), []).append(point)
     tables = [_samples_table(points) for points in groups.values()]
     if calibration.fits:
-        tables.append(_fits_table(calibration.fits))
+        tables += [_fits_table(calibration.fits), _errors_table(calibration.fits)]
     left_out = tuple(
         (item.collective, str(item.devices), "all" if item.size_bytes is None else str(item.size_bytes), item.reason)
         for item in calibration.left_out
@@ -101,21 +101,19 @@ def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
         title="Fit t = alpha + S/B, in as many pieces as the sizes support",
         headings=(
             "collective", "devices", "from", "to", "alpha [us]", "95% interval", "B [GB/s]", "95% interval",
-            "busbw [GB/s]", "error, median [%]", "largest [%]", "of prediction [%]",
+            "busbw [GB/s]",
         ),
-        rows=tuple(_piece_row(fit, piece, first=index == 0) for fit in fits for index, piece in enumerate(fit.pieces)),
+        rows=tuple(_piece_row(fit, piece) for fit in fits for piece in fit.pieces),
         notes=(
             "alpha: a latency in a fit's first piece; in others where the piece's line meets size 0",
-            "error of prediction: 90% of measurements lie within it, each size predicted by the others alone",
             f"intervals: bootstrap over {' and '.join(sorted({fit.interval_source for fit in fits}))}, breakpoints held",
         ),
     )  # fmt: skip
 
 
-def _piece_row(fit: CollectiveFit, piece: FitPiece, first: bool) -> tuple[str, ...]:
+def _piece_row(fit: CollectiveFit, piece: FitPiece) -> tuple[str, ...]:
     factor = bus_factor(fit.collective, fit.devices)
     bandwidth = piece.bandwidth_gbps
-    errors = (fit.median_relative_error, fit.largest_relative_error, fit.prediction_relative_error)
     return (
         fit.collective,
         str(fit.devices),
@@ -126,7 +124,29 @@ def _piece_row(fit: CollectiveFit, piece: FitPiece, first: bool) -> tuple[str, .
         _gbps(bandwidth),
         f"{_gbps(piece.bandwidth_low_gbps)} to {_gbps(piece.bandwidth_high_gbps)}",
         _gbps(None if bandwidth is None or factor is None else bandwidth * factor),
-        *(("" if not first else NA if error is None else f"{100 * error:.1f}") for error in errors),
+    )
+
+
+def _errors_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
+    return TextTable(
+        title="How far off the fits are",
+        headings=("collective", "devices", "sizes", "median [%]", "largest [%]", "of prediction [%]"),
+        rows=tuple(
+            (
+                fit.collective,
+                str(fit.devices),
+                str(fit.sizes),
+                *(
+                    NA if error is None else f"{100 * error:.1f}"
+                    for error in (fit.median_relative_error, fit.largest_relative_error, fit.prediction_relative_error)
+                ),
+            )
+            for fit in fits
+        ),
+        notes=(
+            "median, largest: relative errors of the fit at its own sizes",
+            "of prediction: 90% of measurements lie within it, each size predicted by the others alone",
+        ),
     )
 
 

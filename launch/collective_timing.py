@@ -10,6 +10,7 @@ from torch import distributed
 from dpscope.profiling.calibration_types import CalibrationPoint, CalibrationSettings, Collective, LeftOut
 
 ROUNDS = 4
+_PROBE_BYTES = 64  # of each device, to ask whether a backend has a collective
 _WHOLE = ("all_reduce", "broadcast", "reduce")  # one buffer, no shares
 _SLEEP_CYCLES = 1_000_000  # of GPU time per iteration, in which the host enqueues ahead: under a millisecond
 
@@ -71,7 +72,7 @@ def _point(
 def _refusal(collective: Collective, settings: CalibrationSettings, subgroup: Subgroup) -> str | None:
     """Why the backend does not offer this collective, None where it does. It refuses alike on every rank."""
     try:
-        make_call(collective, settings.min_bytes, settings.dtype, subgroup)()
+        make_call(collective, _PROBE_BYTES * subgroup.devices, settings.dtype, subgroup)()
     except (RuntimeError, NotImplementedError) as error:
         text = str(error)
         if "support" not in text.lower() and "implement" not in text.lower():

@@ -128,6 +128,14 @@ def test_a_job_that_passes_its_time_limit_dies_whole() -> None:
     assert processes_of_calibrations() == []
 
 
+def test_sizes_that_cannot_be_held_are_no_crash() -> None:
+    settings = calibration_settings(
+        device="cpu", devices="2", collectives="all_reduce", min_bytes="4096G", max_bytes="8192G", timeout_s=60
+    )
+    with pytest.raises(DpscopeError, match=r"nothing could be timed: needs 8.8e\+03 GB on every rank"):
+        run_calibration(settings, console())
+
+
 def test_a_job_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
     shown = console()
