@@ -1,5 +1,6 @@
 """Variants in real runs: what each promises is what its trace shows, and what overlap saves."""
 
+import gzip
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def measured(out: Path, **flags: object) -> RunData:
 @pytest.fixture(scope="module")
 def buckets(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     out = tmp_path_factory.mktemp("buckets") / "run"
-    return measured(out, strategy="ddp", overlap="on,off", bucket_mb="default,1")
+    return measured(out, strategy="ddp", overlap="on,off")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 
 @pytest.fixture(scope="module")
 def brain(tmp_path_factory: pytest.TempPathFactory) -> RunData:
-    return measured(tmp_path_factory.mktemp("brain") / "run", strategy="ddp", comm_hook="bf16", overlap="off")
+    return measured(tmp_path_factory.mktemp("brain") / "run", strategy="ddp", comm_hook="bf16", bucket_mb=1)
 
 
 def bytes_per_step(data: CellData, kind: str) -> list[list[int]]:
@@ -78,10 +79,9 @@ def assert_moved(data: CellData, reduced: list[int], broadcast: list[int]) -> No
     assert all(check.steps > 0 and check.buckets_equal for check in data.counter_checks)
 
 
-def test_buckets_are_those_asked_for(buckets: RunData) -> None:
-    assert list(buckets.cells) == ["ddp-d2-b8", "ddp-d2-b8-bucket-1mb", "ddp-d2-b8-overlap-off"]
+def test_without_overlap_one_bucket_is_left_after_rebuilding(buckets: RunData) -> None:
+    assert list(buckets.cells) == ["ddp-d2-b8", "ddp-d2-b8-overlap-off"]
     assert_moved(buckets.cells["ddp-d2-b8"], [FIRST, MIDDLE + LAST], BUFFERS)
-    assert_moved(buckets.cells["ddp-d2-b8-bucket-1mb"], [FIRST, MIDDLE, LAST], BUFFERS)
     assert_moved(buckets.cells["ddp-d2-b8-overlap-off"], [ALL], BUFFERS)
 
 
@@ -89,12 +89,24 @@ def test_half_the_bytes_once_a_step_and_no_buffers(compressed: RunData) -> None:
     assert_moved(compressed.cells[f"ddp-d2-b8-{COMPRESSED}"], [FIRST // 2, (MIDDLE + LAST) // 2], [])
 
 
-def test_bf16_halves_one_bucket(brain: RunData) -> None:
-    assert_moved(brain.cells["ddp-d2-b8-overlap-off-hook-bf16"], [ALL // 2], BUFFERS)
+def test_small_buckets_in_bf16(brain: RunData) -> None:
+    assert_moved(brain.cells["ddp-d2-b8-bucket-1mb-hook-bf16"], [FIRST // 2, MIDDLE // 2, LAST // 2], BUFFERS)
 
 
 def traces_of(run: RunData, name: str) -> TraceAnalysis:
     return analyze_traces(run.folder.repeat(run.cells[name].cell, 0).traces())
+
+
+def events_named(run: RunData, name: str, event: str) -> int:
+    (path, _) = run.folder.repeat(run.cells[name].cell, 0).traces()
+    found: int = gzip.decompress(path.read_bytes()).count(event.encode())
+    return found
+
+
+def test_bucket_views_save_copying_back(buckets: RunData, compressed: RunData) -> None:
+    copying = "reducer::copy_bucket_to_grad"
+    assert events_named(buckets, "ddp-d2-b8", copying) >= 6 * TRACED  # parameters
+    assert events_named(compressed, f"ddp-d2-b8-{COMPRESSED}", copying) == 0
 
 
 def test_a_step_of_micro_batches_is_one_step(compressed: RunData) -> None:
@@ -148,24 +160,26 @@ def planted(run: RunData, **step_us: float) -> RunData:
 
 
 def test_what_overlap_saves(buckets: RunData) -> None:
-    """120 ms without overlap, 90 ms with it: 30 ms, a quarter; 120.0001 with small buckets: nothing shown."""
-    run = planted(buckets, plain=90e3, bucket_1mb=120e3, overlap_off=120e3)
-    by_name = {saving.with_overlap: saving for saving in overlap_saving(run)}
-    assert list(by_name) == ["ddp-d2-b8", "ddp-d2-b8-bucket-1mb"]
-    assert {saving.without_overlap for saving in by_name.values()} == {"ddp-d2-b8-overlap-off"}
-    saving = by_name["ddp-d2-b8"]
+    """120 ms without overlap, 90 ms with it: 30 ms, a quarter."""
+    run = planted(buckets, plain=90e3, overlap_off=120e3)
+    (saving,) = overlap_saving(run)
+    assert (saving.with_overlap, saving.without_overlap) == ("ddp-d2-b8", "ddp-d2-b8-overlap-off")
     assert saving.saved_us.value == pytest.approx(30e3)
     assert saving.saved_share.value == pytest.approx(0.25)
     assert saving.saved_us.count == saving.saved_share.count == 10
     assert_around(saving.saved_us, 30e3, 4.0)
     assert_around(saving.saved_share, 0.25, 1e-4)
-    clear, none = overlap_findings(run)
-    assert {(one.code, one.severity) for one in (clear, none)} == {("overlap_saves", "info")}
-    assert "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval" in clear.message
-    assert "10 steps" in clear.message
-    assert "no difference by overlap is shown" in none.message
-    (costs, _) = overlap_findings(planted(buckets, plain=150e3, bucket_1mb=120e3, overlap_off=120e3))
+    (finding,) = overlap_findings(run)
+    assert (finding.code, finding.severity) == ("overlap_saves", "info")
+    assert "overlap saves 30.0 ms a step, 25.0% of the step without it (95% interval" in finding.message
+    assert "10 steps" in finding.message
+
+
+def test_overlap_that_costs_or_makes_no_difference_is_told(buckets: RunData) -> None:
+    (costs,) = overlap_findings(planted(buckets, plain=150e3, overlap_off=120e3))
     assert "overlap costs 30.0 ms a step, 25.0% of the step without it (saving: 95% interval -30" in costs.message
+    (none,) = overlap_findings(planted(buckets, plain=120e3, overlap_off=120e3))
+    assert "no difference by overlap is shown" in none.message
 
 
 def assert_around(estimate: Estimate, value: float, distance: float) -> None:
@@ -175,10 +189,10 @@ def assert_around(estimate: Estimate, value: float, distance: float) -> None:
 
 
 def test_few_steps_give_no_verdict_on_overlap(buckets: RunData) -> None:
-    run = planted(buckets, plain=90e3, bucket_1mb=90e3, overlap_off=120e3)
+    run = planted(buckets, plain=90e3, overlap_off=120e3)
     few = replace(run, cells={name: replace(data, samples=data.samples[:4]) for name, data in run.cells.items()})
-    assert all("4 steps: no interval, no verdict" in finding.message for finding in overlap_findings(few))
-    assert len(overlap_findings(few)) == 2
+    (finding,) = overlap_findings(few)
+    assert "4 steps: no interval, no verdict" in finding.message
 
 
 def with_cells(run: RunData, *cells: Cell) -> RunData:
@@ -194,7 +208,10 @@ def test_who_is_compared_with_whom(buckets: RunData) -> None:
         for strategy, devices in (("single", 1), ("dp-host", 2), ("ddp", 2))
         for options in (CellOptions(), accumulating)
     ]
-    others = [CellOptions(overlap="off"), CellOptions(comm_hook="fp16"), CellOptions(overlap="off", accumulate=2)]
+    others = [
+        CellOptions(overlap="off"), CellOptions(comm_hook="fp16"), CellOptions(overlap="off", accumulate=2),
+        CellOptions(bucket_mb=5),
+    ]  # fmt: skip
     run = with_cells(buckets, *cells, *(msgspec.structs.replace(base, options=options) for options in others))
     assert [(dp.cell.name, ddp.cell.name) for dp, ddp in opponents(run)] == [
         ("dp-host-d2-b8", "ddp-d2-b8"),
@@ -208,5 +225,6 @@ def test_who_is_compared_with_whom(buckets: RunData) -> None:
     assert single.cell.name == "single-d1-b8"
     assert [(one.without_overlap, one.with_overlap) for one in overlap_saving(run)] == [
         ("ddp-d2-b8-overlap-off", "ddp-d2-b8"),
+        ("ddp-d2-b8-overlap-off", "ddp-d2-b8-bucket-5mb"),
         ("ddp-d2-b8-overlap-off-accumulate-2", "ddp-d2-b8-accumulate-2"),
     ]
