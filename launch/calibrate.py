@@ -76,7 +76,11 @@ def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Conso
                 lambda: stop.requested,
             )
         finally:
-            job.end()
+            left = job.end()
+    if left:
+        console.print(
+            f"warning: processes {', '.join(map(str, left))} cannot be ended; restart the machine if they stay"
+        )
     if how == "stopped":
         raise DpscopeError("calibration interrupted: nothing is saved")
     if exit_status == 0 and (folder.path / MEASURED_NAME).exists():

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dpscope.launch.parent_death import die_with_job
+
+if __name__ == "__main__":
+    die_with_job()  # before the imports below, which take longer than it takes to kill a job
+
 from dpscope.launch.job_files import write_failure, write_progress
-from dpscope.launch.parent_death import die_with_process
 from dpscope.launch.worker_job import TorchrunPlace, torchrun_place
 from dpscope.profiling.calibration_types import CalibrationPoint, CalibrationSettings, LeftOut
 from dpscope.profiling.run_store import DpscopeError, read_json, write_json
@@ -39,7 +43,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def main() -> None:
     """Run this process of the job whose folder is the only argument; ends the process with status 1 on failure."""
-    die_with_process(os.getppid())
     folder = Path(sys.argv[1])
     place = torchrun_place(os.environ)
     try:
