@@ -9,7 +9,9 @@ import jinja2
 from dpscope.analysis import figures, tables
 from dpscope.analysis.columns import COLUMNS
 from dpscope.analysis.comparison import Comparison, compare
+from dpscope.analysis.cost_models import CollectiveCost
 from dpscope.analysis.findings import conclusions
+from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.units import sentence, show_bytes
 from dpscope.profiling.run_store import write_bytes, write_text
@@ -30,9 +32,14 @@ class Report:
         return not any(finding.severity == "error" for finding in self.findings)
 
 
-def make_report(run: RunData, link_gbps: float | None = None) -> Report:
-    """Compare and conclude; nothing is written."""
-    comparison = compare(run, link_gbps)
+def make_report(
+    run: RunData,
+    link_gbps: float | None = None,
+    calibrated: CollectiveCost | None = None,
+    target_efficiency: float | None = None,
+) -> Report:
+    """Compare and conclude; nothing is written. What `link_gbps` and `calibrated` are, `comparison.compare` tells."""
+    comparison = compare(run, link_gbps, calibrated, target_efficiency)
     return Report(run, comparison, tuple(conclusions(run, comparison)))
 
 
@@ -51,9 +58,7 @@ def write_report(report: Report) -> Path:
 
 def text_tables(report: Report) -> list[tables.TextTable]:
     """The report's tables in the order people read them."""
-    gap = tables.gap_table(report.comparison)
-    first, *rest = tables.comparison_views(report.comparison)
-    return [first, *([gap] if gap else []), *rest]
+    return list(report_tables(report.run, report.comparison).values())
 
 
 def headline(report: Report) -> str:
@@ -71,8 +76,10 @@ def render_markdown(report: Report) -> str:
     parts += [tables.render(table, "markdown") for table in text_tables(report)]
     parts.append("**Findings**\n")
     parts.append(
-        "\n".join(f"- {finding.severity}: {finding.message}. {finding.next_step}." for finding in report.findings)
-        + "\n"
+        "".join(
+            f"- {finding.severity}: {sentence(finding.message)} {sentence(finding.next_step)}\n"
+            for finding in report.findings
+        )
     )
     return "\n".join(parts)
 

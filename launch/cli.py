@@ -5,16 +5,12 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from dpscope.profiling.run_store import DpscopeError, is_run_folder
-
-if TYPE_CHECKING:
-    from dpscope.analysis.report import Report
-    from dpscope.analysis.run_analysis import RunData
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 DEFAULT_OUT = Path("runs/default")
@@ -75,15 +71,25 @@ def run(
     seed: Annotated[int | None, typer.Option(help="of weights and data")] = None,
     timeout: Annotated[float | None, typer.Option(help="seconds one cell's job may take")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda or cpu")] = None,
+    comm_hook: Annotated[
+        str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, or several")
+    ] = None,
+    bucket_mb: Annotated[str | None, typer.Option(help="DDP's bucket cap in MiB, or default, or several")] = None,
+    overlap: Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")] = None,
+    gradient_as_bucket_view: Annotated[str | None, typer.Option(help="off, on, or off,on")] = None,
+    static_graph: Annotated[str | None, typer.Option(help="off, on, or off,on")] = None,
+    accumulate: Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")] = None,
+    broadcast_buffers: Annotated[str | None, typer.Option(help="on, off, or on,off")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")] = None,
     link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
+    target_efficiency: Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")] = None,
     out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = DEFAULT_OUT,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure every cell again")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")] = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
-    _check_link(link_gbps)
+    _check_numbers(link_gbps, target_efficiency)
     from dpscope.launch.run_config import load_config
     from dpscope.launch.sweep import describe_plan, run_sweep
 
@@ -93,9 +99,11 @@ def run(
         describe_plan(settings, out, console, fresh)
         return
     outcome = run_sweep(settings, out, fresh, console)
+    from dpscope.analysis.console import show_run
+
     sound = False
     try:
-        sound = _report(out, link_gbps, console)
+        sound = show_run(out, link_gbps, target_efficiency, console)
     except DpscopeError as error:  # the settings were sound: what failed, failed while measuring
         if outcome.ok:
             raise
@@ -103,12 +111,14 @@ def run(
     raise typer.Exit(0 if outcome.ok and sound else 1)
 
 
-_NOT_SETTINGS = ("config", "link_gbps", "out", "fresh", "dry_run")
+_NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run")
 
 
-def _check_link(link_gbps: float | None) -> None:
+def _check_numbers(link_gbps: float | None, target_efficiency: float | None = None) -> None:
     if link_gbps is not None and not (math.isfinite(link_gbps) and link_gbps > 0):
         raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
+    if target_efficiency is not None and not 0 < target_efficiency <= 1:
+        raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
 
 
 @app.command()
@@ -117,101 +127,28 @@ def analyze(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
     link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
+    target_efficiency: Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")] = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
-    _check_link(link_gbps)
+    _check_numbers(link_gbps, target_efficiency)
     if max_bytes is not None and max_bytes < 1:
         raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
-    console = Console()
-    runs = [path for path in paths if is_run_folder(path)]
+    runs = [path for path in paths if is_run_folder(path) or (path / "cells").is_dir()]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
-    if len(paths) == 1 and (is_run_folder(paths[0]) or (paths[0] / "cells").is_dir()):
-        if output_format == "table" and not classic:
-            sound = _report(paths[0], link_gbps, console)
-        else:
-            sound = _print_run(paths[0], output_format, classic, link_gbps, console)
+    if classic and not runs:
+        raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
+    from dpscope.analysis.console import print_run, print_traces, show_run
+
+    console = Console()
+    if not runs:
+        sound = print_traces(paths, output_format, max_bytes, console)
+    elif output_format == "table" and not classic:
+        sound = show_run(runs[0], link_gbps, target_efficiency, console)
     else:
-        if classic:
-            raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
-        sound = _print_traces(paths, output_format, max_bytes, console)
+        sound = print_run(runs[0], output_format, classic, link_gbps, target_efficiency, console)
     raise typer.Exit(0 if sound else 1)
-
-
-def _report(out: Path, link_gbps: float | None, console: Console) -> bool:
-    """Analyze a run, write its report, print its tables; whether nothing failed."""
-    from dpscope.analysis.report import headline, make_report, setting, text_tables, write_report
-    from dpscope.analysis.tables import missing_reasons
-    from dpscope.analysis.terminal import print_findings, print_missing, print_table
-    from dpscope.analysis.units import sentence
-
-    report = make_report(_load(out, console), link_gbps)
-    page = write_report(report)
-    console.print(f"\n[bold]{sentence(headline(report))}[/]", highlight=False)
-    console.print(setting(report), style="dim", highlight=False)
-    for table in text_tables(report):
-        print_table(console, table)
-    print_missing(console, missing_reasons(report.comparison))
-    in_tables = ("communication_measured", "estimates")  # said again in the report, in words
-    print_findings(console, [finding for finding in report.findings if finding.code not in in_tables])
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
-    return report.sound
-
-
-def _load(out: Path, console: Console) -> "RunData":
-    from dpscope.analysis.run_analysis import load_run
-
-    with console.status("Reading traces") as status:
-        return load_run(out, lambda cell: status.update(f"Reading traces: {cell}"))
-
-
-def _print_run(
-    path: Path, output_format: OutputFormat, classic: bool, link_gbps: float | None, console: Console
-) -> bool:
-    from dpscope.analysis import tables
-    from dpscope.analysis.classic_tables import classic_tables
-    from dpscope.analysis.report import make_report, text_tables
-    from dpscope.analysis.run_output import run_json
-    from dpscope.analysis.terminal import print_table
-
-    loaded = _load(path, Console(stderr=True))
-    report: Report = make_report(loaded, link_gbps)
-    if output_format == "json":
-        sys.stdout.write(run_json(report) + "\n")
-        return report.sound
-    if output_format == "csv" and not classic:
-        sys.stdout.write(tables.comparison_csv(report.comparison))
-        return report.sound
-    shown = classic_tables(loaded, report.comparison, link_gbps) if classic else text_tables(report)
-    for table in shown:
-        if output_format == "table":
-            print_table(console, table)
-        else:
-            sys.stdout.write(tables.render(table, output_format) + "\n")
-    return report.sound
-
-
-def _print_traces(paths: list[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> bool:
-    from dpscope.analysis import tables, trace_output
-    from dpscope.analysis.terminal import print_findings, print_table
-    from dpscope.analysis.trace_analysis import analyze_traces
-    from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
-
-    analysis = analyze_traces(paths, max_bytes or DEFAULT_MAX_BYTES)
-    if output_format == "json":
-        sys.stdout.write(trace_output.to_json(analysis) + "\n")
-    elif output_format == "csv":
-        sys.stdout.write(trace_output.to_csv(analysis))
-    else:
-        for table in trace_output.to_tables(analysis):
-            if output_format == "table":
-                print_table(console, table)
-            else:
-                sys.stdout.write(tables.render(table, output_format) + "\n")
-        if analysis.findings and output_format == "table":
-            print_findings(console, analysis.findings)
-    return not any(finding.severity == "error" for finding in analysis.findings)
 
 
 @app.command()
@@ -226,24 +163,59 @@ def compare(
     ] = "table",
 ) -> None:
     """Say what got faster or slower between two runs, beyond noise, per cell and per component."""
-    from dpscope.analysis.run_comparison import change_table, compare_runs, parse_share, regressions, setting_findings
-    from dpscope.analysis.tables import render
-    from dpscope.analysis.terminal import print_findings, print_table
+    from dpscope.analysis.console import print_comparison
+    from dpscope.analysis.run_comparison import parse_share
 
-    share = parse_share(fail_over)
-    console, progress = Console(), Console(stderr=True)
-    runs = _load(before, progress), _load(after, progress)
-    changes = compare_runs(*runs)
-    worse = regressions(changes, share)
-    if output_format != "table":
-        sys.stdout.write(render(change_table(changes), output_format))
+    sound = print_comparison(before, after, parse_share(fail_over), output_format, Console())
+    raise typer.Exit(0 if sound else 1)
+
+
+@app.command()
+def calibrate(
+    devices: Annotated[str | None, typer.Option(help="device counts, such as 2,4")] = None,
+    collectives: Annotated[str | None, typer.Option(help="all_reduce,broadcast,... or some of them")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64")] = "float32",
+    min_bytes: Annotated[str, typer.Option(help="smallest message")] = "4KiB",
+    max_bytes: Annotated[str, typer.Option(help="largest message; sizes double in between")] = "256MiB",
+    iterations: Annotated[int, typer.Option(help="timed calls of each size")] = 20,
+    warmup: Annotated[int, typer.Option(help="untimed calls of each size")] = 5,
+    timeout: Annotated[float, typer.Option(help="seconds the job may take")] = 900.0,
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu")] = "auto",
+    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, instead of what NVML tells")] = None,
+    from_nccl_tests: Annotated[
+        list[Path] | None, typer.Option(help="read nccl-tests' output instead; repeatable")
+    ] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False,
+    out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = DEFAULT_OUT,
+) -> None:
+    """Time this machine's collectives by message size and fit what they cost; predictions use it."""
+    _check_numbers(link_gbps)
+    from dpscope.analysis.calibration_report import calibration_tables, save_calibration
+    from dpscope.analysis.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.terminal import print_table
+    from dpscope.launch.calibrate import run_calibration
+    from dpscope.launch.calibration_settings import calibration_settings
+
+    console = Console()
+    if from_nccl_tests:
+        measured = calibration_from_logs(from_nccl_tests, in_place, link_gbps)
     else:
-        print_table(console, change_table(changes))
-        if findings := setting_findings(*runs):
-            print_findings(console, findings)
-        cells = ", ".join(change.cell for change in worse)
-        console.print(f"\nSlower by more than {fail_over}: {cells or 'none'}", highlight=False)
-    raise typer.Exit(1 if worse else 0)
+        settings = calibration_settings(
+            device=device,
+            devices=devices,
+            collectives=collectives,
+            dtype=dtype,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            iterations=iterations,
+            warmup_iterations=warmup,
+            timeout_s=timeout,
+        )
+        measured = run_calibration(settings, console, link_gbps)
+    fitted, path = save_calibration(measured, out)
+    for table in calibration_tables(fitted):
+        print_table(console, table)
+    console.print(f"\nCalibration: {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -254,13 +226,13 @@ def tensorboard(
     link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars, and the traces."""
-    _check_link(link_gbps)
-    from dpscope.analysis.report import make_report
+    _check_numbers(link_gbps)
+    from dpscope.analysis.console import report_of
     from dpscope.analysis.tensorboard_export import export_tensorboard
     from dpscope.launch.tensorboard_server import serve
 
     console = Console()
-    folder = export_tensorboard(make_report(_load(run, Console(stderr=True)), link_gbps))
+    folder = export_tensorboard(report_of(run, link_gbps))
 
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""What the commands print, by rich on a terminal and as text elsewhere; each returns whether nothing speaks against it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from dpscope.analysis import tables, trace_output
+from dpscope.analysis.calibration_fit import find_fit, predict_us
+from dpscope.analysis.calibration_report import calibration_path, load_calibration
+from dpscope.analysis.classic_tables import classic_tables
+from dpscope.analysis.cost_models import CollectiveCost
+from dpscope.analysis.report import Report, headline, make_report, setting, write_report
+from dpscope.analysis.report_tables import report_tables, terminal_tables
+from dpscope.analysis.run_analysis import RunData, load_run
+from dpscope.analysis.run_comparison import change_table, compare_runs, regressions, setting_findings
+from dpscope.analysis.run_output import run_json
+from dpscope.analysis.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.units import sentence
+
+OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
+
+_IN_TABLES = frozenset({"communication_measured", "estimates"})  # said again in the report, in words
+
+
+def load(path: Path) -> RunData:
+    """Load a run, telling on standard error which cell is being read."""
+    with Console(stderr=True).status("Reading traces") as status:
+        return load_run(path, lambda cell: status.update(f"Reading traces: {cell}"))
+
+
+def report_of(path: Path, link_gbps: float | None, target_efficiency: float | None = None) -> Report:
+    """The report of a run, with the calibration that lies in its folder, if one does."""
+    return make_report(load(path), link_gbps, calibrated_cost(path), target_efficiency)
+
+
+def calibrated_cost(path: Path) -> CollectiveCost | None:
+    """What the run folder's calibration.json says a collective costs; None without one."""
+    if not calibration_path(path).exists():
+        return None
+    calibration = load_calibration(path)
+
+    def cost(kind: str, ranks: int, size_bytes: float) -> float | None:
+        fit = find_fit(calibration, kind, ranks)
+        return None if fit is None else predict_us(fit, size_bytes).time_us
+
+    return cost
+
+
+def show_run(path: Path, link_gbps: float | None, target_efficiency: float | None, console: Console) -> bool:
+    """Analyze a run, write its report, print what matters."""
+    report = report_of(path, link_gbps, target_efficiency)
+    page = write_report(report)
+    console.print(f"\n[bold]{sentence(headline(report))}[/]", highlight=False)
+    console.print(setting(report), style="dim", highlight=False)
+    for table in terminal_tables(report.run, report.comparison):
+        print_table(console, table)
+    print_missing(console, tables.missing_reasons(report.comparison))
+    print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    return report.sound
+
+
+def print_run(
+    path: Path,
+    output_format: OutputFormat,
+    classic: bool,
+    link_gbps: float | None,
+    target_efficiency: float | None,
+    console: Console,
+) -> bool:
+    """A run in a format other programs read, or its classic tables; nothing is written."""
+    report = report_of(path, link_gbps, target_efficiency)
+    if output_format == "json":
+        sys.stdout.write(run_json(report) + "\n")
+    elif output_format == "csv" and not classic:
+        sys.stdout.write(tables.comparison_csv(report.comparison))
+    elif classic:
+        _print_tables(classic_tables(report.run, report.comparison, link_gbps), output_format, console)
+    else:
+        _print_tables(list(report_tables(report.run, report.comparison).values()), output_format, console)
+    return report.sound
+
+
+def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> bool:
+    """Traces not made by a run."""
+    analysis = analyze_traces(paths, max_bytes or DEFAULT_MAX_BYTES)
+    if output_format == "json":
+        sys.stdout.write(trace_output.to_json(analysis) + "\n")
+    elif output_format == "csv":
+        sys.stdout.write(trace_output.to_csv(analysis))
+    else:
+        _print_tables(trace_output.to_tables(analysis), output_format, console)
+        if analysis.findings and output_format == "table":
+            print_findings(console, analysis.findings)
+    return not any(finding.severity == "error" for finding in analysis.findings)
+
+
+def print_comparison(before: Path, after: Path, share: float, output_format: OutputFormat, console: Console) -> bool:
+    """Two runs side by side; False when a step got slower beyond noise by more than `share`."""
+    runs = load(before), load(after)
+    changes = compare_runs(*runs)
+    worse = regressions(changes, share)
+    _print_tables([change_table(changes)], output_format, console)
+    if output_format == "table":
+        if findings := setting_findings(*runs):
+            print_findings(console, findings)
+        cells = ", ".join(change.cell for change in worse)
+        console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
+    return not worse
+
+
+def _print_tables(shown: Sequence[tables.TextTable], output_format: OutputFormat, console: Console) -> None:
+    for table in shown:
+        if output_format == "table":
+            print_table(console, table)
+        else:
+            sys.stdout.write(tables.render(table, output_format) + "\n")
