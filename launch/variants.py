@@ -124,7 +124,7 @@ def check_variants(config: RunConfig, origins: Mapping[str, str]) -> None:
 def _check_micro_batches(config: RunConfig, batch_size: int, told: str) -> None:
     shares = {batch_size}
     if config.scaling != "weak":
-        shares |= {batch_size // devices for devices in config.devices or ()}
+        shares |= {batch_size // devices for devices in config.devices or () if batch_size % devices == 0}
     for share in sorted(shares):
         for count in config.accumulate:
             if share % count:
