@@ -101,12 +101,21 @@ def _put_times(row: Row, data: CellData) -> None:
 
 
 def throughput(data: CellData, without_wait: bool) -> Estimate:
-    """Samples per second of the timed blocks: all processes' samples over the slowest process's time."""
+    """Samples per second of the timed blocks: all processes' samples over the slowest process's time.
+
+    `without_wait` takes out, for every step, the longest wait of a rank for its loader: the others waited for that rank.
+    """
     rates = []
+    timed = data.samples[data.samples["measuring_pass"] == "timed"] if len(data.samples) else data.samples
     for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
         per_rank = [rank.blocks for number, rank in data.ranks if number == repeat]
         for blocks in zip(*per_rank, strict=False):
-            slowest = max(block.duration_s - (block.data_wait_s if without_wait else 0.0) for block in blocks)
+            slowest = max(block.duration_s for block in blocks)
+            if without_wait:
+                own = timed[timed["repeat"] == repeat]
+                if blocks[0].epoch is not None:
+                    own = own[own["epoch"] == blocks[0].epoch]
+                slowest -= float(own.groupby(["epoch", "step"], dropna=False)["data_wait_us"].max().sum()) / 1e6
             if slowest > 0:
                 rates.append(sum(block.samples for block in blocks) / slowest)
     return mean_range(rates)

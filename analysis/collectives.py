@@ -12,11 +12,12 @@ from dpscope.analysis.enclosing_ranges import innermost
 from dpscope.analysis.event_kind import Kind, collective_kind, named_annotations
 from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
 from dpscope.analysis.gloo_queue import queue_us
+from dpscope.analysis.readiness import ready_us
 from dpscope.analysis.tensor_sizes import buffer_bytes
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
-    "duration_us", "queue_us",
+    "duration_us", "queue_us", "ready_us",
 )  # fmt: skip
 
 _NO_ARGS = CommunicationArgs()
@@ -30,14 +31,15 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
 
     `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
     ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
-    time a work of gloo's waited for a worker thread. Unknown is NA. `step` is NA for a collective that no traced step launched.
+    time a work of gloo's waited for a worker thread, `ready_us`
+    when its data were ready. Unknown is NA. `step` is NA for a collective that no traced step launched.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us if attribution.on_device else attribution.events.start_us
     launched = np.where(np.isfinite(when[rows]), when[rows], attribution.events.start_us[rows])
     rows = rows[np.argsort(launched, kind="stable")]
     frame = pd.DataFrame(
-        list(_rows(attribution, rows)), columns=[name for name in COLUMNS if name not in ("rank", "order")]
+        list(_rows(attribution, rows)), columns=[name for name in COLUMNS if name not in ("rank", "order", "ready_us")]
     )
     frame.insert(0, "rank", attribution.trace.rank)
     frame.insert(COLUMNS.index("order"), "order", frame.groupby(["group", "group_ranks"], dropna=False).cumcount())
@@ -45,7 +47,8 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     frame[whole] = frame[whole].astype("Int64")
     words = ["kind", "group", "group_ranks"]
     frame[words] = frame[words].astype("string")
-    times = ["start_us", "duration_us", "queue_us"]
+    frame["ready_us"] = ready_us(attribution, rows)
+    times = ["start_us", "duration_us", "queue_us", "ready_us"]
     frame[times] = frame[times].astype("Float64")
     return frame
 

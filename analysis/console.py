@@ -46,7 +46,8 @@ def calibrated_cost(path: Path) -> CollectiveCost | None:
 
     def cost(kind: str, ranks: int, size_bytes: float) -> float | None:
         fit = find_fit(calibration, kind, ranks)
-        return None if fit is None else predict_us(fit, size_bytes).time_us
+        predicted = predict_us(fit, size_bytes) if fit is not None else None
+        return predicted.time_us if predicted is not None and not predicted.extrapolated else None
 
     return cost
 

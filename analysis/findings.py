@@ -17,7 +17,8 @@ from dpscope.analysis.units import show_time
 from dpscope.analysis.variants import overlap_findings
 from dpscope.profiling.run_types import Finding
 
-STRAGGLER_SHARE = 0.5  # of all waiting, caused by one rank...
+STRAGGLER_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
+STRAGGLER_STEPS = 0.9  # ...last in nearly every step...
 STRAGGLER_LATENESS = 0.05  # ...and of the step
 TRACER_COST = 1.15
 
@@ -115,7 +116,13 @@ def _gap_advice(gap: StrategyGap) -> str:
     listed = ", ".join(f"{name} {value / 1e3:+.1f} ms" for name, value in known.items())
     largest = max(known, key=lambda name: abs(known[name]))
     rest = f", tracer {gap.tracer_us / 1e3:+.1f} ms" if gap.tracer_us is not None else ""
-    return f"of {gap.gap_us / 1e3:+.1f} ms a step ({_label(gap)} less DDP): {listed}{rest}; look at {largest} first"
+    said = f"of {gap.gap_us / 1e3:+.1f} ms a step ({_label(gap)} less DDP): {listed}{rest}"
+    tracer_us = abs(gap.tracer_us or 0.0)
+    if tracer_us >= abs(known[largest]) or tracer_us > 0.25 * abs(gap.gap_us):
+        return f"{said}; the traced steps do not reproduce this gap, so its parts do not explain it"
+    if gap.ratio_low is None or gap.ratio_high is None or gap.ratio_low <= 1 <= gap.ratio_high:
+        return said
+    return f"{said}; look at {largest} first"
 
 
 def _per_row(comparison: Comparison) -> Iterator[Finding]:
@@ -144,7 +151,9 @@ def _communication(values: dict[str, object]) -> Iterator[Finding]:
         "communication_measured",
         f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
         f"{show_time(exposed)} exposed{waiting}",
-        "exposed time is what faster links, larger batches or more overlap could win",
+        "copying within one process: no link is involved"
+        if values["strategy"] == "dp-host"
+        else "exposed time is what faster links, larger batches or more overlap could win",
     )
 
 
@@ -182,8 +191,16 @@ def _straggler(data: CellData) -> Iterator[Finding]:
         return
     windows = data.whole_windows()
     least_us = STRAGGLER_LATENESS * float(windows["step_us"].mean()) if len(windows) else 0.0
-    found = [find_straggler(table) for _, table in data.collectives.groupby("repeat")]
-    named = [one for one in found if one is not None and one.share >= STRAGGLER_SHARE and one.lateness_us >= least_us]
+    in_whole_steps = data.collectives.merge(windows[["repeat", "rank", "step"]].drop_duplicates(), how="inner")
+    found = [find_straggler(table) for _, table in in_whole_steps.groupby("repeat")]
+    named = [
+        one
+        for one in found
+        if one is not None
+        and one.share >= STRAGGLER_SHARE
+        and one.steps >= STRAGGLER_STEPS * one.of_steps
+        and one.lateness_us >= least_us
+    ]
     if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
         return
     lateness_us = sum(one.lateness_us for one in named) / len(named)

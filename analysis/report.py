@@ -128,5 +128,7 @@ _CAPTIONS = {
     "step_split": "Mean traced step of every cell. Exposed: communicating while not computing. Idle: neither.",
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
     "communication": "What the traces show beside what each shortcut would have said; an estimate can be negative.",
-    "scaling": "Speedup and efficiency from untraced step times. Weak: same batch per device; strong: same global batch.",
+    "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
+    "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count. Grey dots: Amdahl's law with "
+    "the exposed share as serial fraction, a misuse.",
 }

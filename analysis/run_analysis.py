@@ -44,11 +44,17 @@ class CellData:
         return not any(finding.code in ("trace_incomplete", "no_kernels") for finding in self.findings)
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
-        """One array per repeat: a column's mean over ranks for every step of a pass, microseconds."""
+        """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
+
+        The wait for the loader is the longest over ranks: the others wait for that rank in their all-reduces. Steps on
+        fewer samples than the cell's, an epoch's last, are no samples of the cell.
+        """
         if self.samples.empty:
             return []
         chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
-        per_step = chosen.groupby(["repeat", "epoch", "step"], dropna=False)[column].mean()
+        whole = chosen["samples"] >= chosen["samples"].max()
+        groups = chosen[whole].groupby(["repeat", "epoch", "step"], dropna=False)[column]
+        per_step = groups.max() if column == "data_wait_us" else groups.mean()
         return [group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")]
 
     def whole_windows(self) -> pd.DataFrame:

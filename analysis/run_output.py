@@ -6,6 +6,7 @@ from dataclasses import asdict
 import msgspec
 import pandas as pd
 
+from dpscope.analysis.model_output import prediction_records, scaling_records
 from dpscope.analysis.report import Report
 from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
 
@@ -14,7 +15,7 @@ UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us",
 
 
 def run_json(report: Report) -> str:
-    """An object with the lists cells, gaps, steps, collectives, findings; unknown is null.
+    """An object with the lists cells, gaps, predictions, scaling, steps, collectives, findings; unknown is null.
 
     `cells` has the comparison's columns and `missing` (column -> why); steps and collectives also name cell and repeat.
     """
@@ -29,6 +30,8 @@ def run_json(report: Report) -> str:
         {
             "cells": cells,
             "gaps": [asdict(gap) for gap in report.comparison.gaps],
+            "predictions": prediction_records(report.comparison),
+            "scaling": scaling_records(report.comparison),
             "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us")),
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
             "findings": msgspec.to_builtins(report.findings),

@@ -107,13 +107,8 @@ _VIEWS = (
 _OPTIONAL = frozenset({"predictions", "bandwidth"})  # left out where all they could show is missing
 
 
-def comparison_views(comparison: Comparison) -> list[TextTable]:
-    """The comparison as a few tables narrow enough for a terminal, each with the reasons of what it lacks."""
-    return list(views_by_name(comparison).values())
-
-
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
-    """`comparison_views` by the names of the views."""
+    """The comparison as tables narrow enough for a terminal, by name, each with the reasons of what it lacks."""
     return {
         view.name: _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
         for view in shown_views(comparison)
@@ -188,7 +183,7 @@ def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequen
 
 
 def missing_reasons(comparison: Comparison) -> list[str]:
-    """Why the tables of `comparison_views` lack what they lack: each reason once, with its cells."""
+    """Why the tables of `views_by_name` lack what they lack: each reason once, with its cells."""
     views = shown_views(comparison)
     alone = {str(cell) for cell in comparison.table.loc[comparison.table["devices"] == 1, "cell"]}
     several = {name for view in views for name in view.columns}

@@ -183,22 +183,25 @@ def calibrate(
     device: Annotated[str, typer.Option(help="auto, cuda or cpu")] = "auto",
     link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, instead of what NVML tells")] = None,
     from_nccl_tests: Annotated[
-        list[Path] | None, typer.Option(help="read nccl-tests' output instead; repeatable")
-    ] = None,
+        bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
+    ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False,
     out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = DEFAULT_OUT,
+    logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
     _check_numbers(link_gbps)
     from dpscope.analysis.calibration_report import calibration_tables, save_calibration
     from dpscope.analysis.nccl_tests_log import calibration_from_logs
-    from dpscope.analysis.terminal import print_table
+    from dpscope.analysis.terminal import print_findings, print_table
     from dpscope.launch.calibrate import run_calibration
     from dpscope.launch.calibration_settings import calibration_settings
 
+    if logs and not from_nccl_tests:
+        raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
     console = Console()
     if from_nccl_tests:
-        measured = calibration_from_logs(from_nccl_tests, in_place, link_gbps)
+        measured = calibration_from_logs(logs or [], in_place, link_gbps)
     else:
         settings = calibration_settings(
             device=device,
@@ -215,7 +218,9 @@ def calibrate(
     fitted, path = save_calibration(measured, out)
     for table in calibration_tables(fitted):
         print_table(console, table)
-    console.print(f"\nCalibration: {path}", highlight=False, soft_wrap=True)
+    if fitted.findings:
+        print_findings(console, fitted.findings)
+    console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpscope.analysis.comparison import compare
@@ -50,3 +51,27 @@ def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> N
     shutil.rmtree(run / "cells")
     with pytest.raises(NothingMeasuredError, match="holds no measured cell"):
         load_run(run)
+
+
+def test_the_wait_for_the_loader_is_the_slowest_ranks(run: Path) -> None:
+    """Rank 1 waits 4 ms in each step, rank 0 nothing but for rank 1: without the loader both would be 4 ms faster."""
+    for path in run.glob("cells/ddp-d2-b8/repeat*/samples_*.parquet"):
+        samples = pd.read_parquet(path)
+        samples["step_us"] = 10_000.0
+        samples["data_wait_us"] = 4_000.0 if path.stem.endswith("_1") else 0.0
+        samples.to_parquet(path, index=False)
+    row = compare(load_run(run)).table.set_index("cell").loc["ddp-d2-b8"]
+    assert row["step_us"] == 10_000.0
+    assert row["step_without_wait_us"] == 6_000.0
+
+
+def test_short_steps_are_no_samples_of_the_cell(run: Path) -> None:
+    for path in run.glob("cells/single-d1-b8/repeat*/samples_*.parquet"):
+        samples = pd.read_parquet(path)
+        samples["step_us"] = 1_000.0
+        samples.loc[samples.index[-1], ["step_us", "samples"]] = [1.0, 2]
+        last_timed = samples.index[samples["measuring_pass"] == "timed"][-1]
+        samples.loc[last_timed, ["step_us", "samples"]] = [1.0, 2]
+        samples.to_parquet(path, index=False)
+    (first, second) = load_run(run).cells["single-d1-b8"].step_samples()
+    assert first.tolist() == second.tolist() == [1_000.0] * 9
