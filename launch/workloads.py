@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,25 +131,52 @@ def _torchvision_workload(name: str) -> Workload:
 
 def _user_function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
+    if not module_name or module_name.startswith(".") or not function_name:
+        raise DpscopeError(f"--model {name}: write it as package.module:function, found from the working directory")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the user's code raises is the user's to mend
         raise DpscopeError(
-            f"--model {name}: cannot import {module_name} ({error}); "
+            f"--model {name}: cannot import {module_name} ({_told(error)}); "
             "start dpscope in the folder that holds it, or install it"
+            if isinstance(error, ImportError)
+            else f"--model {name}: importing {module_name} failed: {_told(error)}; correct it there"
         ) from error
     function: Callable[[], Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise DpscopeError(
-            f"--model {name}: {module.__file__} has no function {function_name}; name one that returns a module"
+            f"--model {name}: {getattr(module, '__file__', module_name)} has no function {function_name}; "
+            "name one that returns a module"
         )
     return function
+
+
+def _told(error: Exception) -> str:
+    """An error in one line, with the line of the user's file that it comes from."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} in {error.filename}, line {error.lineno}"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if one.filename != __file__ and not _is_installed(one.filename)]
+    return f"{text} in {own[-1].filename}, line {own[-1].lineno}" if own else text
+
+
+def _is_installed(filename: str) -> bool:
+    """Whether a file is a package's or Python's own, and not one that the user is likely to edit."""
+    return filename.startswith("<frozen") or "site-packages" in filename or filename == importlib.__file__
 
 
 def _user_workload(name: str) -> Workload:
     function = _user_function(name)
     function_name = name.partition(":")[2]
-    made = function()
+    try:
+        made = function()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DpscopeError(f"--model {name}: {function_name}() failed: {_told(error)}; correct it there") from error
     if isinstance(made, nn.Module):
         return Workload(model=made, input_shape=(3, 32, 32), classes=10)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):

@@ -1,5 +1,6 @@
 """The models and their names."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -
         ("qqqq", "resnet18_cifar is the default"),
         ("no_such_module:make", "cannot import no_such_module"),
         ("json:absent", "has no function absent"),
+        (":", "write it as package.module:function"),
+        ("..x:f", "write it as package.module:function"),
     ],
 )
 def test_an_unknown_model_is_named_with_what_to_do(name: str, said: str) -> None:
@@ -46,3 +49,27 @@ def test_an_unknown_model_is_named_with_what_to_do(name: str, said: str) -> None
 def test_a_function_that_returns_no_model() -> None:
     with pytest.raises(DpscopeError, match=r"returned str; return a torch\.nn\.Module"):
         build_workload("os:getcwd")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("def make(:\n", "SyntaxError: "),
+        ("\nvalue = 1 / 0\n", "importing broken failed: ZeroDivisionError: division by zero in "),
+        ("import absent_package\n", "cannot import broken (ModuleNotFoundError: No module named 'absent_package' in "),
+        ("def make():\n    raise KeyError('depth')\n", "make() failed: KeyError: 'depth' in "),
+    ],
+)
+def test_a_users_module_that_fails_is_named_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    (tmp_path / "broken.py").write_text(content)
+    with pytest.raises(DpscopeError) as caught:
+        build_workload("broken:make")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert said in message
+    line = 1 + content.rstrip().count("\n")
+    assert f"{tmp_path / 'broken.py'}, line {line}" in message
