@@ -27,6 +27,8 @@ def resolve(config: RunConfig, devices: Devices) -> RunConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
     if config.amp == "fp16" and devices.kind == "cpu":
         raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
+    if config.pin_memory and devices.kind == "cpu":
+        raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; leave it away")
     counts = config.devices or _default_device_counts(devices)
     _check_device_counts(counts, devices)
     resolved = msgspec.structs.replace(
@@ -185,15 +187,26 @@ def threads_per_process(config: RunConfig) -> int:
 def plan_findings(config: RunConfig, kind: DeviceType) -> list[Finding]:
     """What about this plan will mislead a reader who is not told."""
     assert config.devices is not None
+    findings = []
     largest, cores = max(config.devices), usable_cores()
-    if kind == "cuda" or largest <= cores:
-        return []
-    return [
-        Finding(
-            severity="warning",
-            code="cpu_oversubscribed",
-            message=f"{largest} processes share {cores} cores: they wait for each other's turns, and times on "
-            f"{largest} devices are no measure of scaling.",
-            next_step=f"Use --devices up to {cores} on this machine.",
+    if kind == "cpu" and largest > cores:
+        findings.append(
+            Finding(
+                severity="warning",
+                code="cpu_oversubscribed",
+                message=f"{largest} processes share {cores} cores: they wait for each other's turns, and times on "
+                f"{largest} devices are no measure of scaling.",
+                next_step=f"Use --devices up to {cores} on this machine.",
+            )
         )
-    ]
+    if config.data != "synthetic" and "ddp" in config.strategies and 0 < (config.workers_total or 0) < largest:
+        findings.append(
+            Finding(
+                severity="warning",
+                code="loader_workers_uneven",
+                message=f"{config.workers_total} loader worker(s) in all for {largest} DDP processes: some of the "
+                "processes load their batches themselves, in the middle of a step, and the others wait for them.",
+                next_step=f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
+            )
+        )
+    return findings

@@ -1,9 +1,12 @@
 """From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
 
+import math
 import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
@@ -11,6 +14,7 @@ from dpscope.launch import variants
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import RunConfig
 
+_LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
 MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations
 
 _FIELD_OF_FLAG = {
@@ -159,7 +163,22 @@ def _conversion_message(error: str, values: dict[str, object], origins: dict[str
             **variants.CHOICES,
         }
         reason = f"unknown; choose from {choices.get(field, 'the documented values')}"
+    elif field in RunConfig.__struct_fields__:
+        reason = f"must be {_in_words(RunConfig.__annotations__[field])}"
     return f"{origins.get(field, flag_name(field))} {_shown(values.get(field))}: {reason}"
+
+
+def _in_words(kind: object) -> str:
+    """What values of a field's type are called."""
+    members = get_args(kind)
+    if get_origin(kind) is tuple:
+        return f"a list of values, each {_in_words(members[0])}"
+    if get_origin(kind) is Literal:
+        return " or ".join(str(member) for member in members)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return (
+        words[kind] if isinstance(kind, type) else " or ".join(_in_words(one) for one in members if one is not NoneType)
+    )
 
 
 def _shown(value: object) -> str:
@@ -176,9 +195,10 @@ def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
         ("samples", config.samples >= 1, "an epoch needs 1 sample or more"),
         ("workers", config.workers >= 0, "must be 0 or more; 0 loads in the training process"),
         ("workers_total", (config.workers_total or 0) >= 0, "must be 0 or more"),
-        ("learning_rate", config.learning_rate > 0, "must be above 0"),
-        ("momentum", config.momentum >= 0, "must be 0 or more"),
-        ("weight_decay", config.weight_decay >= 0, "must be 0 or more"),
+        ("learning_rate", 0 < config.learning_rate < math.inf, "must be a number above 0"),
+        ("momentum", 0 <= config.momentum < math.inf, "must be a number, 0 or more"),
+        ("weight_decay", 0 <= config.weight_decay < math.inf, "must be a number, 0 or more"),
+        ("seed", 0 <= config.seed < 2**63, "must be 0 or more and below 2^63"),
         (
             "warmup_steps",
             config.warmup_steps >= MINIMUM_WARMUP_STEPS,
@@ -188,7 +208,7 @@ def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
         ("epochs", config.epochs is None or config.epochs >= 1, "must be 1 or more"),
         ("traced_steps", config.traced_steps >= 1, "must be 1 or more"),
         ("repeats", config.repeats >= 1, "must be 1 or more"),
-        ("timeout_s", config.timeout_s > 0, "must be above 0 seconds"),
+        ("timeout_s", 0 < config.timeout_s <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7"),
         *variants.variant_checks(config),
     ]
 
@@ -209,12 +229,3 @@ def _check_together(config: RunConfig, origins: dict[str, str]) -> None:
             "growth needs one batch size to start from, as in --batch-size 32x4"
         )
     variants.check_variants(config, origins)
-    if config.scaling == "weak":
-        return
-    for devices in config.devices or ():
-        for batch_size in config.batch_sizes or ():
-            if batch_size % devices:
-                raise DpscopeError(
-                    f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
-                    f"cannot be split over {devices} devices; choose a multiple of {devices}"
-                )

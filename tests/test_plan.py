@@ -3,7 +3,7 @@
 import pytest
 
 from dpscope.launch.devices import Devices
-from dpscope.launch.plan import make_plan, resolve
+from dpscope.launch.plan import make_plan, plan_findings, resolve
 from dpscope.launch.run_config import load_config
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import PlannedCell
@@ -71,12 +71,19 @@ def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
         plan(HOST, batch_size="32", samples=20)
 
 
+@pytest.mark.parametrize(("workers", "codes"), [(0, []), (3, ["loader_workers_uneven"]), (4, [])])
+def test_too_few_workers_for_all_processes_are_a_finding(workers: int, codes: list[str]) -> None:
+    config = resolve(load_config(None, {"workers_total": workers, "data": "fake"}), FOUR_GPUS)
+    assert [finding.code for finding in plan_findings(config, "cuda")] == codes
+
+
 @pytest.mark.parametrize(
     ("machine", "flags", "said"),
     [
         (FOUR_GPUS, {"devices": "8"}, "--devices 8: this machine has 4"),
         (HOST, {"devices": "999"}, "--devices 999"),
         (HOST, {"amp": "fp16"}, "--amp fp16 on the CPU"),
+        (HOST, {"pin_memory": True}, "--pin-memory on the CPU"),
         (ONE_GPU, {"strategy": "dp"}, "nothing to measure"),
         (HOST, {"strategy": "single", "devices": "2"}, "nothing to measure"),
         (FOUR_GPUS, {"scaling": "strong", "batch_size": "6"}, "cannot be split over 4"),

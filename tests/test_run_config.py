@@ -42,7 +42,15 @@ def test_batch_sizes_and_growth() -> None:
         ({"warmup": 4}, ["--warmup 4", "5 or more"]),
         ({"strategy": "zero"}, ["--strategy", "zero", "single, dp, ddp"]),
         ({"amp": "int8"}, ["--amp int8", "off, bf16, fp16"]),
-        ({"scaling": "strong", "devices": "1,3", "batch_size": "32"}, ["--batch-size 32", "3 devices"]),
+        ({"lr": "inf"}, ["--lr inf", "a number above 0"]),
+        ({"lr": "nan"}, ["--lr nan", "a number above 0"]),
+        ({"lr": "fast"}, ["--lr fast", "must be a number"]),
+        ({"momentum": "inf"}, ["--momentum inf", "0 or more"]),
+        ({"seed": 2**63}, [f"--seed {2**63}", "below 2^63"]),
+        ({"seed": -1}, ["--seed -1", "0 or more"]),
+        ({"timeout": "inf"}, ["--timeout inf", "at most 1e7"]),
+        ({"workers_total": "many"}, ["--workers-total many: must be a whole number"]),
+        ({"pin_memory": "perhaps"}, ["--pin-memory perhaps: must be true or false"]),
         ({"timeout": 0}, ["--timeout 0", "above 0"]),
         ({"color": "red"}, ["--color", "no such setting", "batch_size"]),
     ],
@@ -53,11 +61,18 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[st
     message = str(caught.value)
     assert "\n" not in message
     assert [part for part in said if part not in message] == []
+    assert "null" not in message
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("steps = [", "not TOML"), ("speed = 1", "no such setting"), ("steps = 0", "steps =")],
+    [
+        ("steps = [", "not TOML"),
+        ("speed = 1", "no such setting"),
+        ("steps = 0", "steps ="),
+        ('devices = ["two"]', "devices = two: must be a list of values, each a whole number"),
+        ("model = 3", "must be text"),
+    ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "run.toml"
