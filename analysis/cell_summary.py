@@ -60,7 +60,7 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
     else:
         put_bandwidths(row, data, sources)
     if not alone and not data.communication_known:
-        row.clear(_PREDICTED, lost)
+        row.clear((*_PREDICTED, "idle_us"), lost)  # idle would hold what the trace does not show
     for column in NAMES:
         if row.values[column] is None:
             row.reasons.setdefault(column, "not measured")

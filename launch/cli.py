@@ -76,8 +76,15 @@ def run(
     ] = None,
     bucket_mb: Annotated[str | None, typer.Option(help="DDP's bucket cap in MiB, or default, or several")] = None,
     overlap: Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")] = None,
-    gradient_as_bucket_view: Annotated[str | None, typer.Option(help="off, on, or off,on")] = None,
-    static_graph: Annotated[str | None, typer.Option(help="off, on, or off,on")] = None,
+    gradient_as_bucket_view: Annotated[
+        bool | None,
+        typer.Option(
+            "--gradient-as-bucket-view/--no-gradient-as-bucket-view", help="DDP: gradients live in the buckets"
+        ),
+    ] = None,
+    static_graph: Annotated[
+        bool | None, typer.Option("--static-graph/--no-static-graph", help="DDP: the graph never changes")
+    ] = None,
     accumulate: Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")] = None,
     broadcast_buffers: Annotated[str | None, typer.Option(help="on, off, or on,off")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")] = None,

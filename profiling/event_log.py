@@ -43,11 +43,7 @@ class EventLog:
     def text(self, tag: str, markdown: str) -> None:
         """A text, shown as Markdown."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        tensor = TensorProto(
-            dtype=_DT_STRING,
-            string_val=[markdown.encode()],
-            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
-        )
+        tensor = TensorProto(dtype=_DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
         self._add(Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]))
 
     def image(self, tag: str, png: bytes, width: int, height: int) -> None:

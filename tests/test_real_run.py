@@ -155,6 +155,8 @@ def test_a_trace_without_its_communication_is_never_read_as_none(run_folder: Pat
     cells = {cell["cell"]: cell for cell in told["cells"]}
     assert cells["ddp-d2-b4"]["communication_us"] is None
     assert cells["ddp-d2-b4"]["exposed_us"] is None
+    assert cells["ddp-d2-b4"]["idle_us"] is None
+    assert all(step["exposed_us"] is None for step in told["steps"] if step["cell"] == "ddp-d2-b4")
     assert "trace_incomplete" in cells["ddp-d2-b4"]["missing"]["communication_us"]
     assert cells["ddp-d2-b4"]["step_us"] > 0
     assert cells["ddp-d2-b8"]["communication_us"] > 0
