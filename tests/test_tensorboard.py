@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,26 @@ def running(*command: str | Path) -> Iterator[str]:
         process.wait()
 
 
-def get(address: str, path: str, body: dict[str, Any] | None = None, **query: str) -> Any:
-    """A JSON answer; retried while the server still loads."""
+def get(
+    address: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    until: Callable[[Any], bool] = bool,
+    **query: str,
+) -> Any:
+    """A JSON answer; retried while the server still loads and `until` does not hold."""
     url = f"{address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
     deadline = time.monotonic() + 60
     while True:
-        request = urllib.request.Request(url, data=json.dumps(body).encode() if body is not None else None)
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 content = answer.read()
             found = json.loads(content) if content else None
         except (urllib.error.HTTPError, urllib.error.URLError):
             found = None
-        if found:
+        if found and until(found):
             return found
         assert time.monotonic() < deadline, f"{url} gives nothing"
         time.sleep(0.3)
@@ -105,8 +112,8 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
 def test_a_run_in_tensorboard(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
     with running("-m", "dpscope.launch.cli", "tensorboard", tmp_path / "run", "--port", "0") as address:
-        runs = get(address, "data/runs")
-        assert set(runs) >= {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
+        expected = {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
+        assert set(get(address, "data/runs", until=lambda runs: len(runs) >= 4)) == expected
         sessions = get(
             address,
             "data/plugin/hparams/session_groups",
@@ -117,6 +124,7 @@ def test_a_run_in_tensorboard(tmp_path: Path) -> None:
                 "startIndex": 0,
                 "sliceSize": 10,
             },
+            until=lambda found: len(found.get("sessionGroups", [])) >= 3,
         )["sessionGroups"]
         assert {group["hparams"]["strategy"] for group in sessions} == {"single", "dp-host", "ddp"}
         (ddp,) = [group for group in sessions if group["hparams"]["strategy"] == "ddp"]
@@ -125,11 +133,11 @@ def test_a_run_in_tensorboard(tmp_path: Path) -> None:
         assert metrics["step_ms"] > 0
         texts = get(address, "data/plugin/text/text", run="report", tag="comparison/text_summary")
         assert "ddp-d2-b8" in texts[0]["text"]
-        images = get(address, "data/plugin/images/tags")
+        images = get(address, "data/plugin/images/tags", until=lambda found: "report" in found)
         assert set(images["report"]) == {"step_split", "phases", "communication", "scaling"}
         scalars = get(address, "data/plugin/scalars/scalars", run="ddp-d2-b8", tag="timed_step_ms")
         assert len(scalars) == 20
-        assert set(get(address, f"{PLUGIN}/runs")["runs"]) >= {"ddp-d2-b8"}
+        assert get(address, f"{PLUGIN}/runs", until=lambda found: "ddp-d2-b8" in found["runs"])
 
 
 def test_a_damaged_trace_is_not_copied(tmp_path: Path) -> None:
