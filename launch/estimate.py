@@ -6,12 +6,13 @@ took.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.launch.devices import DeviceType
 from dpscope.launch.plan import CIFAR_RESNET, threads_per_process
 from dpscope.profiling.environment import usable_cores
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
 
 BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
@@ -38,7 +39,24 @@ def estimate_cell(cell: Cell, config: RunConfig, kind: DeviceType) -> CellEstima
     duration_s = _START_S[kind] + _steps(cell, config) * step_s
     writers = cell.devices * (2 if cell.strategy == "ddp" else 1)  # DDP's counters pass is traced as well
     traced_bytes = writers * (config.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
-    return CellEstimate(duration_s=min(duration_s, config.timeout_s), bytes=traced_bytes + 20_000)
+    return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
+
+
+def estimate_findings(plan: Sequence[PlannedCell], config: RunConfig, kind: DeviceType) -> list[Finding]:
+    """Cells that will probably be ended by the time limit before they are measured."""
+    durations = {one.cell.name: estimate_cell(one.cell, config, kind).duration_s for one in plan if not one.skip_reason}
+    over = {name: duration_s for name, duration_s in durations.items() if duration_s > config.timeout_s}
+    if not over:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="estimate_over_timeout",
+            message=f"{', '.join(over)}: a repeat is estimated to take up to {max(over.values()):.0f} s and is ended at "
+            f"its time limit of {config.timeout_s:g} s, unmeasured.",
+            next_step="Raise --timeout, or measure fewer steps or smaller batches.",
+        )
+    ]
 
 
 def _steps(cell: Cell, config: RunConfig) -> int:

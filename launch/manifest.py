@@ -9,9 +9,13 @@ from dpscope.launch.plan import plan_findings
 from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
 from dpscope.profiling.run_types import SCHEMA_VERSION, Manifest, PlannedCell, RunConfig
 
+FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
+"""Settings that say how often and how patiently a run is measured: they may change while it is resumed."""
+
 
 def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequence[PlannedCell]) -> Manifest:
     """The manifest of a run that starts now, on this machine."""
+    assert config.devices is not None
     environment = collect_environment(open_nvml() if kind == "cuda" else None)
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -22,5 +26,5 @@ def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequen
         threads_per_process=threads,
         environment=environment,
         plan=tuple(plan),
-        findings=(*device_findings(environment.accelerators), *plan_findings(config, kind)),
+        findings=(*device_findings(environment.accelerators[: max(config.devices)]), *plan_findings(config, kind)),
     )

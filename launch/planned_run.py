@@ -11,7 +11,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.estimate import BASIS, CellEstimate, estimate_cell
+from dpscope.launch.estimate import BASIS, CellEstimate, estimate_cell, estimate_findings
+from dpscope.launch.hand_command import hand_command
+from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
+from dpscope.launch.out_folder import LOCK_NAME, check_writable
 from dpscope.launch.plan import (
     CIFAR_RESNET,
     check_data,
@@ -82,7 +85,7 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
         threads_per_process=threads_per_process(resolved),
         plan=plan,
         jobs=jobs,
-        findings=tuple(plan_findings(resolved, devices.kind)),
+        findings=(*plan_findings(resolved, devices.kind), *estimate_findings(plan, resolved, devices.kind)),
         estimate_basis=BASIS[devices.kind],
     )
 
@@ -109,6 +112,7 @@ def _planned_job(
 
 
 def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
+    check_writable(run.path)
     if not is_run_folder(run.path):
         if run.path.exists() and (not run.path.is_dir() or any(map(_is_foreign, run.path.iterdir()))):
             raise DpscopeError(f"--out {run.path}: exists and is not a run folder; name another")
@@ -117,7 +121,7 @@ def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
         return
     had = run.manifest().config
     for field in RunConfig.__struct_fields__:
-        if getattr(had, field) != getattr(config, field):
+        if field not in FIELDS_OF_THE_SWEEP and getattr(had, field) != getattr(config, field):
             raise DpscopeError(
                 f"--out {run.path}: holds a run with {field} = {getattr(had, field)}, not "
                 f"{getattr(config, field)}; use the same settings to resume it, --fresh to redo it, or another --out"
@@ -125,22 +129,32 @@ def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is none that `dpscope calibrate` leaves for a run to come."""
-    return path.stem != Path(CALIBRATION_NAME).stem
+    """Whether a file is none that `dpscope calibrate`, or a run killed while it began or began afresh, leaves."""
+    if path.name in ("cells", "report"):
+        return not (path.parent / LOCK_NAME).exists()
+    return path.name != LOCK_NAME and path.stem != Path(CALIBRATION_NAME).stem
 
 
 def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False) -> PlanDescription:
-    """Print the plan of a run, its estimates and its exact commands; returns it, and starts nothing."""
+    """Print the plan of a run, its estimates and its exact commands; returns it, and starts nothing.
+
+    The commands work by hand: those of a run that has begun name a cell of its manifest, those of one that has not
+    name all its settings.
+    """
     description = plan_run(config, out, fresh)
     print_plan(description, console)
+    begun = is_run_folder(out) and not fresh
     for job in description.jobs:
-        console.print(Text(" ".join(shlex.quote(part) for part in job.command)), soft_wrap=True)
+        command = job.command if begun else hand_command(description.config, job.cell, job.repeat, out)
+        console.print(Text(shlex.join(command)), soft_wrap=True)
     return description
 
 
 def print_plan(description: PlanDescription, console: Console) -> None:
     """Print the cells of a run and the estimates of time and disk."""
-    table = Table(Column("cell", overflow="fold"), "devices", "batch per device", "repeats", "done", "estimate a repeat")
+    table = Table(
+        Column("cell", overflow="fold"), "devices", "batch per device", "repeats", "done", "estimate a repeat"
+    )
     for planned in description.plan:
         cell = planned.cell
         jobs = [job for job in description.jobs if job.cell == cell]

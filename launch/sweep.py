@@ -1,19 +1,19 @@
 """A run: its plan, its cells one after another with repeats interleaved, resumed where it stopped. Imports no torch."""
 
-import fcntl
-import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from dpscope.launch.job_files import read_progress, remove_job_files
 from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
-from dpscope.launch.manifest import new_manifest
+from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, new_manifest
+from dpscope.launch.out_folder import locked
 from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
 from dpscope.launch.progress import SweepProgress
 from dpscope.launch.stop_request import StopRequest
@@ -48,10 +48,14 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
     description = plan_run(config, out, fresh)
     print_plan(description, console)
     run = RunFolder(out)
-    with _locked(run.path):
+
+    def note(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    with locked(run.path, wait=False, note=note):
         _tell_survivors(end_leftovers(run), console)
-        if fresh:
-            _remove_measurements(run)
+        if fresh or not is_run_folder(run.path):
+            _remove_measurements(run)  # the manifest goes first: cells without one are half removed
         manifest = _open_manifest(run, description)
         if description.config.download:
             from dpscope.launch.input_data import download_data
@@ -77,7 +81,7 @@ def _remove_measurements(run: RunFolder) -> None:
 
 
 def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:
-    """The run's manifest, written if this is its beginning."""
+    """The run's manifest, written if this is its beginning or resumes it with more repeats or another time limit."""
     manifest = new_manifest(
         description.config, description.device_type, description.threads_per_process, description.plan
     )
@@ -92,7 +96,11 @@ def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:
                 f"--out {run.path}: begun with {name} {then[name]}, this is {now[name]}: its cells would not "
                 "compare; use --fresh to redo it, or another --out"
             )
-    return had
+    changed = {field: getattr(description.config, field) for field in FIELDS_OF_THE_SWEEP}
+    kept = msgspec.structs.replace(had, config=msgspec.structs.replace(had.config, **changed))
+    if kept != had:
+        write_json(run.manifest_path, kept)
+    return kept
 
 
 def _machine(environment: Environment) -> dict[str, object]:
@@ -103,21 +111,6 @@ def _machine(environment: Environment) -> dict[str, object]:
         "torch": environment.torch_version,
         "GPUs": [state.name for state in environment.accelerators],
     }
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Refuse a second sweep of the same folder."""
-    cells = folder / "cells"
-    cells.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise DpscopeError(f"--out {folder}: another dpscope is writing it; wait for it, or name another") from error
-    finally:
-        os.close(descriptor)
 
 
 class _Sweep:

@@ -1,0 +1,45 @@
+"""The command that measures one cell by hand, in a folder that need not exist yet. Imports no torch."""
+
+import sys
+from pathlib import Path
+
+from dpscope.launch.run_config import flag_name
+from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
+
+# What a worker takes from its cell, or what only a sweep needs.
+_NOT_OF_A_WORKER = (
+    "strategies",
+    "devices",
+    "batch_sizes",
+    "batch_growth",
+    "scaling",
+    "download",
+    "repeats",
+    "timeout_s",
+    *CellOptions.__struct_fields__,
+)
+
+
+def hand_command(config: RunConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
+    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults."""
+    strategy = "dp" if cell.strategy == "dp-host" else cell.strategy
+    flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
+    flags += ["--devices", str(cell.devices)] if strategy == "dp" else []
+    flags += _flags(config, RunConfig(), [name for name in RunConfig.__struct_fields__ if name not in _NOT_OF_A_WORKER])
+    flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cell.processes}"),
+        *("-m", "dpscope.launch.worker", "--out", str(out), *flags, "--repeat", str(repeat)),
+    ]
+
+
+def _flags(
+    values: RunConfig | CellOptions, defaults: RunConfig | CellOptions, fields: list[str] | tuple[str, ...]
+) -> list[str]:
+    flags: list[str] = []
+    for field in fields:
+        value = getattr(values, field)
+        if value != getattr(defaults, field):
+            flags += [flag_name(field)] if value is True else [flag_name(field), str(value)]
+    return flags

@@ -1,0 +1,92 @@
+"""What a run says before it starts: its commands, its warnings, and that it can write where it is told to."""
+
+import errno
+import fcntl
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from dpscope.launch import manifest
+from dpscope.launch.out_folder import LOCK_NAME, locked
+from dpscope.launch.plan import make_plan
+from dpscope.launch.planned_run import describe_plan, plan_run
+from dpscope.launch.run_config import load_config
+from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments
+from dpscope.profiling.run_store import DpscopeError
+from tests.test_environment import RecordedNvml
+
+TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4}
+
+
+def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
+    flags = {"data": "fake", "lr": 0.5, "accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": 5, "overlap": "on,off"}
+    config = load_config(None, {**TINY, **flags})
+    printed = io.StringIO()
+    description = describe_plan(config, tmp_path / "run", Console(file=printed, width=1000))
+    commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
+    assert len(commands) == len(description.jobs) == 2 * 8
+    assert not (tmp_path / "run").exists()
+    for index, (job, command) in enumerate(zip(description.jobs, commands, strict=True)):
+        processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
+        arguments = command[command.index("dpscope.launch.worker") + 1 :]
+        arguments[arguments.index("--out") + 1] = str(tmp_path / str(index))
+        place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
+        by_hand = job_from_arguments(arguments, place)
+        assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
+        same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
+        for field in same:
+            assert getattr(by_hand.config, field) == getattr(description.config, field)
+
+
+def test_repeats_are_interleaved(tmp_path: Path) -> None:
+    jobs = plan_run(load_config(None, {**TINY, "repeats": 2}), tmp_path / "run").jobs
+    cells = ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+    assert [(job.cell.name, job.repeat) for job in jobs] == [(name, repeat) for repeat in (0, 1) for name in cells]
+
+
+def test_an_estimate_beyond_the_time_limit_is_warned_of(tmp_path: Path) -> None:
+    slow = plan_run(load_config(None, {**TINY, "steps": 2000, "timeout": 60}), tmp_path / "run")
+    (finding,) = [one for one in slow.findings if one.code == "estimate_over_timeout"]
+    assert "single-d1-b4, dp-host-d2-b4, ddp-d2-b4" in finding.message
+    assert "time limit of 60 s" in finding.message
+    assert "--timeout" in finding.next_step
+    assert slow.duration_s > 6 * 60  # of three cells and two repeats: the limit is no estimate
+    soon = plan_run(load_config(None, {**TINY, "steps": 10, "timeout": 60}), tmp_path / "run")
+    assert soon.findings == ()
+
+
+@pytest.mark.parametrize("place", ["file", "file/sub", "/proc/absent"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    printed = io.StringIO()
+    with pytest.raises(DpscopeError, match=f"--out {tmp_path / place}: cannot write in"):
+        describe_plan(load_config(None, TINY), tmp_path / place, Console(file=printed))
+    assert printed.getvalue() == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    told: list[str] = []
+    with locked(tmp_path / "run", wait=False, note=told.append):
+        assert (tmp_path / "run" / LOCK_NAME).exists()
+    assert len(told) == 1
+    assert "cannot be locked (No locks available)" in told[0]
+
+
+def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each DDP rank sees its own alone; a GPU that no cell uses makes no difference."""
+    nvml = RecordedNvml(Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), CurrPcieLinkWidth=(16, 8))
+    monkeypatch.setattr(manifest, "open_nvml", lambda: nvml)
+    codes = {}
+    for count in (1, 2):
+        config = msgspec.structs.replace(load_config(None, {**TINY, "strategy": "ddp"}), devices=(count,))
+        made = manifest.new_manifest(config, "cuda", 1, make_plan(config, "cuda"))
+        codes[count] = [finding.code for finding in made.findings]
+    assert codes == {1: [], 2: ["mixed_devices", "mixed_links"]}
