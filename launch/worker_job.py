@@ -1,35 +1,22 @@
 """Which job a worker has: from torchrun's environment, its arguments, and the run's manifest. Imports no torch."""
 
 import argparse
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.manifest import new_manifest
-from dpscope.launch.plan import resolve, too_large
+from dpscope.launch.out_folder import locked
+from dpscope.launch.plan import CIFAR_RESNET, PASS_THROUGH_REASON, check_data, resolve, too_large
 from dpscope.launch.run_config import load_config
-from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, merged, other_options
+from dpscope.launch.shared_manifest import free_repeat, manifest_with
+from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
 from dpscope.profiling.environment import usable_cores
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, is_run_folder, write_json
-from dpscope.profiling.run_types import Cell, CellOptions, Manifest, PlannedCell, RunConfig
-
-# Fields in which cells of one run may differ: what is measured, not how.
-_FIELDS_OF_THE_PLAN = (
-    "strategies",
-    "devices",
-    "batch_sizes",
-    "batch_growth",
-    "scaling",
-    "repeats",
-    "timeout_s",
-    *VARIANT_FIELDS,
-)
+from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
+from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
 
 
 @dataclass(frozen=True)
@@ -146,17 +133,12 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
 def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
     config_path = options.pop("config")
     assert config_path is None or isinstance(config_path, Path)
-    if options["strategy"] not in ("single", "dp", "ddp"):
-        raise DpscopeError(f"--strategy {options['strategy']}: a worker measures one; give single, dp or ddp")
-    if options["batch_size"] is None:
-        raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
     given = load_config(config_path, options)
+    _check_one_cell(given)
     devices = resolve_devices(given.device)
     count = _device_count(given, place, devices.count)
     config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices)
     assert config.batch_sizes is not None
-    if len(config.batch_sizes) != 1 or config.batch_growth is not None:
-        raise DpscopeError(f"--batch-size {options['batch_size']}: a worker measures one batch size; give one")
     strategy = config.strategies[0]
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
@@ -165,14 +147,13 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         options=_only_options(config),
     )
     _check_place(cell, place)
-    if reason := too_large(cell, config):
-        raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
+    _check_measurable(cell, config)
     local_devices = place.local_world_size if strategy == "ddp" else count
     # At least two shares: the cell this one will be compared with has two devices or more.
     threads = max(1, usable_cores() // max(2, local_devices))
-    with _locked(run.path):
-        manifest = _manifest_with(run, config, cell, devices.kind, threads, repeat)
-        chosen = _free_repeat(run, cell) if repeat is None else repeat
+    with locked(run.path, wait=True, note=_note):
+        manifest = manifest_with(run, config, cell, devices.kind, threads)
+        chosen = free_repeat(run, cell) if repeat is None else repeat
         if place.rank == 0:
             write_json(run.manifest_path, manifest)
             run.repeat(cell, chosen).path.mkdir(parents=True, exist_ok=True)
@@ -184,6 +165,37 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         threads=manifest.threads_per_process,
         folder=run.repeat(cell, chosen),
     )
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _check_one_cell(config: RunConfig) -> None:
+    """Raise DpscopeError unless this names one cell."""
+    if config.strategies == RunConfig().strategies:
+        raise DpscopeError("--strategy is missing: a worker measures one; give single, dp or ddp")
+    if len(config.strategies) != 1:
+        raise DpscopeError(f"--strategy {','.join(config.strategies)}: a worker measures one; give single, dp or ddp")
+    if config.batch_sizes is None:
+        raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
+    if len(config.batch_sizes) != 1 or config.batch_growth is not None:
+        growth = f"x{config.batch_growth}" if config.batch_growth else ""
+        sizes = ",".join(str(size) for size in config.batch_sizes)
+        raise DpscopeError(f"--batch-size {sizes}{growth}: a worker measures one batch size; give one")
+
+
+def _check_measurable(cell: Cell, config: RunConfig) -> None:
+    """Raise DpscopeError for what would fail in the middle of the job."""
+    if cell.strategy in ("dp", "dp-host") and cell.devices < 2:
+        raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; ask for 2 or more")
+    if reason := too_large(cell, config):
+        raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
+    check_data(config)
+    if config.model != CIFAR_RESNET:  # the one name that needs no torch to be known
+        from dpscope.launch.workloads import check_model
+
+        check_model(config.model)
 
 
 def _only_options(config: RunConfig) -> CellOptions:
@@ -218,55 +230,3 @@ def _check_place(cell: Cell, place: TorchrunPlace) -> None:
             f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
             f"use --nproc-per-node={cell.processes}"
         )
-
-
-def _free_repeat(run: RunFolder, cell: Cell) -> int:
-    """The first repeat without a result; one that was cut short is done again."""
-    repeat = 0
-    while run.repeat(cell, repeat).result_path.exists():
-        repeat += 1
-    return repeat
-
-
-def _manifest_with(
-    run: RunFolder, config: RunConfig, cell: Cell, kind: DeviceType, threads: int, repeat: int | None
-) -> Manifest:
-    """The run's manifest with this cell in its plan; a new one where there is none."""
-    planned = PlannedCell(cell=cell)
-    if not is_run_folder(run.path):
-        return new_manifest(config, kind, threads, (planned,))
-    manifest = run.manifest()
-    for field in RunConfig.__struct_fields__:
-        had, has = getattr(manifest.config, field), getattr(config, field)
-        if field not in _FIELDS_OF_THE_PLAN and had != has:
-            raise DpscopeError(
-                f"{run.path} was measured with {field} = {had}, not {has}: its cells would not compare; "
-                "give the same settings or another --out"
-            )
-    if planned in manifest.plan:
-        return manifest
-    return msgspec.structs.replace(manifest, config=_widened(manifest.config, config), plan=(*manifest.plan, planned))
-
-
-def _widened(config: RunConfig, added: RunConfig) -> RunConfig:
-    """A run's configuration that also covers an added cell's."""
-    order = ("single", "dp", "ddp")
-    together = {*config.strategies, *added.strategies}
-    return msgspec.structs.replace(
-        merged(config, added),
-        strategies=tuple(strategy for strategy in order if strategy in together),
-        devices=tuple(sorted({*(config.devices or ()), *(added.devices or ())})),
-        batch_sizes=tuple(sorted({*(config.batch_sizes or ()), *(added.batch_sizes or ())})),
-    )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time: jobs started by hand share a manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments, torchrun_place
-from dpscope.profiling.run_store import DpscopeError, RunFolder
+from dpscope.profiling.run_store import DpscopeError, RunFolder, write_json
 
 WORKER = Path(__file__).parents[1] / "launch" / "worker.py"
 USER_MODELS = Path(__file__).parent / "user_models"
@@ -33,12 +33,12 @@ def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedPr
 
 def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    for processes, strategy in ((1, "dp"), (2, "ddp"), (2, "ddp")):
+    for processes, strategy in ((1, "dp"), (2, "ddp")):
         ended = by_hand(out, processes, "--strategy", strategy)
         assert ended.returncode == 0, ended.stderr
     run = RunFolder(out)
     done = {planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan}
-    assert done == {"dp-host-d2-b2": 1, "ddp-d2-b2": 2}
+    assert done == {"dp-host-d2-b2": 1, "ddp-d2-b2": 1}
     assert run.manifest().config.strategies == ("dp", "ddp")
     other = by_hand(out, 1, "--strategy", "single", "--momentum", "0.5")
     assert other.returncode != 0
@@ -67,6 +67,12 @@ def test_without_torchrun_it_says_so() -> None:
     ("arguments", "said"),
     [
         (["--strategy", "all", "--batch-size", "2"], "--strategy all"),
+        (["--batch-size", "2"], "--strategy is missing: a worker measures one"),
+        (["--strategy", "single,ddp", "--batch-size", "2"], "--strategy single,ddp: a worker measures one"),
+        (["--strategy", "dp", "--devices", "1", "--batch-size", "2", "--device", "cpu"], "--devices 1 with"),
+        (["--strategy", "single", "--batch-size", "2", "--model", "resnet19", "--device", "cpu"], "no such model"),
+        (["--strategy", "single", "--batch-size", "2", "--data", "cifar10", "--device", "cpu"], "--data cifar10"),
+        (["--strategy", "single", "--batch-size", "9", "--samples", "8", "--device", "cpu"], "the data set has 8"),
         (["--strategy", "single"], "--batch-size is missing"),
         (["--strategy", "single", "--batch-size", "2,4"], "one batch size"),
         (
@@ -78,4 +84,17 @@ def test_without_torchrun_it_says_so() -> None:
 )
 def test_mistakes_are_named(tmp_path: Path, arguments: list[str], said: str) -> None:
     with pytest.raises(DpscopeError, match=said):
-        job_from_arguments([*arguments, "--out", str(tmp_path)], ALONE)
+        job_from_arguments([*arguments, "--out", str(tmp_path / "run")], ALONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_nothing_was_measured_with_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('strategy = "single"\nbatch-size = 2\ndevice = "cpu"\n')
+    arguments = ["--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
+    for momentum in ("0.5", "0.6"):
+        job = job_from_arguments([*arguments, "--momentum", momentum], ALONE)
+        assert RunFolder(tmp_path / "run").manifest().config.momentum == float(momentum)
+    write_json(job.folder.result_path, {})
+    assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).repeat == job.repeat + 1
+    with pytest.raises(DpscopeError, match=r"measured with momentum = 0\.6, not 0\.7"):
+        job_from_arguments([*arguments, "--momentum", "0.7"], ALONE)
