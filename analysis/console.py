@@ -24,6 +24,7 @@ from dpscope.analysis.units import sentence
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
+_CUT_SHORT = frozenset({"trace_truncated", "gzip_damaged"})
 _IN_TABLES = frozenset({"communication_measured", "estimates"})  # said again in the report, in words
 
 
@@ -87,8 +88,8 @@ def print_run(
     return report.sound
 
 
-def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> bool:
-    """Traces not made by a run."""
+def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> int:
+    """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
     analysis = analyze_traces(paths, max_bytes or DEFAULT_MAX_BYTES)
     if output_format == "json":
         sys.stdout.write(trace_output.to_json(analysis) + "\n")
@@ -98,7 +99,10 @@ def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: 
         _print_tables(trace_output.to_tables(analysis), output_format, console)
         if analysis.findings and output_format == "table":
             print_findings(console, analysis.findings)
-    return not any(finding.severity == "error" for finding in analysis.findings)
+    cut_short = [finding for finding in analysis.findings if finding.code in _CUT_SHORT]
+    for finding in cut_short[:1]:
+        sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
+    return 2 if cut_short else int(any(finding.severity == "error" for finding in analysis.findings))
 
 
 def print_comparison(before: Path, after: Path, share: float, output_format: OutputFormat, console: Console) -> bool:

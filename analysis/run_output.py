@@ -15,7 +15,7 @@ UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us",
 
 
 def run_json(report: Report) -> str:
-    """An object with the lists cells, gaps, predictions, scaling, steps, collectives, findings; unknown is null.
+    """An object with the lists cells, gaps, predictions, scaling, steps, collectives, memory, findings; unknown is null.
 
     `cells` has the comparison's columns and `missing` (column -> why); steps and collectives also name cell and repeat.
     """
@@ -34,6 +34,7 @@ def run_json(report: Report) -> str:
             "scaling": scaling_records(report.comparison),
             "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us")),
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
+            "memory": memory_records(report),
             "findings": msgspec.to_builtins(report.findings),
         },
         indent=2,
@@ -50,3 +51,13 @@ def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, o
         if len(table):
             rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
     return rows
+
+
+def memory_records(report: Report) -> list[dict[str, object]]:
+    """Peak memory per (cell, repeat, rank, device), bytes; empty on the CPU, whose allocator keeps none."""
+    return [
+        {"cell": data.cell.name, "repeat": repeat, "rank": rank.rank, **msgspec.to_builtins(memory)}
+        for data in report.run.measured
+        for repeat, rank in data.ranks
+        for memory in rank.memory
+    ]

@@ -150,8 +150,8 @@ def analyze(
 
     console = Console()
     if not runs:
-        sound = print_traces(paths, output_format, max_bytes, console)
-    elif output_format == "table" and not classic:
+        raise typer.Exit(print_traces(paths, output_format, max_bytes, console))
+    if output_format == "table" and not classic:
         sound = show_run(runs[0], link_gbps, target_efficiency, console)
     else:
         sound = print_run(runs[0], output_format, classic, link_gbps, target_efficiency, console)

@@ -130,7 +130,7 @@ def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path:
 
 def test_formats(run_folder: Path) -> None:
     as_json = json.loads(dpscope("analyze", run_folder, "--format", "json").stdout)
-    assert set(as_json) == {"cells", "gaps", "predictions", "scaling", "steps", "collectives", "findings"}
+    assert set(as_json) == {"cells", "gaps", "predictions", "scaling", "steps", "collectives", "memory", "findings"}
     assert {step["cell"] for step in as_json["steps"]} >= {"single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"}
     as_csv = list(csv.DictReader(io.StringIO(dpscope("analyze", run_folder, "--format", "csv").stdout)))
     assert len(as_csv) == 6
@@ -227,3 +227,17 @@ def test_a_mistake_gets_one_line_and_status_2(arguments: tuple[str, ...], says: 
     assert line.startswith("dpscope: ")
     assert says in line
     assert "Traceback" not in finished.stdout
+
+
+def test_a_truncated_trace_gives_what_is_there_one_line_and_status_2(tmp_path: Path) -> None:
+    whole = Path(__file__).parent / "data" / "v100x8_ddp_dlrm" / "rank0.json.gz"
+    cut = tmp_path / "rank0.json.gz"
+    cut.write_bytes(whole.read_bytes()[:40_000])
+    finished = dpscope("analyze", cut, "--format", "json")
+    assert finished.returncode == 2
+    (line,) = finished.stderr.splitlines()
+    assert str(cut) in line
+    assert {"gzip_damaged", "trace_truncated"} <= {
+        finding["code"] for finding in json.loads(finished.stdout)["findings"]
+    }
+    assert dpscope("analyze", whole, "--format", "json").returncode == 0
