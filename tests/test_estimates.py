@@ -105,6 +105,13 @@ def test_threads_that_wait_for_a_core_are_no_mismatch() -> None:
     assert check_counters(counters((400,), 1000.0), on_device.assign(device=np.nan), 0).spans_agree
 
 
+def test_long_spans_are_judged_on_a_cpu_too() -> None:
+    """60 ms by the trace against DDP's 40 ms is a mismatch; 15 ms against 5 ms may be the scheduler's doing."""
+    alone = all_reduces().query("bytes == 400").assign(device=np.nan)
+    assert not check_counters(counters((400,), 40_000.0), alone.assign(duration_us=60_000.0), 0).spans_agree
+    assert check_counters(counters((400,), 5_000.0), alone.assign(duration_us=15_000.0), 0).spans_agree
+
+
 def test_a_self_check_that_did_not_take_place_is_an_error() -> None:
     check = check_counters(counters((1,)), all_reduces().assign(step=99), 0)
     (finding,) = counter_findings(CELL, [check])

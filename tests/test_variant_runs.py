@@ -154,7 +154,9 @@ def planted(run: RunData, **step_us: float) -> RunData:
     for name, data in run.cells.items():
         middle = step_us[data.cell.variant.replace("-", "_") or "plain"]
         steps = [middle + offset for offset in (-2, -1, 0, 0, 0, 0, 0, 0, 1, 2)]
-        frame = pd.DataFrame({"repeat": 0, "epoch": pd.NA, "step": range(10), "rank": 0, "step_us": steps})
+        frame = pd.DataFrame(
+            {"repeat": 0, "epoch": pd.NA, "step": range(10), "rank": 0, "step_us": steps, "samples": 8}
+        )
         cells[name] = replace(data, samples=frame.assign(measuring_pass="timed"))
     return replace(run, cells=cells)
 
