@@ -1,7 +1,6 @@
 """The `dpscope` command. The one module that joins launch and analysis, each imported only when its command runs."""
 
 import contextlib
-import math
 import os
 import sys
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from dpscope.launch import cli_options as options
 from dpscope.profiling.run_store import DpscopeError, is_run_folder
-
-OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
-DEFAULT_OUT = Path("runs/default")
 
 app = typer.Typer(
     help="Measure what data-parallel training costs on this machine, and where the time goes.",
@@ -41,62 +38,47 @@ def main() -> None:
 
 @app.command()
 def run(
-    strategy: Annotated[str | None, typer.Option(help="single,dp,ddp or some of them")] = None,
-    devices: Annotated[str | None, typer.Option(help="device counts, such as 1,2,4")] = None,
-    batch_size: Annotated[
-        str | None,
-        typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ..."),
-    ] = None,
-    scaling: Annotated[str | None, typer.Option(help="weak, strong or both")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="resnet18_cifar, a torchvision model, or your own package.module:function"),
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="synthetic, fake or cifar10")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="where cifar10 lies")] = None,
-    download: Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")] = None,
-    samples: Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")] = None,
-    workers: Annotated[int | None, typer.Option(help="loader workers per process")] = None,
-    workers_total: Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")] = None,
-    pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory")] = None,
-    amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16")] = None,
-    lr: Annotated[float | None, typer.Option(help="SGD's learning rate")] = None,
-    momentum: Annotated[float | None, typer.Option(help="SGD's momentum")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="SGD's weight decay")] = None,
-    warmup: Annotated[int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")] = None,
-    steps: Annotated[int | None, typer.Option(help="timed steps per repeat")] = None,
-    epochs: Annotated[int | None, typer.Option(help="whole timed epochs instead, after one untimed")] = None,
-    traced_steps: Annotated[int | None, typer.Option(help="whole traced steps; one more is traced")] = None,
-    repeats: Annotated[int | None, typer.Option(help="interleaved repeats of every cell")] = None,
-    seed: Annotated[int | None, typer.Option(help="of weights and data")] = None,
-    timeout: Annotated[float | None, typer.Option(help="seconds one cell's job may take")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cuda or cpu")] = None,
-    comm_hook: Annotated[
-        str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, or several")
-    ] = None,
-    bucket_mb: Annotated[str | None, typer.Option(help="DDP's bucket cap in MiB, or default, or several")] = None,
-    overlap: Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")] = None,
-    gradient_as_bucket_view: Annotated[
-        bool | None,
-        typer.Option(
-            "--gradient-as-bucket-view/--no-gradient-as-bucket-view", help="DDP: gradients live in the buckets"
-        ),
-    ] = None,
-    static_graph: Annotated[
-        bool | None, typer.Option("--static-graph/--no-static-graph", help="DDP: the graph never changes")
-    ] = None,
-    accumulate: Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")] = None,
-    broadcast_buffers: Annotated[str | None, typer.Option(help="on, off, or on,off")] = None,
-    config: Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")] = None,
-    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
-    target_efficiency: Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")] = None,
-    out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = DEFAULT_OUT,
-    fresh: Annotated[bool, typer.Option("--fresh", help="measure every cell again")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")] = False,
+    strategy: options.Strategy = None,
+    devices: options.Devices = None,
+    batch_size: options.BatchSize = None,
+    scaling: options.Scaling = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = None,
+    samples: options.Samples = None,
+    workers: options.Workers = None,
+    workers_total: options.WorkersTotal = None,
+    pin_memory: options.PinMemory = None,
+    amp: options.Amp = None,
+    lr: options.Lr = None,
+    momentum: options.Momentum = None,
+    weight_decay: options.WeightDecay = None,
+    warmup: options.Warmup = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    traced_steps: options.TracedSteps = None,
+    repeats: options.Repeats = None,
+    seed: options.Seed = None,
+    timeout: options.Timeout = None,
+    device: options.Device = None,
+    comm_hook: options.CommHook = None,
+    bucket_mb: options.BucketMb = None,
+    overlap: options.Overlap = None,
+    gradient_as_bucket_view: options.GradientAsBucketView = None,
+    static_graph: options.StaticGraph = None,
+    accumulate: options.Accumulate = None,
+    broadcast_buffers: options.BroadcastBuffers = None,
+    config: options.Config = None,
+    link_gbps: options.LinkGbps = None,
+    target_efficiency: options.TargetEfficiency = None,
+    out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = options.DEFAULT_OUT,
+    fresh: options.Fresh = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
-    _check_numbers(link_gbps, target_efficiency)
+    options.check_numbers(link_gbps, target_efficiency)
     from dpscope.launch.run_config import load_config
     from dpscope.launch.sweep import describe_plan, run_sweep
 
@@ -121,24 +103,17 @@ def run(
 _NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run")
 
 
-def _check_numbers(link_gbps: float | None, target_efficiency: float | None = None) -> None:
-    if link_gbps is not None and not (math.isfinite(link_gbps) and link_gbps > 0):
-        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
-    if target_efficiency is not None and not 0 < target_efficiency <= 1:
-        raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
-
-
 @app.command()
 def analyze(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table",
+    output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
-    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
-    target_efficiency: Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")] = None,
+    link_gbps: options.LinkGbps = None,
+    target_efficiency: options.TargetEfficiency = None,
     max_bytes: Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")] = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
-    _check_numbers(link_gbps, target_efficiency)
+    options.check_numbers(link_gbps, target_efficiency)
     if max_bytes is not None and max_bytes < 1:
         raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
     runs = [path for path in paths if is_run_folder(path) or (path / "cells").is_dir()]
@@ -193,11 +168,11 @@ def calibrate(
         bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
     ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False,
-    out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT,
     logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
-    _check_numbers(link_gbps)
+    options.check_numbers(link_gbps)
     from dpscope.analysis.calibration_report import calibration_tables, save_calibration
     from dpscope.analysis.nccl_tests_log import calibration_from_logs
     from dpscope.analysis.terminal import print_findings, print_table
@@ -235,10 +210,10 @@ def tensorboard(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
-    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")] = None,
+    link_gbps: options.LinkGbps = None,
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars, and the traces."""
-    _check_numbers(link_gbps)
+    options.check_numbers(link_gbps)
     from dpscope.analysis.console import report_of
     from dpscope.analysis.tensorboard_export import export_tensorboard
     from dpscope.launch.tensorboard_server import serve

@@ -1,0 +1,66 @@
+"""Options that several commands of `dpscope` share: type and help text of each flag. Imports neither torch nor analysis."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dpscope.profiling.run_store import DpscopeError
+
+OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
+DEFAULT_OUT = Path("runs/default")
+
+Strategy = Annotated[str | None, typer.Option(help="single,dp,ddp or some of them")]
+Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4")]
+BatchSize = Annotated[
+    str | None, typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...")
+]
+Scaling = Annotated[str | None, typer.Option(help="weak, strong or both")]
+Model = Annotated[
+    str | None, typer.Option(help="resnet18_cifar, a torchvision model, or your own package.module:function")
+]
+Data = Annotated[str | None, typer.Option(help="synthetic, fake or cifar10")]
+DataDir = Annotated[str | None, typer.Option(help="where cifar10 lies")]
+Download = Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")]
+Samples = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
+Workers = Annotated[int | None, typer.Option(help="loader workers per process")]
+WorkersTotal = Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")]
+PinMemory = Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory")]
+Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16")]
+Lr = Annotated[float | None, typer.Option(help="SGD's learning rate")]
+Momentum = Annotated[float | None, typer.Option(help="SGD's momentum")]
+WeightDecay = Annotated[float | None, typer.Option(help="SGD's weight decay")]
+Warmup = Annotated[int | None, typer.Option(help="untimed steps before anything is measured, 5 or more")]
+Steps = Annotated[int | None, typer.Option(help="timed steps per repeat")]
+Epochs = Annotated[int | None, typer.Option(help="whole timed epochs instead, after one untimed")]
+TracedSteps = Annotated[int | None, typer.Option(help="whole traced steps; one more is traced")]
+Repeats = Annotated[int | None, typer.Option(help="interleaved repeats of every cell")]
+Seed = Annotated[int | None, typer.Option(help="of weights and data")]
+Timeout = Annotated[float | None, typer.Option(help="seconds one cell's job may take")]
+Device = Annotated[str | None, typer.Option(help="auto, cuda or cpu")]
+CommHook = Annotated[str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, or several")]
+BucketMb = Annotated[str | None, typer.Option(help="DDP's bucket cap in MiB, or default, or several")]
+Overlap = Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")]
+GradientAsBucketView = Annotated[
+    bool | None,
+    typer.Option("--gradient-as-bucket-view/--no-gradient-as-bucket-view", help="DDP: gradients live in the buckets"),
+]
+StaticGraph = Annotated[
+    bool | None, typer.Option("--static-graph/--no-static-graph", help="DDP: the graph never changes")
+]
+Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
+BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
+Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
+LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")]
+TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
+
+
+def check_numbers(link_gbps: float | None, target_efficiency: float | None = None) -> None:
+    """Raises DpscopeError for a link's rate or a target that is no such number."""
+    if link_gbps is not None and not (math.isfinite(link_gbps) and link_gbps > 0):
+        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
+    if target_efficiency is not None and not 0 < target_efficiency <= 1:
+        raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
