@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,31 @@ def bounded(folder: Path) -> None:
     path.unlink()
 
 
+def parallel(copies: int, runs: int, folder: Path, ranks: int = 8) -> None:
+    """Many ranks at once over the cores against one after another: ratios of paired runs, whole processes' work included."""
+    from dpscope.analysis.trace_analysis import analyze_traces
+
+    path = folder / "0_0.pt.trace.json.gz"
+    events = make_trace(max(1, copies * 5 // 8), path)
+    paths = [path] + [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(1, ranks)]
+    for other in paths[1:]:
+        other.write_bytes(path.read_bytes())
+
+    def seconds(executor: ThreadPoolExecutor | None) -> float:
+        start = time.perf_counter()
+        analyze_traces(paths, executor=executor)
+        return time.perf_counter() - start
+
+    with ThreadPoolExecutor(1) as one_by_one:
+        pairs = [(seconds(one_by_one), seconds(None)) for _ in range(runs)]
+    ratios = [one / many for one, many in pairs]
+    say(
+        f"{ranks} ranks of {events:,} events: one core {statistics.median(one for one, _ in pairs):.2f} s, "
+        f"all {os.cpu_count()} {statistics.median(many for _, many in pairs):.2f} s | "
+        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | n={len(pairs)}"
+    )
+
+
 def say(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(line + "\n")
@@ -211,6 +237,7 @@ def main() -> None:
         say(f"{events:,} events, {path.stat().st_size / 1e6:.1f} MB gzip, medians of {arguments.runs} paired runs")
         compare(path, arguments.runs, arguments.hta_python)
         linear(arguments.copies, 3, folder)
+        parallel(arguments.copies, arguments.runs, folder)
         if arguments.gib:
             bounded(folder)
 
