@@ -5,10 +5,12 @@ from dataclasses import replace
 from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.estimate_reasons import error_table, identity_table
 from dpscope.analysis.link_projection import projection_table
+from dpscope.analysis.phase_tables import run_phases
 from dpscope.analysis.prediction_findings import collective_table
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.scaling_findings import law_table, scaling_table
 from dpscope.analysis.tables import TextTable, gap_table, views_by_name
+from dpscope.analysis.wait_tables import run_waits
 
 _SOURCES = {
     "calibration": "calibration, which measured the collectives alone",
@@ -22,6 +24,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
 
     A table about which the run says nothing is left out.
     """
+    known = [data for data in run.measured if data.communication_known]
     views: dict[str, TextTable | None] = {**views_by_name(comparison)}
     tables = {
         "time": views["time"],
@@ -30,6 +33,8 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "laws": law_table(comparison),
         "breakdown": views["breakdown"],
         "traffic": views["traffic"],
+        "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
+        "waits": run_waits(known),
         "estimates": views["estimates"],
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),

@@ -12,6 +12,7 @@ from dpscope.analysis.counter_check import CounterCheck, check_counters, counter
 from dpscope.analysis.expected_traffic import check_traffic, reduced_bytes
 from dpscope.analysis.rank_matching import step_waits
 from dpscope.analysis.sample_findings import spread_findings
+from dpscope.analysis.stragglers import waits_caused
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
@@ -30,6 +31,7 @@ class CellData:
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us
     collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
+    dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
 
@@ -62,6 +64,15 @@ class CellData:
         if self.steps.empty:
             return self.steps
         return self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
+
+    def waits(self) -> pd.DataFrame:
+        """`waits_caused` of the whole steps with their `repeat`; empty where the trace does not tell."""
+        windows = self.whole_windows()
+        if windows.empty or self.collectives.empty or not self.communication_known:
+            return pd.DataFrame()
+        own = self.collectives.merge(windows[["repeat", "rank", "step"]].drop_duplicates())
+        caused = [waits_caused(table).assign(repeat=repeat) for repeat, table in own.groupby("repeat")]
+        return _concatenated(caused)
 
 
 class NothingMeasuredError(DpscopeError):
@@ -109,7 +120,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     """One cell with all its repeats."""
     cell = planned.cell
     results = _results(folder, cell)
-    samples, steps, matched, ranks, checks = [], [], [], [], []
+    samples, steps, matched, dp_phases, ranks, checks = [], [], [], [], [], []
     findings: list[Finding] = []
     for repeat, done in folder.done_repeats(cell):
         if lack := _lack(cell, done):
@@ -128,6 +139,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += _traffic(cell, own_ranks, analysis)
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
+        dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
         checks += _counter_checks(cell, done, own_ranks)
     data = CellData(
         cell=cell,
@@ -137,6 +149,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         samples=_concatenated(samples),
         steps=_concatenated(steps),
         collectives=_concatenated(matched),
+        dp_phases=_concatenated(dp_phases),
         counter_checks=tuple(checks),
     )
     findings += counter_findings(cell, checks)

@@ -1,13 +1,16 @@
 """A whole run as JSON: the comparison, the gaps, steps, collectives and findings."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 
 import msgspec
 import pandas as pd
 
+from dpscope.analysis import dp_phases, stragglers
 from dpscope.analysis.model_output import prediction_records, scaling_records
 from dpscope.analysis.report import Report
+from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
 
 UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
@@ -15,9 +18,10 @@ UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us",
 
 
 def run_json(report: Report) -> str:
-    """An object with the lists cells, gaps, predictions, scaling, steps, collectives, memory, findings; unknown is null.
+    """An object with the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, findings.
 
-    `cells` has the comparison's columns and `missing` (column -> why); steps and collectives also name cell and repeat.
+    Unknown is null. `cells` has the comparison's columns and `missing` (column -> why); the rows of traces also name cell
+    and repeat. `dp_phases` and `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
     """
     reasons: dict[str, dict[str, str]] = {}
     for (cell, column), why in report.comparison.reasons.items():
@@ -34,6 +38,8 @@ def run_json(report: Report) -> str:
             "scaling": scaling_records(report.comparison),
             "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us")),
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
+            "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
+            "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),
             "memory": memory_records(report),
             "findings": msgspec.to_builtins(report.findings),
         },
@@ -49,6 +55,18 @@ def _all(report: Report, name: str, fields: tuple[str, ...]) -> list[dict[str, o
             table = table.copy()
             table[list(UNKNOWN_WITH_COMMUNICATION)] = pd.NA
         if len(table):
+            rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
+    return rows
+
+
+def _of_known(
+    report: Report, fields: tuple[str, ...], table_of: Callable[[CellData], pd.DataFrame]
+) -> list[dict[str, object]]:
+    """Rows of the cells whose communication is known."""
+    rows = []
+    for data in report.run.measured:
+        table = table_of(data)
+        if data.communication_known and len(table):
             rows += records(table.assign(cell=data.cell.name), ("cell", "repeat", *fields))
     return rows
 

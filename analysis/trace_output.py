@@ -6,14 +6,15 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis import dp_phases, stragglers
+from dpscope.analysis.phase_tables import trace_phases
 from dpscope.analysis.rank_matching import find_straggler
 from dpscope.analysis.stragglers import waits_caused
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.trace_analysis import TraceAnalysis
 from dpscope.analysis.units import NA, Unit, choose_unit, plain, show, show_time, text
+from dpscope.analysis.wait_tables import trace_waits
 
 _RATE = Unit("GB/s", 1.0, 3)
-_SHARE = Unit("%", 0.01, 1)
 
 STEP_FIELDS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",
@@ -24,7 +25,6 @@ COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps",
 )  # fmt: skip
-_SHOWN_WAITS = 10  # rows of who made whom wait; the JSON has them all
 
 
 def to_json(analysis: TraceAnalysis) -> str:
@@ -71,9 +71,9 @@ def to_tables(analysis: TraceAnalysis) -> list[TextTable]:
         tables.append(_collective_table(analysis.collectives))
         waits = waits_caused(analysis.collectives)
         if len(waits):
-            tables.append(_wait_table(waits))
+            tables.append(trace_waits(waits))
     if len(analysis.dp_phases):
-        tables.append(_phase_table(analysis.dp_phases))
+        tables.append(trace_phases(analysis.dp_phases))
     return tables
 
 
@@ -128,61 +128,4 @@ def _collective_table(collectives: pd.DataFrame) -> TextTable:
         ("kind (group)" if named_groups else "kind", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
         tuple(rows),
         ("transfer, wait and bandwidths need the traces of all ranks; rooted collectives have none",),
-    )
-
-
-def _wait_table(waits: pd.DataFrame) -> TextTable:
-    """Who made whom wait, the longest first."""
-    unit = choose_unit("time", [float(value) for value in waits["wait_per_step_us"]])
-    rows = [
-        (
-            text(record["late_rank"]),
-            text(record["waiting_rank"]),
-            text(record["collectives"]),
-            show(plain(record["wait_per_step_us"]), unit),
-            show(plain(record["share"]), _SHARE),
-        )
-        for record in waits.head(_SHOWN_WAITS).to_dict("records")
-    ]
-    more = (f"and {len(waits) - _SHOWN_WAITS} more pairs with shorter waits",) if len(waits) > _SHOWN_WAITS else ()
-    return TextTable(
-        "Who made whom wait",
-        ("late rank", "waiting rank", "collectives", f"wait per step [{unit.label}]", "share [%]"),
-        tuple(rows),
-        more,
-    )
-
-
-def _phase_table(frame: pd.DataFrame) -> TextTable:
-    """Mean time of each phase per step, a row per device, or per replica of dp-host."""
-    means = dp_phases.phase_table(frame)
-    names = [name for name in means.columns if name not in ("rank", "device", "replica")]
-    unit = choose_unit("time", [float(value) for name in names for value in means[name].dropna()])
-    on_host = means["device"].isna().all()
-    rows = []
-    for record in means.to_dict("records"):
-        place = record["replica"] if on_host else record["device"]
-        rows.append(
-            (
-                "all" if on_host and plain(place) is None else text(place),
-                *(show(plain(record[name]), unit) for name in names),
-            )
-        )
-    labels = {
-        "host_to_device": "to dev.", "parallel_apply": "apply", "loss_backward": "loss+bwd", "gradient_reduce": "reduce",
-        "optimizer": "optim.",
-    }  # fmt: skip
-    note = (
-        "replicas work side by side: their times do not add up to the row of all"
-        if on_host
-        else ("device time launched in each phase, communication included; NA: nothing was launched there")
-    )
-    return TextTable(
-        "DataParallel's phases (means per step)",
-        (
-            "replica" if on_host else "device",
-            *(f"{labels.get(one, one)} [{unit.label}]" for one in names),
-        ),
-        tuple(rows),
-        (note,),
     )
