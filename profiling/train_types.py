@@ -1,0 +1,125 @@
+"""What trainings store, as types: configuration, plan, epochs, results. Imports no torch.
+
+R/train.json                                  TrainLog: every epoch of every training, rewritten while they run
+R/train_manifest.json                         TrainManifest, written once
+R/training/<cell>/seed<k>/epochs.json         list of EpochRecord of that training, rewritten whole after each epoch
+R/training/<cell>/seed<k>/log.txt             of its torchrun job
+R/training/<cell>/seed<k>/checkpoints/        last.pt, best.pt
+R/training/<cell>/seed<k>/result.json         TrainResult; a training without one, or with another status than ok, is not done
+
+They lie beside what `dpscope run --out R` stores, so that accuracy can be set beside measured times. Accuracies are
+percent, losses are means over samples, times are seconds.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from dpscope.profiling.run_types import (
+    Cell,
+    CellStatus,
+    CellStrategy,
+    Environment,
+    Finding,
+    PlannedCell,
+    RunConfig,
+)
+
+TRAIN_SCHEMA_VERSION = 1
+
+LearningRateScaling = Literal["none", "sqrt", "linear"]
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every stored type."""
+
+
+class TrainConfig(_Stored, frozen=True):
+    """What the user asked for: the settings shared with `dpscope run`, and those of learning.
+
+    Of `run`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
+    scaling; `seed`, `warmup_steps`, `steps`, `epochs`, `traced_steps` and `repeats` have no meaning here.
+    """
+
+    run: RunConfig
+    seeds: tuple[int, ...] = (0,)  # of weights, order of samples and augmentation: each is a training of every cell
+    epochs: int
+    milestones: tuple[int, ...] = ()  # epochs after which the learning rate is multiplied by gamma
+    gamma: float = 0.1
+    learning_rate_scaling: LearningRateScaling = "none"  # by the growth of the global batch over a single device's
+    warmup_epochs: int = 0  # over which the learning rate grows linearly, step by step
+    label_smoothing: float = 0.0  # of the training loss alone
+    augment: bool = True
+    eval_batch_size: int = 256  # samples a process evaluates at a time
+
+
+class PlannedTraining(_Stored, frozen=True):
+    """A cell to be trained with each seed, or why it is left out, and what follows from its batch."""
+
+    planned: PlannedCell
+    learning_rate: float  # after scaling, before milestones
+    train_samples: int  # of the data set
+    repeated_samples: int  # an epoch trains on these twice, to fill the shares of all devices
+
+    @property
+    def cell(self) -> Cell:
+        return self.planned.cell
+
+
+class TrainManifest(_Stored, frozen=True):
+    """`train_manifest.json`: written once, by `dpscope train`."""
+
+    schema_version: int
+    dpscope_version: str
+    created_at: str  # ISO 8601, UTC
+    config: TrainConfig
+    device_type: Literal["cuda", "cpu"]
+    threads_per_process: int
+    environment: Environment
+    plan: tuple[PlannedTraining, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+class EpochRecord(_Stored, frozen=True):
+    """One epoch of one training, over all its processes. `None` is a loss that is not finite: the training diverged."""
+
+    cell: str  # its name, such as ddp-d2-b32
+    strategy: CellStrategy
+    devices: int
+    variant: str
+    batch_size: int  # per device
+    global_batch_size: int
+    seed: int
+    epoch: int  # epochs trained so far, this one included: the first is 1
+    train_loss: float | None  # the loss that was minimised: mean over the epoch's samples, each before its step
+    train_accuracy: float  # percent, of the same forward passes
+    test_loss: float | None  # plain cross-entropy, after the epoch
+    test_accuracy: float  # percent
+    learning_rate: float  # of the epoch's last step
+    train_s: float  # wall time of the epoch's steps, loading included, evaluation not
+    evaluation_s: float
+    trained_s: float  # sum of train_s so far
+    ended_at_s: float  # Unix time
+    train_samples: int  # trained on, repeated ones included
+    test_samples: int
+
+
+class TrainResult(_Stored, frozen=True):
+    """`result.json` of a training, renamed into place last."""
+
+    cell: Cell
+    seed: int
+    status: CellStatus
+    epochs: int  # trained
+    duration_s: float  # of the job that ended it, start of torchrun to its end
+    parameter_count: int | None = None
+    message: str = ""  # why it is not ok, in one line
+    log_tail: tuple[str, ...] = ()
+
+
+class TrainLog(_Stored, frozen=True):
+    """`train.json`: what all trainings of a run folder learned so far."""
+
+    schema_version: int
+    epochs: tuple[EpochRecord, ...]
+    findings: tuple[Finding, ...] = ()
