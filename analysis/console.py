@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.live import Live
 
 from dpscope.analysis import tables, trace_output
 from dpscope.analysis.calibration_fit import find_fit, predict_us
@@ -90,7 +91,15 @@ def print_run(
 
 def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    analysis = analyze_traces(paths, max_bytes or DEFAULT_MAX_BYTES)
+    with Live(
+        "Reading traces", console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True
+    ) as shown:
+        # Without a thread of its own: the files are read by forked processes.
+        analysis = analyze_traces(
+            paths,
+            max_bytes or DEFAULT_MAX_BYTES,
+            progress=lambda done, of: shown.update(f"Reading traces: {done} of {of} read", refresh=True),
+        )
     if output_format == "json":
         sys.stdout.write(trace_output.to_json(analysis) + "\n")
     elif output_format == "csv":

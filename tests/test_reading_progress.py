@@ -1,0 +1,29 @@
+"""Progress of `dpscope analyze`: on a terminal only, and on standard error."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+TRACES = Path(__file__).parent.parent / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces"
+COMMAND = (sys.executable, "-m", "dpscope.launch.cli", "analyze", str(TRACES), "--format", "csv")
+
+
+def test_a_terminal_is_told_how_many_traces_are_read() -> None:
+    terminal, theirs = pty.openpty()
+    ended = subprocess.run(COMMAND, stdout=subprocess.PIPE, stderr=theirs, timeout=120, check=False)
+    os.close(theirs)
+    said = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert ended.returncode == 0
+    assert "Reading traces: 1 of 2 read" in said
+    assert "Reading traces: 2 of 2 read" in said
+    assert ended.stdout.decode().startswith("rank,device,step")
+
+
+def test_elsewhere_nothing_is_said() -> None:
+    ended = subprocess.run(COMMAND, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+    assert ended.stdout.startswith("rank,device,step")
