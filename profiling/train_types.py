@@ -42,8 +42,8 @@ class TrainConfig(_Stored, frozen=True):
     """
 
     run: RunConfig
-    seeds: tuple[int, ...] = (0,)  # of weights, order of samples and augmentation: each is a training of every cell
     epochs: int
+    seeds: tuple[int, ...] = (0,)  # of weights, order of samples and augmentation: each is a training of every cell
     milestones: tuple[int, ...] = ()  # epochs after which the learning rate is multiplied by gamma
     gamma: float = 0.1
     learning_rate_scaling: LearningRateScaling = "none"  # by the growth of the global batch over a single device's
