@@ -1,4 +1,4 @@
-"""Signals as a request to stop, for whoever waits for a torchrun job. Imports no torch."""
+"""Signals as a request to stop, for whoever waits for a torchrun job or trains in one. Imports no torch."""
 
 import signal
 from collections.abc import Iterator
@@ -11,6 +11,12 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self.signal_number: int | None = None  # of the first one
+
+    @property
+    def exit_status(self) -> int:
+        """The conventional exit status of what ends because of a signal: 128 + its number, SIGTERM's if none came."""
+        return 128 + (self.signal_number or signal.SIGTERM)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -18,6 +24,7 @@ class StopRequest:
 
         def request(number: int, frame: FrameType | None) -> None:
             self.requested = True
+            self.signal_number = self.signal_number or number
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         previous = {number: signal.signal(number, request) for number in numbers}

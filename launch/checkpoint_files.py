@@ -1,0 +1,160 @@
+"""Checkpoints as files: written whole, sealed, kept with their predecessor, verified before they are read. Imports no torch.
+
+A checkpoint is what `torch.save` writes (a zip archive), and in the archive's comment its seal: a first line that says
+whose file it is, the SHA-256 of all before the comment and of the description, and the description as JSON.
+`torch.load` takes no notice of the comment. The zip format's own checksums cover neither its directory nor a file cut short.
+"""
+
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dpscope.profiling.checkpoint_types import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
+from dpscope.profiling.run_store import DpscopeError, atomic_path
+
+_MARK = b"dpscope checkpoint\n"
+_ZIP_START = b"PK\x03\x04"
+_ZIP_END = b"PK\x05\x06"  # of the end record: 22 bytes, the last two the comment's length
+_ZIP_END_BYTES = 22
+_LONGEST_COMMENT_BYTES = 0xFFFF
+_WHAT_TO_DO = "give --resume-from previous for the one before it, another file, or --fresh to begin anew"
+
+
+class CheckpointFolder:
+    """The checkpoints of one training."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def last(self) -> Path:
+        return self.path / "last.pt"
+
+    @property
+    def previous(self) -> Path:
+        return self.path / "previous.pt"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.pt"
+
+    def write(self, description: CheckpointDescription, write: Callable[[BinaryIO], None], best: bool) -> None:
+        """Write the last checkpoint and keep the one before it; with `best` it is also the best one.
+
+        At every moment `last.pt` is there and whole, if it ever was.
+        """
+        if self.last.exists():
+            give_name(self.last, self.previous)
+        write_sealed(self.last, description, write)
+        if best:
+            give_name(self.last, self.best)
+
+    def go_back(self) -> CheckpointDescription:
+        """Make the checkpoint before the last one the last; raises DpscopeError unless it is there and whole."""
+        description = verify(self.previous)
+        give_name(self.previous, self.last)
+        return description
+
+    def remove_unfinished(self) -> None:
+        """Remove what a process killed while it wrote left behind."""
+        for path in self.path.glob(".tmp-*"):
+            path.unlink(missing_ok=True)
+
+
+def write_sealed(path: Path, description: CheckpointDescription, write: Callable[[BinaryIO], None]) -> None:
+    """Write and seal a checkpoint, whole or not at all; `write` writes a zip archive without a comment."""
+    told = msgspec.json.encode(description)
+    with atomic_path(path) as temporary, open(temporary, "w+b") as file:
+        write(file)
+        file.seek(-2, os.SEEK_END)
+        body_bytes = file.tell()
+        assert file.read() == b"\0\0", "an archive without a comment ends with its length, 0"
+        comment = _MARK + _digest(file, body_bytes, told) + b"\n" + told
+        assert len(comment) <= _LONGEST_COMMENT_BYTES
+        file.seek(body_bytes)
+        file.write(len(comment).to_bytes(2, "little") + comment)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def give_name(file: Path, name: Path) -> None:
+    """Give a file another name besides its own, in place of what has that name; a copy where there are no links."""
+    with atomic_path(name) as temporary:
+        temporary.unlink()
+        try:
+            os.link(file, temporary)
+        except OSError:
+            shutil.copyfile(file, temporary)
+
+
+def verify(path: Path) -> CheckpointDescription:
+    """The description of a checkpoint that is whole and unchanged; raises DpscopeError for any other file."""
+    try:
+        with open(path, "rb") as file:
+            body_bytes, digest, told = _read_seal(path, file)
+            if _digest(file, body_bytes, told) != digest:
+                raise DpscopeError(f"{path} is damaged: its bytes are not those that were written; {_WHAT_TO_DO}")
+    except OSError as error:
+        raise DpscopeError(f"cannot read the checkpoint {path}: {error.strerror}; check the path") from error
+    return _description(path, told)
+
+
+def _digest(file: BinaryIO, body_bytes: int, told: bytes) -> bytes:
+    """SHA-256, as hexadecimal characters, of a file's first bytes and of the description."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    left = body_bytes
+    while block := file.read(min(left, 1 << 20)):
+        digest.update(block)
+        left -= len(block)
+    digest.update(told)
+    return digest.hexdigest().encode()
+
+
+def _read_seal(path: Path, file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """How many bytes the digest covers, the digest, the description."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if file.read(len(_ZIP_START)) != _ZIP_START:
+        raise DpscopeError(f"{path} is no checkpoint, or damaged from its first byte on; {_WHAT_TO_DO}")
+    tail_bytes = min(size, _ZIP_END_BYTES + _LONGEST_COMMENT_BYTES)
+    file.seek(size - tail_bytes)
+    tail = file.read()
+    start = tail.rfind(_MARK)
+    end_record = tail[max(0, start - _ZIP_END_BYTES) : max(0, start)]
+    if not end_record.startswith(_ZIP_END):
+        if zipfile.is_zipfile(path):
+            raise DpscopeError(
+                f"{path} is a file of PyTorch's or a zip archive, but no checkpoint of dpscope's; name one"
+            )
+        raise DpscopeError(f"{path} is torn: its end is missing; {_WHAT_TO_DO}")
+    comment = tail[start:]
+    if int.from_bytes(end_record[-2:], "little") != len(comment):
+        raise DpscopeError(f"{path} is torn: its last bytes are missing, or others follow them; {_WHAT_TO_DO}")
+    digest, _, told = comment[len(_MARK) :].partition(b"\n")
+    return size - len(comment) - 2, digest, told
+
+
+def _description(path: Path, told: bytes) -> CheckpointDescription:
+    """A description whose digest is right: what cannot be read of it, another version wrote."""
+    version = msgspec.json.decode(told, type=_Version)
+    try:
+        if version.format_version == CHECKPOINT_FORMAT_VERSION:
+            return msgspec.json.decode(told, type=CheckpointDescription)
+        reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
+    except msgspec.ValidationError as error:
+        reason = str(error)
+    raise DpscopeError(f"{path} was written by dpscope {version.dpscope_version} ({reason}); go on with that version")
+
+
+class _Version(msgspec.Struct):
+    """What every version's description has."""
+
+    format_version: int
+    dpscope_version: str

@@ -1,0 +1,168 @@
+"""Checkpoints as files, and what they hold: whole, sealed, read back to the same state."""
+
+import os
+import random
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from dpscope.launch import checkpoint_files
+from dpscope.launch.checkpoint_files import CheckpointFolder, verify
+from dpscope.launch.rng_states import rng_states, set_rng_states
+from dpscope.profiling.checkpoint_types import CheckpointDescription
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.profiling.train_types import TrainConfig
+
+CPU = torch.device("cpu")
+
+
+def description(epochs: int = 1, step: int = 0, **changes: Any) -> CheckpointDescription:
+    made = CheckpointDescription(
+        dpscope_version="0.1.0",
+        torch_version=str(torch.__version__),
+        created_at="2026-01-01T00:00:00Z",
+        config=TrainConfig(run=RunConfig(model="tiny"), epochs=4),
+        cell=Cell(strategy="ddp", devices=2, batch_size=4),
+        seed=0,
+        device_type="cpu",
+        threads_per_process=1,
+        train_samples=64,
+        epochs=epochs,
+        step=step,
+        test_accuracy=50.0,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def save(folder: CheckpointFolder, epochs: int, best: bool = False) -> None:
+    def write(file: BinaryIO) -> None:
+        torch.save({"weights": torch.arange(300.0), "epochs": epochs}, file)
+
+    folder.write(description(epochs), write, best)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path)
+
+
+def test_torch_reads_it_as_weights_only_and_its_description_needs_no_torch(folder: CheckpointFolder) -> None:
+    save(folder, 3)
+    content = torch.load(folder.last, weights_only=True)
+    assert content["epochs"] == 3
+    assert torch.equal(content["weights"], torch.arange(300.0))
+    assert verify(folder.last) == description(3)
+    assert zipfile.ZipFile(folder.last).testzip() is None
+
+
+def test_last_previous_and_best(folder: CheckpointFolder) -> None:
+    for epochs, best in ((1, True), (2, True), (3, False)):
+        save(folder, epochs, best)
+    held = {path.name: verify(path).epochs for path in folder.path.iterdir()}
+    assert held == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
+    assert folder.go_back().epochs == 2
+    assert [verify(path).epochs for path in (folder.last, folder.previous)] == [2, 2]
+    save(folder, 3)
+    held = {path.name: verify(path).epochs for path in folder.path.iterdir()}
+    assert held == {"last.pt": 3, "previous.pt": 2, "best.pt": 2}
+
+
+def test_without_links_names_are_copies(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(source: Path, name: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    save(folder, 1, best=True)
+    save(folder, 2)
+    assert [verify(path).epochs for path in (folder.last, folder.previous, folder.best)] == [2, 1, 1]
+    assert folder.last.stat().st_nlink == 1
+
+
+def test_a_write_that_fails_leaves_the_last_one(folder: CheckpointFolder) -> None:
+    save(folder, 1)
+
+    def fail(file: BinaryIO) -> None:
+        file.write(b"PK\x03\x04 and no more")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        folder.write(description(2), fail, best=True)
+    assert {path.name: verify(path).epochs for path in folder.path.iterdir()} == {"last.pt": 1, "previous.pt": 1}
+
+
+def test_no_torn_checkpoint_is_taken_for_whole(folder: CheckpointFolder) -> None:
+    save(folder, 1)
+    whole = folder.last.read_bytes()
+    lengths = [0, 3, 22, *range(100, len(whole), 211), *range(len(whole) - 30, len(whole))]
+    assert len(lengths) > 40
+    for length in lengths:
+        folder.last.write_bytes(whole[:length])
+        with pytest.raises(DpscopeError, match=r"last\.pt is (torn|no checkpoint).*--resume-from previous"):
+            verify(folder.last)
+    folder.last.write_bytes(whole + b"more")
+    with pytest.raises(DpscopeError, match="or others follow them"):
+        verify(folder.last)
+
+
+def test_every_changed_byte_is_seen(folder: CheckpointFolder) -> None:
+    save(folder, 1)
+    whole = folder.last.read_bytes()
+    places = random.Random(0).sample(range(len(whole)), 300) + list(range(len(whole) - 1500, len(whole), 7))
+    for place in places:
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        folder.last.write_bytes(changed)
+        with pytest.raises(DpscopeError, match=r"last\.pt is (damaged|torn|no checkpoint|a file of PyTorch's)"):
+            verify(folder.last)
+    folder.last.write_bytes(whole)
+    assert verify(folder.last).epochs == 1
+
+
+def test_foreign_files_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.pt"
+    torch.save({"state_dict": torch.nn.Linear(2, 2).state_dict()}, path)
+    with pytest.raises(DpscopeError, match="a file of PyTorch's or a zip archive, but no checkpoint of dpscope's"):
+        verify(path)
+    path.write_text("epoch,loss\n1,2\n")
+    with pytest.raises(DpscopeError, match="is no checkpoint"):
+        verify(path)
+    path.write_bytes(bytes(4096))
+    with pytest.raises(DpscopeError, match="is no checkpoint"):
+        verify(path)
+    with pytest.raises(DpscopeError, match=r"cannot read the checkpoint .*absent\.pt: No such file"):
+        verify(tmp_path / "absent.pt")
+    with pytest.raises(DpscopeError, match="Is a directory"):
+        verify(tmp_path)
+
+
+def test_another_versions_checkpoint_names_the_version(folder: CheckpointFolder) -> None:
+    newer = description(format_version=2, dpscope_version="9.1")
+    checkpoint_files.write_sealed(folder.last, newer, lambda file: torch.save({}, file))
+    with pytest.raises(DpscopeError, match=r"written by dpscope 9\.1 \(it has format 2, this dpscope reads 1\)"):
+        verify(folder.last)
+
+
+def test_random_number_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    random.gauss(0, 1)  # leaves a second value behind, part of the state
+    np.random.standard_normal()
+    torch.save(rng_states([CPU]), tmp_path / "rng.pt")
+
+    def draw() -> tuple[float, float, float]:
+        return random.gauss(0, 1), float(np.random.standard_normal()), float(torch.rand(1))
+
+    expected = [draw() for _ in range(3)]
+    random.seed(9)
+    np.random.seed(9)
+    torch.manual_seed(9)
+    assert draw() != expected[0]
+    set_rng_states(torch.load(tmp_path / "rng.pt", weights_only=True), [CPU])
+    assert [draw() for _ in range(3)] == expected
