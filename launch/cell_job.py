@@ -4,13 +4,13 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
 from torch import distributed
 
 from dpscope.launch.cell_passes import CellProcess, Measured, run_passes
 from dpscope.launch.input_data import open_stream
+from dpscope.launch.job_devices import devices_of, join_process_group
 from dpscope.launch.micro_batches import MicroBatching
 from dpscope.launch.strategies import wrap
 from dpscope.launch.train_step import TrainStep, with_precision
@@ -29,9 +29,9 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     """
     torch.set_num_threads(job.threads)
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
-    devices = _devices(job, place)
+    devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
-        _join_process_group(job, devices[0])
+        join_process_group(devices[0], job.config.timeout_s)
     process, sizes = _prepare(job, place, devices, report)
     own = _own_process_ids() if job.kind == "cuda" else ()  # by now every process of the job is on its devices
     under_load: list[DeviceState] = []
@@ -51,26 +51,6 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         write_json(job.folder.result_path, result)
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def _devices(job: WorkerJob, place: TorchrunPlace) -> tuple[torch.device, ...]:
-    """The devices this process drives, its first one first."""
-    if job.kind == "cpu":
-        return (torch.device("cpu"),)
-    if job.cell.strategy == "ddp":
-        devices: tuple[torch.device, ...] = (torch.device("cuda", place.local_rank),)
-    else:
-        devices = tuple(torch.device("cuda", index) for index in range(job.cell.devices))
-    torch.cuda.set_device(devices[0])
-    return devices
-
-
-def _join_process_group(job: WorkerJob, device: torch.device) -> None:
-    timeout = timedelta(seconds=job.config.timeout_s)
-    if device.type == "cuda":
-        distributed.init_process_group("nccl", timeout=timeout, device_id=device)
-    else:
-        distributed.init_process_group("gloo", timeout=timeout)
 
 
 def _prepare(

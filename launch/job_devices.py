@@ -1,0 +1,31 @@
+"""The devices one process of a job drives, and the process group it joins."""
+
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from dpscope.launch.devices import DeviceType
+from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.profiling.run_types import Cell
+
+
+def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torch.device, ...]:
+    """The devices this process of a cell's job drives, its first one first and made the current one."""
+    if kind == "cpu":
+        return (torch.device("cpu"),)
+    if cell.strategy == "ddp":
+        devices: tuple[torch.device, ...] = (torch.device("cuda", place.local_rank),)
+    else:
+        devices = tuple(torch.device("cuda", index) for index in range(cell.devices))
+    torch.cuda.set_device(devices[0])
+    return devices
+
+
+def join_process_group(device: torch.device, timeout_s: float) -> None:
+    """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`."""
+    timeout = timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        distributed.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        distributed.init_process_group("gloo", timeout=timeout)
