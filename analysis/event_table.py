@@ -99,4 +99,5 @@ class Trace:
     device_names: tuple[str, ...]
     events: EventTable
     has_accelerator: bool  # the trace shows a device, or calls of a device's runtime
+    zero_ns: int = 0  # what the recording host's clock showed at the table's time 0
     findings: tuple[Finding, ...] = field(default=())

@@ -32,7 +32,7 @@ class FusedBuilder:
     def __init__(self) -> None:
         self._builders: dict[Hashable, TableBuilder] = {}
         self._labels: dict[Hashable, int] = {}  # process -> the rank its name tells
-        self._base_us: int | None = None
+        self.base_us: int | None = None
 
     @property
     def rows(self) -> int:
@@ -54,11 +54,11 @@ class FusedBuilder:
                 owned.setdefault(_owner(event), []).append(event)
         for owner, own in owned.items():
             builder = self._builders.setdefault(owner, TableBuilder())
-            if self._base_us is None:
+            if self.base_us is None:
                 builder.add(own)
-                self._base_us = builder.base_us
+                self.base_us = builder.base_us
             else:
-                builder.base_us = self._base_us
+                builder.base_us = self.base_us
                 builder.add(own)
         self._labels.update(_process_ranks(chunk))
 

@@ -44,17 +44,17 @@ class TextBase:
     """Microseconds since 1970 with a fraction do not fit a float: they are shortened in the text, all by one number."""
 
     def __init__(self) -> None:
-        self._subtracted = 0
+        self.subtracted_us = 0
 
     def rebased(self, chunk: bytearray) -> bytearray:
         """The chunk with its times shortened, if they need it."""
         match = _EPOCH_MICROSECONDS.search(chunk, 0, 1 << 16)
-        if match is None and not self._subtracted:
+        if match is None and not self.subtracted_us:
             return chunk
-        self._subtracted = self._subtracted or int(match[1] if match else 0)
+        self.subtracted_us = self.subtracted_us or int(match[1] if match else 0)
         shortened = re.sub(
             rb'("ts"\s*:\s*"?)(\d{16,})',
-            lambda found: found[1] + str(int(found[2]) - self._subtracted).encode(),
+            lambda found: found[1] + str(int(found[2]) - self.subtracted_us).encode(),
             chunk,
         )
         return bytearray(shortened)

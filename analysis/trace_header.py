@@ -25,6 +25,7 @@ class Header:
     backend: str | None
     host: str | None
     device_names: tuple[str, ...]
+    base_ns: int  # what the file's times count from, in the recording host's clock; 0 where it does not say
 
 
 def read_header(text: TraceText, path: Path, report: Report) -> Header:
@@ -39,6 +40,7 @@ def read_header(text: TraceText, path: Path, report: Report) -> Header:
         backend=_text(info.get("backend")),
         host=_text(fields.get("host_name")),
         device_names=_device_names(fields),
+        base_ns=_base_ns(fields.get("baseTimeNanoseconds")),
     )
 
 
@@ -60,6 +62,11 @@ def _fields(text: TraceText, path: Path, report: Report) -> dict[str, Any]:
         )
     )
     return {}
+
+
+def _base_ns(value: object) -> int:
+    """Whole and exact: a float is too coarse for nanoseconds since 1970."""
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0
 
 
 def _text(value: object) -> str | None:

@@ -1,6 +1,6 @@
 """From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not the text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +9,12 @@ from dpscope.analysis.event_table import Category, EventTable, Trace
 from dpscope.analysis.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, open_trace
 from dpscope.analysis.trace_columns import TableBuilder, TextBase
-from dpscope.analysis.trace_events import DecodedChunk, decode_chunk
+from dpscope.analysis.trace_events import DecodedChunk, Event, decode_chunk
 from dpscope.analysis.trace_header import Header, read_header
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
+
+Watch = Callable[[Sequence[Event]], None]
 
 
 def read_trace(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
@@ -27,16 +29,22 @@ def read_trace(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
     return traces[0]
 
 
-def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Trace]:
+def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Watch = lambda _: None) -> list[Trace]:
     """Read a trace file of one rank, or of several that a tool fused: a Trace each, in the order of ranks.
 
-    As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by rank.
+    As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by rank. `watch` sees
+    every event once, in file order, those that no table holds among them.
     """
     path = Path(path)
     builder = TableBuilder()
-    reading = _read(path, max_bytes, lambda decoded, _: builder.add(decoded.events))
+
+    def add(decoded: DecodedChunk, _: bytearray) -> None:
+        builder.add(decoded.events)
+        watch(decoded.events)
+
+    reading = _read(path, max_bytes, add)
+    fused = FusedBuilder()
     if builder.is_fused:
-        fused = FusedBuilder()
         reading = _read(path, max_bytes, lambda decoded, chunk: fused.add(decoded.events, chunk))
         ranks, findings = fused.ranks(path)
         reading.findings += findings
@@ -45,12 +53,14 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Tr
         ranks = [FusedRank(reading.header.rank, builder.table())]
         damage = _damage_findings(path, reading, builder.rows, builder.without_time, builder.negative)
     reading.findings += damage
+    base_us = fused.base_us if builder.is_fused else builder.base_us
+    zero_ns = reading.header.base_ns + 1000 * (reading.subtracted_us + (base_us or 0))
     traces = []
     for index, rank in enumerate(ranks):
         events, duplicates = without_duplicates(rank.events, path)
         own = reading.findings if index == 0 else []
         source = str(path) if len(ranks) == 1 else f"{path} (rank {rank.rank})"
-        traces.append(_trace(source, rank.rank, reading.header, events, (*own, *duplicates)))
+        traces.append(_trace(source, rank.rank, reading.header, events, zero_ns, (*own, *duplicates)))
     return traces
 
 
@@ -60,6 +70,7 @@ class _Reading:
 
     header: Header
     findings: list[Finding]
+    subtracted_us: int  # from all times, to fit a float
     skipped: int = 0
     repaired: int = 0
     ended: bool = False
@@ -89,10 +100,18 @@ def _read(path: Path, max_bytes: int, use: Callable[[DecodedChunk, bytearray], N
             f"{path} is not a torch.profiler trace: it is a list without one trace event; name a file that "
             "export_chrome_trace or tensorboard_trace_handler wrote"
         )
-    return _Reading(read_header(text, path, findings.append), findings, skipped, repaired, ended)
+    header = read_header(text, path, findings.append)
+    return _Reading(header, findings, base.subtracted_us, skipped, repaired, ended)
 
 
-def _trace(source: str, rank: int | None, header: Header, events: EventTable, findings: tuple[Finding, ...]) -> Trace:
+def _trace(
+    source: str,
+    rank: int | None,
+    header: Header,
+    events: EventTable,
+    zero_ns: int,
+    findings: tuple[Finding, ...],
+) -> Trace:
     on_device = events.is_category(Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET).any()
     return Trace(
         source=source,
@@ -103,6 +122,7 @@ def _trace(source: str, rank: int | None, header: Header, events: EventTable, fi
         device_names=header.device_names,
         events=events,
         has_accelerator=bool(on_device) or any(name.startswith("nccl:") for name in events.names),
+        zero_ns=zero_ns,
         findings=findings,
     )
 

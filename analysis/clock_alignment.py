@@ -1,0 +1,110 @@
+"""Where the traces of a job's ranks lie on one time axis: their clocks, set by the ends of collectives they share.
+
+A collective that synchronises ends on all its ranks at nearly the same moment, however late some of them came. So the
+median difference of the ends of matched collectives is the difference of two ranks' clocks, and what single ends depart
+from it is the residual. Ranks of one host share its clock: they are moved only where the ends disagree by more than they
+scatter, since ranks may also end in a steady order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+_FloatColumn = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RankOrigin:
+    """What a rank's trace says of its clock: `zero_ns` is what its host's clock showed at the trace's time 0."""
+
+    rank: int
+    zero_ns: int
+    host: str | None = None
+
+
+@dataclass(frozen=True)
+class RankClock:
+    """Where one rank lies: its time t is t + `place_us` on the reference rank's axis.
+
+    `moved_us` is the part of it by which its clock was corrected, 0 where it stands as recorded. `collectives` counts the
+    ends it shares with ranks placed before it; `residual_us` is the median, `worst_us` the largest distance of those ends
+    from theirs, after the correction; None without any.
+    """
+
+    rank: int
+    place_us: float
+    moved_us: float = 0.0
+    collectives: int = 0
+    residual_us: float | None = None
+    worst_us: float | None = None
+
+
+def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:
+    """A clock for each rank, in the order of `origins`, the first of which is the reference.
+
+    `collectives` is `match_ranks`' table; only rows with a transfer synchronise. Ranks that share none with the others
+    keep their clocks as recorded.
+    """
+    ends = _ends(collectives, origins)
+    anchor = np.full(ends.shape[1], np.nan)  # when each collective ended, by the first rank placed that shares it
+    clocks: dict[int, RankClock] = {}
+    while len(clocks) < len(origins):
+        index = _next(ends, anchor, set(clocks))
+        moved_us = _correction(ends[index], anchor, _one_host(origins[index], origins[0]))
+        own = ends[index] + moved_us
+        clocks[index] = _clock(origins[index], origins[0], moved_us, np.abs(own - anchor))
+        anchor = np.where(np.isnan(anchor), own, anchor)
+    return tuple(clocks[index] for index in range(len(origins)))
+
+
+def _ends(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> _FloatColumn:
+    """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where a rank has no part."""
+    known = collectives[collectives["transfer_us"].notna()] if len(collectives) else collectives
+    if known.empty:
+        return np.empty((len(origins), 0))
+    columns, _ = pd.factorize(known["match"])
+    ends = np.full((len(origins), columns.max() + 1), np.nan)
+    row_of = {origin.rank: index for index, origin in enumerate(origins)}
+    rows = known["rank"].map(row_of).to_numpy(dtype=int)
+    recorded = np.array([_recorded_us(origin, origins[0]) for origin in origins])
+    ends[rows, columns] = (known["start_us"] + known["duration_us"]).to_numpy(dtype=float) + recorded[rows]
+    return ends
+
+
+def _next(ends: _FloatColumn, anchor: _FloatColumn, placed: set[int]) -> int:
+    """The rank to place next: the one that shares most with those placed; the first of equals."""
+    shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)
+    return max((index for index in range(len(ends)) if index not in placed), key=lambda index: shared[index])
+
+
+def _correction(own: _FloatColumn, anchor: _FloatColumn, one_host: bool) -> float:
+    apart = anchor - own
+    apart = apart[np.isfinite(apart)]
+    if not len(apart):
+        return 0.0
+    median = float(np.median(apart))
+    scatter = float(np.abs(apart - median).max())
+    return 0.0 if one_host and abs(median) <= scatter else median
+
+
+def _clock(origin: RankOrigin, reference: RankOrigin, moved_us: float, apart: _FloatColumn) -> RankClock:
+    known = apart[np.isfinite(apart)]
+    return RankClock(
+        rank=origin.rank,
+        place_us=round(_recorded_us(origin, reference) + moved_us, 3),  # a trace states nanoseconds
+        moved_us=moved_us,
+        collectives=len(known),
+        residual_us=float(np.median(known)) if len(known) else None,
+        worst_us=float(known.max()) if len(known) else None,
+    )
+
+
+def _recorded_us(origin: RankOrigin, reference: RankOrigin) -> float:
+    return (origin.zero_ns - reference.zero_ns) / 1e3
+
+
+def _one_host(origin: RankOrigin, reference: RankOrigin) -> bool:
+    return origin.host is not None and origin.host == reference.host
