@@ -34,11 +34,19 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write out what is left; nothing can be written afterwards."""
         self._writer.close()
 
-    def scalar(self, tag: str, value: float, step: int) -> None:
-        """A number at a step; the unit stands in the tag."""
-        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
+    def scalar(self, tag: str, value: float, step: int, at_s: float | None = None) -> None:
+        """A number at a step, and at a Unix time if it is not of now; the unit stands in the tag."""
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step, at_s)
+
+    def flush(self) -> None:
+        """Let readers see what was written so far."""
+        self._writer.flush()
 
     def text(self, tag: str, markdown: str) -> None:
         """A text, shown as Markdown."""
@@ -61,12 +69,20 @@ class EventLog:
 
     def session(self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]) -> None:
         """This run as a session of the HParams page; a metric that is unknown is left out."""
+        self.begin_session(hyperparameters)
+        for tag, value in metrics.items():
+            self.scalar(tag, value, 0)
+        self.end_session()
+
+    def begin_session(self, hyperparameters: Mapping[str, HyperParameter]) -> None:
+        """A session of the HParams page begins; the scalars that follow are its metrics."""
         start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
         for name, parameter in hyperparameters.items():
             _set(start.hparams[name], parameter)
         self._hparams(metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=start))
-        for tag, value in metrics.items():
-            self.scalar(tag, value, 0)
+
+    def end_session(self) -> None:
+        """The session has ended well."""
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         self._hparams(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=end))
 
@@ -76,8 +92,8 @@ class EventLog:
         value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin_data), tensor=metadata.NULL_TENSOR)
         self._add(Summary(value=[value]))
 
-    def _add(self, summary: Summary, step: int = 0) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+    def _add(self, summary: Summary, step: int = 0, at_s: float | None = None) -> None:
+        self._writer.add_event(Event(wall_time=time.time() if at_s is None else at_s, step=step, summary=summary))
 
 
 def _set(target: object, parameter: HyperParameter) -> None:

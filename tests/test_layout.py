@@ -17,6 +17,9 @@ READ_BY_ANALYSIS = {
     "calibration_types",
     "link_types",
     "link_specifications",
+    "train_types",
+    "training_mirror",
+    "training_event_log",
 }
 SOURCES = sorted(path for folder in ("profiling", "launch", "analysis") for path in (ROOT / folder).rglob("*.py"))
 

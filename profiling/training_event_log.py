@@ -1,0 +1,39 @@
+"""Trainings in TensorBoard while they run: a TensorBoard run per cell and seed. Imports no torch.
+
+R/tensorboard/training/<cell>/seed<k>/    one event file: a session of the HParams page and the scalars of every epoch
+"""
+
+import shutil
+from pathlib import Path
+
+from dpscope.profiling.event_log import EventLog
+from dpscope.profiling.train_types import EpochRecord, TrainConfig
+from dpscope.profiling.training_mirror import TrainingMirror, training_scalars, training_settings
+
+
+def events_folder(run: Path) -> Path:
+    """Where the events of a run folder's trainings lie."""
+    return run / "tensorboard" / "training"
+
+
+def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
+    """Shows the trainings of a run folder in TensorBoard; nothing is written before the first epoch."""
+    return TrainingMirror(lambda first: _TensorBoardRun(run, first, config))
+
+
+class _TensorBoardRun:
+    def __init__(self, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
+        folder = events_folder(run) / first.cell / f"seed{first.seed}"
+        if folder.exists():
+            shutil.rmtree(folder)
+        self._log = EventLog(folder)
+        self._log.begin_session(training_settings(first, config))
+
+    def epoch(self, record: EpochRecord) -> None:
+        for tag, value in training_scalars(record).items():
+            self._log.scalar(tag, value, record.epoch, record.ended_at_s)
+        self._log.flush()
+
+    def close(self) -> None:
+        self._log.end_session()
+        self._log.close()

@@ -1,0 +1,87 @@
+"""Epochs shown elsewhere while trainings run: the same scalars for TensorBoard and wandb. Imports no torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dpscope.profiling.train_types import EpochRecord, TrainConfig
+
+TEST_ACCURACY = "accuracy_percent/test"
+TEST_LOSS = "loss/test"
+TRAINED_S = "seconds/trained"
+
+
+class MirroredRun(Protocol):
+    """One training where it is shown."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Show an epoch at once."""
+
+    def close(self) -> None:
+        """No epoch follows."""
+
+
+class TrainingMirror:
+    """Passes every epoch on once; trainings follow one another, each to a run of its own.
+
+    A training that is resumed begins a run anew, with the epochs an earlier process trained: one run holds it all.
+    """
+
+    def __init__(self, open_run: Callable[[EpochRecord], MirroredRun]) -> None:
+        """`open_run` gets the training's first epoch and replaces what an earlier process left of its run."""
+        self._open_run = open_run
+        self._training: tuple[str, int] | None = None  # cell and seed
+        self._run: MirroredRun | None = None
+        self._last_epoch = 0
+
+    def write(self, records: Sequence[EpochRecord]) -> None:
+        """Take all epochs of one training so far, in order; those passed on before are not passed on again."""
+        for record in records:
+            if self._run is None or self._training != (record.cell, record.seed):
+                self.close()
+                self._training, self._last_epoch = (record.cell, record.seed), 0
+                self._run = self._open_run(record)
+            if record.epoch > self._last_epoch:
+                self._run.epoch(record)
+                self._last_epoch = record.epoch
+
+    def close(self) -> None:
+        """End the run of the training that was written last."""
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+
+def training_scalars(record: EpochRecord) -> dict[str, float]:
+    """An epoch's numbers by tag; a loss that is not finite is left out. Accuracies are percent."""
+    scalars = {
+        "loss/train": record.train_loss,
+        TEST_LOSS: record.test_loss,
+        "accuracy_percent/train": record.train_accuracy,
+        TEST_ACCURACY: record.test_accuracy,
+        "learning_rate": record.learning_rate,
+        "seconds/train_epoch": record.train_s,
+        "seconds/evaluation": record.evaluation_s,
+        TRAINED_S: record.trained_s,
+    }
+    return {tag: value for tag, value in scalars.items() if value is not None}
+
+
+def training_settings(record: EpochRecord, config: TrainConfig | None) -> dict[str, str | float | int | bool]:
+    """What a training is told apart by; without a config as far as its epochs tell."""
+    settings: dict[str, str | float | int | bool] = {
+        "strategy": record.strategy,
+        "devices": record.devices,
+        "batch_size": record.batch_size,
+        "global_batch_size": record.global_batch_size,
+        "variant": record.variant or "none",
+        "seed": record.seed,
+    }
+    if config is not None:
+        settings |= {
+            "model": config.run.model,
+            "data": config.run.data,
+            "amp": config.run.amp,
+            "epochs": config.epochs,
+            "base_learning_rate": config.run.learning_rate,
+        }
+    return settings
