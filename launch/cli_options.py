@@ -20,7 +20,7 @@ Scaling = Annotated[str | None, typer.Option(help="weak, strong or both")]
 Model = Annotated[
     str | None, typer.Option(help="resnet18_cifar, a torchvision model, or your own package.module:function")
 ]
-Data = Annotated[str | None, typer.Option(help="synthetic, fake or cifar10")]
+Data = Annotated[str | None, typer.Option(help="synthetic, fake, digits or cifar10")]
 DataDir = Annotated[str | None, typer.Option(help="where cifar10 lies")]
 Download = Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")]
 Samples = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
@@ -52,6 +52,8 @@ StaticGraph = Annotated[
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
+Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
+WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
 LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]

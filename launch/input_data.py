@@ -1,8 +1,8 @@
 """Batches: endlessly, over epochs, in an order all strategies agree on.
 
 Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's batch is
-the r-th share of DataParallel's batch. Augmentation and dropout draw from generators that are seeded per process: the
-samples are the same, their random crops and flips and the dropped units are not.
+the r-th share of DataParallel's batch, augmented alike (launch/augmentation.py). Dropout draws from generators that are
+seeded per process: the dropped units are not the same.
 """
 
 import math
@@ -10,19 +10,13 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from dpscope.launch.image_sets import Batch, EpochSamples, training_images
 from dpscope.launch.micro_batches import by_micro_batches
 from dpscope.launch.parent_death import die_with_job
 from dpscope.launch.workloads import Workload
-from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, RunConfig
-
-CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR_DEVIATION = (0.2470, 0.2435, 0.2616)
-
-Batch = tuple[Tensor, Tensor]
 
 
 class BatchStream(Protocol):
@@ -34,6 +28,9 @@ class BatchStream(Protocol):
 
     def next_batch(self) -> Batch:
         """The next (images, labels)."""
+
+    def start_epoch(self, epoch: int, step: int = 0) -> None:
+        """The next batch is that of `epoch` and its `step`, both counted from 0."""
 
     def leave_out_short_batches(self) -> None:
         """From the next epoch on, hand out whole batches only: an epoch then ends before a shorter last one."""
@@ -56,6 +53,10 @@ class SyntheticBatches:
         self._handed_out += 1
         return self._batch
 
+    def start_epoch(self, epoch: int, step: int = 0) -> None:
+        """Count on from there; every batch is the same."""
+        self._handed_out = epoch * self.steps_per_epoch + step
+
     def leave_out_short_batches(self) -> None:
         """There are none."""
 
@@ -65,7 +66,8 @@ class RankOrderBatchSampler(Sampler[list[int]]):
 
     Under DDP every process asks for its own rank alone; DataParallel and a single device ask for all of them.
     A batch that will be cut into micro-batches holds them one after the other, each made of shares in rank order.
-    With `whole_only` an epoch ends before a last batch that is short of samples, if it has another.
+    With `whole_only` an epoch ends before a last batch that is short of samples, if it has another; `first_step` leaves out
+    the batches before it.
     """
 
     def __init__(
@@ -77,9 +79,12 @@ class RankOrderBatchSampler(Sampler[list[int]]):
         self._batch_size = batch_size
         self._micro_batches = micro_batches
         self.whole_only = False
+        self.epoch = 0
+        self.first_step = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle anew for `epoch`, the same way on every rank."""
+        self.epoch = epoch
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
 
@@ -89,9 +94,22 @@ class RankOrderBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         shares = [list(sampler) for sampler in self._samplers]
-        for start in range(0, len(self) * self._batch_size, self._batch_size):
+        for start in range(self.first_step * self._batch_size, len(self) * self._batch_size, self._batch_size):
             batch = [share[start : start + self._batch_size] for share in shares]
             yield [index for part in by_micro_batches(batch, self._micro_batches) for index in part]
+
+
+class _BatchRequests(Sampler[EpochSamples]):
+    """A sampler's batches with their epoch, as image sets ask for them: loader workers know no epoch."""
+
+    def __init__(self, sampler: RankOrderBatchSampler) -> None:
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[EpochSamples]:
+        return (EpochSamples(self._sampler.epoch, samples) for samples in self._sampler)
 
 
 class LoadedBatches:
@@ -109,34 +127,29 @@ class LoadedBatches:
         """The next batch, of the next epoch when this one is used up."""
         batch = next(self._iterator, None) if self._iterator is not None else None
         if batch is None:
-            self.epoch += 1
-            self._sampler.set_epoch(self.epoch)
-            self._iterator = iter(self._loader)
-            batch = next(self._iterator)
+            batch = next(self._begin(self.epoch + 1))
         images, labels = batch
         return images, labels
+
+    def start_epoch(self, epoch: int, step: int = 0) -> None:
+        """Begin that epoch, from its `step` on, whatever is left of the current one."""
+        self._begin(epoch, step)
+
+    def _begin(self, epoch: int, step: int = 0) -> Iterator[Batch]:
+        self.epoch = epoch
+        self._sampler.set_epoch(epoch)
+        self._sampler.first_step = step
+        self._iterator = iter(self._loader)
+        return self._iterator
 
     def leave_out_short_batches(self) -> None:
         """From the next epoch on, hand out whole batches only."""
         self._sampler.whole_only = True
 
 
-def download_data(config: RunConfig) -> None:
-    """Fetch CIFAR-10 where it is asked for and absent; raises DpscopeError when that fails."""
-    if config.data != "cifar10" or not config.download:
-        return
-    from torchvision.datasets import CIFAR10
-
-    try:
-        CIFAR10(config.data_dir, train=True, download=True)
-    except (OSError, RuntimeError) as error:
-        raise DpscopeError(
-            f"--download: CIFAR-10 could not be fetched into {config.data_dir} ({error}); "
-            "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
-        ) from error
-
-
-def open_stream(config: RunConfig, cell: Cell, workload: Workload, rank: int, device: torch.device) -> BatchStream:
+def open_stream(
+    config: RunConfig, cell: Cell, workload: Workload, rank: int, device: torch.device, augment: bool = True
+) -> BatchStream:
     """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
     ranks = range(rank, rank + 1) if cell.strategy == "ddp" else range(cell.devices)
     if config.data == "synthetic":
@@ -147,12 +160,16 @@ def open_stream(config: RunConfig, cell: Cell, workload: Workload, rank: int, de
         )
         steps = math.ceil(config.samples / cell.global_batch_size)
         return SyntheticBatches((images, labels), steps)
-    dataset = _cifar10(config) if config.data == "cifar10" else _fake(config, workload)
-    sampler = RankOrderBatchSampler(dataset, cell.devices, ranks, cell.batch_size, config.seed, cell.options.accumulate)
+    images_to_learn = training_images(config, workload, augment)
+    sampler = RankOrderBatchSampler(
+        images_to_learn, cell.devices, ranks, cell.batch_size, config.seed, cell.options.accumulate
+    )
+    requests: Any = _BatchRequests(sampler)  # DataLoader passes on whatever a batch sampler yields
     workers = loader_workers(config, cell, rank)
     loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_sampler=sampler,
+        images_to_learn,
+        batch_sampler=requests,
+        collate_fn=_as_it_is,
         num_workers=workers,
         pin_memory=config.pin_memory,
         persistent_workers=workers > 0,
@@ -170,6 +187,11 @@ def loader_workers(config: RunConfig, cell: Cell, rank: int) -> int:
     return whole + (1 if rank < rest else 0)
 
 
+def _as_it_is(batch: Any) -> Any:
+    """Image sets make whole batches."""
+    return batch
+
+
 def _bind_to_parent(worker_index: int) -> None:
     die_with_job()
 
@@ -179,32 +201,3 @@ def _random_batch(workload: Workload, batch_size: int, seed: int) -> Batch:
     images = torch.randn(batch_size, *workload.input_shape, generator=generator)
     labels = torch.randint(workload.classes, (batch_size,), generator=generator)
     return images, labels
-
-
-def _fake(config: RunConfig, workload: Workload) -> Dataset[Any]:
-    from torchvision import transforms
-    from torchvision.datasets import FakeData
-
-    dataset: Dataset[Any] = FakeData(
-        size=config.samples,
-        image_size=workload.input_shape,
-        num_classes=workload.classes,
-        transform=transforms.ToTensor(),
-    )
-    return dataset
-
-
-def _cifar10(config: RunConfig) -> Dataset[Any]:
-    from torchvision import transforms
-    from torchvision.datasets import CIFAR10
-
-    transform = transforms.Compose(
-        [
-            transforms.RandomCrop(32, padding=4),
-            transforms.RandomHorizontalFlip(0.5),
-            transforms.ToTensor(),
-            transforms.Normalize(CIFAR_MEAN, CIFAR_DEVIATION),
-        ]
-    )
-    dataset: Dataset[Any] = CIFAR10(config.data_dir, train=True, transform=transform, download=False)
-    return dataset

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpscope.launch.data_files import TRAINING_SAMPLES
 from dpscope.launch.devices import Devices, DeviceType
 from dpscope.launch.variants import check_variants, ddp_options, other_options
 from dpscope.profiling.environment import usable_cores
@@ -13,8 +14,6 @@ from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
 
 CIFAR_RESNET = "resnet18_cifar"
-CIFAR_SAMPLES = 50_000
-_CIFAR_FOLDER = "cifar-10-batches-py"
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
 
@@ -37,7 +36,7 @@ def resolve(config: RunConfig, devices: Devices) -> RunConfig:
         devices=counts,
         batch_sizes=config.batch_sizes or _default_batch_sizes(config, devices.kind, counts),
         steps=config.steps if config.steps or config.epochs else DEFAULT_STEPS[devices.kind],
-        samples=CIFAR_SAMPLES if config.data == "cifar10" else config.samples,
+        samples=TRAINING_SAMPLES.get(config.data, config.samples),
         data_dir=str(Path(config.data_dir).expanduser()),
     )
     _check_split(resolved)
@@ -83,16 +82,6 @@ def _check_split(config: RunConfig) -> None:
                     f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
                     f"cannot be split over {devices} devices; choose a multiple of {devices}"
                 )
-
-
-def check_data(config: RunConfig) -> None:
-    """Raise DpscopeError when the data a run needs is not there."""
-    folder = Path(config.data_dir)
-    if config.data == "cifar10" and not config.download and not (folder / _CIFAR_FOLDER).is_dir():
-        raise DpscopeError(
-            f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
-            f"holds {_CIFAR_FOLDER} with --data-dir"
-        )
 
 
 def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.estimate import BASIS, CellEstimate, estimate_cell, estimate_findings
 from dpscope.launch.hand_command import hand_command
@@ -17,7 +18,6 @@ from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.out_folder import LOCK_NAME, check_writable
 from dpscope.launch.plan import (
     CIFAR_RESNET,
-    check_data,
     make_plan,
     plan_findings,
     resolve,

@@ -158,7 +158,7 @@ def _conversion_message(error: str, values: dict[str, object], origins: dict[str
             "strategies": "single, dp, ddp",
             "device": "auto, cuda, cpu",
             "scaling": "weak, strong, both",
-            "data": "synthetic, fake, cifar10",
+            "data": "synthetic, fake, digits, cifar10",
             "amp": "off, bf16, fp16",
             **variants.CHOICES,
         }

@@ -58,7 +58,7 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
             _remove_measurements(run)  # the manifest goes first: cells without one are half removed
         manifest = _open_manifest(run, description)
         if description.config.download:
-            from dpscope.launch.input_data import download_data
+            from dpscope.launch.image_sets import download_data
 
             download_data(description.config)
         return _Sweep(run, manifest, description, console).measure()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.out_folder import locked
-from dpscope.launch.plan import CIFAR_RESNET, PASS_THROUGH_REASON, check_data, resolve, too_large
+from dpscope.launch.plan import CIFAR_RESNET, PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.run_config import load_config
 from dpscope.launch.shared_manifest import free_repeat, manifest_with
 from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options

@@ -38,10 +38,10 @@ class RunConfig(_Stored, frozen=True):
     batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
     scaling: Literal["weak", "strong", "both"] = "weak"
     model: str = "resnet18_cifar"  # that, a torchvision classification model, or package.module:function
-    data: Literal["synthetic", "fake", "cifar10"] = "synthetic"
+    data: Literal["synthetic", "fake", "digits", "cifar10"] = "synthetic"
     data_dir: str = "data"
     download: bool = False
-    samples: int = 50_000  # samples an epoch, for synthetic and fake data (cifar10 has its own)
+    samples: int = 50_000  # samples an epoch, for synthetic and fake data (the others have their own)
     workers: int = 2  # DataLoader workers per process
     workers_total: int | None = None  # DataLoader workers per cell, shared by its processes
     pin_memory: bool = False

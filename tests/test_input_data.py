@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
+from dpscope.launch.data_files import check_data
 from dpscope.launch.input_data import RankOrderBatchSampler, loader_workers, open_stream
-from dpscope.launch.plan import check_data
 from dpscope.launch.run_config import load_config
 from dpscope.launch.workloads import Workload
 from dpscope.profiling.run_store import DpscopeError

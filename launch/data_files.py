@@ -1,0 +1,36 @@
+"""Where data sets lie and how many samples they have, told without reading them. Imports no torch."""
+
+import importlib.metadata
+from pathlib import Path
+
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+
+TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
+"""Samples of an epoch, of the data sets that have a number of their own."""
+
+_CIFAR_FOLDER = "cifar-10-batches-py"
+
+
+def check_data(config: RunConfig) -> None:
+    """Raise DpscopeError when the data a run needs is not there."""
+    if config.data == "digits":
+        digits_file()
+    folder = Path(config.data_dir)
+    if config.data == "cifar10" and not config.download and not (folder / _CIFAR_FOLDER).is_dir():
+        raise DpscopeError(
+            f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
+            f"holds {_CIFAR_FOLDER} with --data-dir"
+        )
+
+
+def digits_file() -> Path:
+    """scikit-learn's file of digits: gzipped CSV, 64 pixels (0 to 16) and the digit; raises DpscopeError without it."""
+    try:
+        package = importlib.metadata.distribution("scikit-learn")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise DpscopeError("--data digits: scikit-learn is absent; pip install 'dpscope[digits]'") from error
+    path = Path(str(package.locate_file("sklearn/datasets/data/digits.csv.gz")))
+    if not path.is_file():
+        raise DpscopeError(f"--data digits: scikit-learn {package.version} has no {path}; install another version")
+    return path

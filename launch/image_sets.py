@@ -1,0 +1,135 @@
+"""The images to learn from and to be tested on: CIFAR-10, digits, random ones. All of a batch are made at once."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dpscope.launch.augmentation import Augmentation
+from dpscope.launch.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
+from dpscope.launch.workloads import Workload
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_DEVIATION = (0.2470, 0.2435, 0.2616)
+
+Batch = tuple[Tensor, Tensor]
+"""Images (N x C x H x W, float32) and labels (N, int64)."""
+
+
+class EpochSamples(NamedTuple):
+    """Which samples a batch is made of, and in which epoch: augmentation depends on it."""
+
+    epoch: int
+    samples: Sequence[int]
+
+
+class StoredImages(Dataset[Any]):
+    """Images held in memory as bytes (N x C x H x W, uint8); batches of them are augmented and normalised."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mean: Sequence[float],
+        deviation: Sequence[float],
+        augmentation: Augmentation | None,
+    ) -> None:
+        self._images = images
+        self._labels = labels
+        self._offset = 255 * torch.tensor(mean)[:, None, None]
+        self._scale = 1 / (255 * torch.tensor(deviation)[:, None, None])
+        self._augmentation = augmentation
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, batch: EpochSamples) -> Batch:
+        chosen = torch.as_tensor(batch.samples)
+        images = self._images[chosen]
+        if self._augmentation is not None:
+            images = self._augmentation.apply(images, batch.epoch, batch.samples)
+        return (images - self._offset) * self._scale, self._labels[chosen]
+
+
+class FakeImages(Dataset[Any]):
+    """torchvision's FakeData: noise with random labels, made when asked for, the same for the same sample."""
+
+    def __init__(self, workload: Workload, first: int, count: int) -> None:
+        from torchvision import transforms
+        from torchvision.datasets import FakeData
+
+        self._images = FakeData(
+            size=count,
+            image_size=workload.input_shape,
+            num_classes=workload.classes,
+            transform=transforms.ToTensor(),
+            random_offset=first,
+        )
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitems__(self, batch: EpochSamples) -> Batch:
+        images, labels = zip(*(self._images[sample] for sample in batch.samples), strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
+
+ImageSet = StoredImages | FakeImages
+
+
+def training_images(config: RunConfig, workload: Workload, augment: bool = True) -> ImageSet:
+    """What a run trains on, augmented from `config.seed`; raises DpscopeError when it cannot be read."""
+    if config.data == "cifar10":
+        return _cifar10(config, train=True, augmentation=Augmentation(config.seed, 4, True) if augment else None)
+    if config.data == "digits":
+        return _digits(train=True, augmentation=Augmentation(config.seed, 3, False) if augment else None)
+    return FakeImages(workload, first=0, count=config.samples)
+
+
+def test_images(config: RunConfig, workload: Workload) -> ImageSet:
+    """What learning is tested on, never augmented; of fake data, a fifth of the training samples' number."""
+    if config.data == "cifar10":
+        return _cifar10(config, train=False, augmentation=None)
+    if config.data == "digits":
+        return _digits(train=False, augmentation=None)
+    return FakeImages(workload, first=config.samples, count=max(1, config.samples // 5))
+
+
+def download_data(config: RunConfig) -> None:
+    """Fetch CIFAR-10 where it is asked for and absent; raises DpscopeError when that fails."""
+    if config.data != "cifar10" or not config.download:
+        return
+    from torchvision.datasets import CIFAR10
+
+    try:
+        CIFAR10(config.data_dir, train=True, download=True)
+    except (OSError, RuntimeError) as error:
+        raise DpscopeError(
+            f"--download: CIFAR-10 could not be fetched into {config.data_dir} ({error}); "
+            "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
+        ) from error
+
+
+def _cifar10(config: RunConfig, train: bool, augmentation: Augmentation | None) -> StoredImages:
+    from torchvision.datasets import CIFAR10
+
+    try:
+        files = CIFAR10(config.data_dir, train=train, download=False)
+    except (OSError, RuntimeError) as error:
+        raise DpscopeError(
+            f"--data cifar10: {config.data_dir} cannot be read ({error}); fetch it again with --download"
+        ) from error
+    images = torch.from_numpy(files.data).permute(0, 3, 1, 2).contiguous()
+    return StoredImages(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION, augmentation)
+
+
+def _digits(train: bool, augmentation: Augmentation | None) -> StoredImages:
+    digits = load_digits()
+    chosen = digits.training if train else digits.test
+    return StoredImages(
+        digits.images[chosen], digits.labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3, augmentation
+    )
