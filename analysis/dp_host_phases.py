@@ -6,8 +6,11 @@ import numpy as np
 
 from dpscope.analysis import intervals
 from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.event_table import Category
+from dpscope.analysis.dp_exposed import exposed_parts
+from dpscope.analysis.event_kind import Kind
+from dpscope.analysis.event_table import BoolColumn, Category
 from dpscope.analysis.intervals import Intervals
+from dpscope.analysis.step_breakdown import cpu_compute
 from dpscope.profiling import phases
 
 _NAMES = {
@@ -32,6 +35,7 @@ def host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     events = attribution.events
     if not any("#" in name and phases.base_name(name) in phases.DP_PHASES for name in events.names):
         return
+    compute = cpu_compute(attribution)
     for step in range(len(attribution.steps)):
         by_place = _ranges(attribution, step)
         passes = intervals.merge(*(by_place.pop((name, None), intervals.EMPTY) for name in _OF_STEP))
@@ -42,27 +46,48 @@ def host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 yield _row(attribution, step, name, replica, spans)
         taken = intervals.merge(*(spans for name, spans in together.items() if name != _BACKWARD))
         together[_BACKWARD] = intervals.difference(passes, taken)
+        exposed_us = _exposed_us(attribution, step, compute)
         for name, spans in together.items():
-            yield _row(attribution, step, name, None, spans)
+            yield _row(attribution, step, name, None, spans) | {"exposed_us": exposed_us.get(name, 0.0)}
 
 
 def _ranges(attribution: Attribution, step: int) -> dict[tuple[str, int | None], Intervals]:
     """A step's ranges by (phase, replica); forward and backward under their own names."""
     events = attribution.events
     annotations = events.is_category(Category.USER_ANNOTATION) & (attribution.step == step)
-    backward = np.flatnonzero(annotations & events.has_name(np.array([n == phases.BACKWARD for n in events.names])))
     spans: dict[tuple[str, int | None], list[int]] = {}
-    for row in np.flatnonzero(annotations):
-        range_name = events.names[events.name[row]]
-        base, _, index = range_name.partition("#")
+    for row, name in _named(attribution, step, annotations):
+        _, _, index = events.names[events.name[row]].partition("#")
+        spans.setdefault((name, int(index) if index.isdigit() else None), []).append(row)
+    return {place: intervals.union(events.start_us[rows], events.end_us[rows]) for place, rows in spans.items()}
+
+
+def _named(attribution: Attribution, step: int, rows: BoolColumn) -> Iterator[tuple[int, str]]:
+    """Those of the rows that are ranges of a phase, with its name: a replica's ranges in backward are loss_backward."""
+    events = attribution.events
+    is_backward = events.has_name(np.array([name == phases.BACKWARD for name in events.names], dtype=bool))
+    annotations = events.is_category(Category.USER_ANNOTATION) & (attribution.step == step)
+    backward = np.flatnonzero(annotations & is_backward)
+    for row in np.flatnonzero(rows).tolist():
+        base = phases.base_name(events.names[events.name[row]])
         if base not in _NAMES and base not in _OF_STEP:
             continue
         start = events.start_us[row]
         in_backward = ((events.start_us[backward] <= start) & (start < events.end_us[backward])).any()
         is_replicas = base in (phases.SCATTER, phases.PARALLEL_APPLY)
-        name = _BACKWARD if is_replicas and in_backward else _NAMES.get(base, base)
-        spans.setdefault((name, int(index) if index.isdigit() else None), []).append(int(row))
-    return {place: intervals.union(events.start_us[rows], events.end_us[rows]) for place, rows in spans.items()}
+        yield row, _BACKWARD if is_replicas and in_backward else _NAMES.get(base, base)
+
+
+def _exposed_us(attribution: Attribution, step: int, compute: Intervals) -> dict[str, float]:
+    """What of each phase's host copies no replica's compute hides, as `step_breakdown` counts it."""
+    events = attribution.events
+    spans: dict[str, Intervals] = {}
+    copies = attribution.rows(Kind.HOST_RANGE) & (attribution.step == step)
+    for row, name in _named(attribution, step, copies):
+        own = np.array([[events.start_us[row], events.end_us[row]]])
+        spans[name] = intervals.merge(spans.get(name, intervals.EMPTY), own)
+    start, end = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
+    return exposed_parts(spans, compute, start, end)
 
 
 def _row(attribution: Attribution, step: int, phase: str, replica: int | None, spans: Intervals) -> dict[str, object]:
@@ -72,6 +97,7 @@ def _row(attribution: Attribution, step: int, phase: str, replica: int | None, s
         "step": attribution.steps.numbers[step],
         "phase": phase,
         "time_us": intervals.length(spans),
+        "exposed_us": None,
         "copied_bytes": None,
         "collective_count": 0,
         "collective_bytes": None,

@@ -13,6 +13,7 @@ import pandas as pd
 
 from dpscope.analysis import intervals
 from dpscope.analysis.attribution import Attribution
+from dpscope.analysis.dp_exposed import device_exposed_us
 from dpscope.analysis.dp_host_phases import host_phase_rows
 from dpscope.analysis.dp_launches import OTHER, PHASES, LaunchPhases, launch_phases
 from dpscope.analysis.event_kind import DEVICE_KINDS, Kind
@@ -20,7 +21,7 @@ from dpscope.analysis.event_table import BoolColumn, Category
 from dpscope.analysis.tensor_sizes import element_bytes
 
 COLUMNS = (
-    "rank", "device", "replica", "step", "phase", "time_us", "copied_bytes", "collective_count", "collective_bytes",
+    "rank", "device", "replica", "step", "phase", "time_us", "exposed_us", "copied_bytes", "collective_count", "collective_bytes",
 )  # fmt: skip
 
 _DP_NAME = re.compile(r"^(?:DataParallel\.forward|dpscope::dp_.*|Broadcast|ReduceAddCoalesced|GatherBackward)$")
@@ -31,12 +32,13 @@ def dp_phases(attribution: Attribution) -> pd.DataFrame:
 
     Phases: host_to_device, scatter, replicate, parallel_apply, gather, loss_backward, gradient_reduce, optimizer, and
     other for what is none of them. `time_us` is the union of the whole events launched in the phase, so a phase may
-    reach into the next step's window. `copied_bytes` adds up the copies recorded on the device (a peer copy is
-    recorded at its source). `collective_bytes` is what the phase's collectives moved as far as the operators that
-    launched them tell, else NA: buffers are broadcast outside of any operator.
+    reach into the next step's window. `exposed_us` is the phase's communication that nothing hides, inside the step's window
+    and disjoint over phases: they add up to the step's `exposed_us`. `copied_bytes` adds up the copies recorded on the
+    device (a peer copy is recorded at its source). `collective_bytes` is what the phase's collectives moved as far as the
+    operators that launched them tell, else NA: buffers are broadcast outside of any operator.
 
     dp-host has no device: a row per phase and `replica` for that replica's own ranges, and one without a replica for the
-    time in which any of them was in the phase; bytes are NA.
+    time in which any of them was in the phase, with `exposed_us`; bytes are NA.
     """
     if not attribution.on_device:
         rows = list(host_phase_rows(attribution))
@@ -47,7 +49,7 @@ def dp_phases(attribution: Attribution) -> pd.DataFrame:
     whole = ["rank", "device", "replica", "step", "copied_bytes", "collective_count", "collective_bytes"]
     frame[whole] = frame[whole].astype("Int64")
     frame["phase"] = frame["phase"].astype("string")
-    frame["time_us"] = frame["time_us"].astype("Float64")
+    frame[["time_us", "exposed_us"]] = frame[["time_us", "exposed_us"]].astype("Float64")
     return frame
 
 
@@ -64,6 +66,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     events = attribution.events
     launches = launch_phases(attribution)
     own = np.flatnonzero(launches.phase >= 0)
+    exposed_us = device_exposed_us(attribution, launches.phase, PHASES)
     keys = np.stack((attribution.step[own], events.device[own], launches.phase[own]), axis=1)
     places, inverse = np.unique(keys, axis=0, return_inverse=True)
     devices = len(np.unique(events.device[own]))
@@ -78,6 +81,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "step": attribution.steps.numbers[step],
             "phase": name,
             "time_us": intervals.length(intervals.union(events.start_us[rows], events.end_us[rows])),
+            "exposed_us": exposed_us[step, device, phase],
             "copied_bytes": int(events.bytes[copies].sum()) if (events.bytes[copies] >= 0).all() else None,
             "collective_count": len(collectives),
             "collective_bytes": _collective_bytes(attribution, launches, collectives, name, devices),

@@ -12,6 +12,7 @@ from dpscope.analysis.event_table import Trace
 from dpscope.analysis.expected_traffic import peer_copies, range_counts
 from dpscope.analysis.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.step_breakdown import step_breakdown
+from dpscope.analysis.step_timeline import StepTimeline, step_timeline
 from dpscope.analysis.trace_reader import read_traces
 from dpscope.profiling.run_types import Finding
 
@@ -26,6 +27,7 @@ class TraceSummary:
     range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
     copy_bytes: pd.DataFrame  # peer copies: device, step, bytes, count
     parallelism: ParallelismEvidence
+    timeline: StepTimeline | None = None  # one whole step to draw
 
 
 @dataclass(frozen=True)
@@ -64,4 +66,5 @@ def _summary(attribution: Attribution) -> TraceSummary:
         range_counts=range_counts(attribution),
         copy_bytes=peer_copies(attribution),
         parallelism=parallelism_evidence(attribution),
+        timeline=step_timeline(attribution),
     )

@@ -12,6 +12,7 @@ from dpscope.analysis.counter_check import CounterCheck, check_counters, counter
 from dpscope.analysis.expected_traffic import check_traffic, reduced_bytes
 from dpscope.analysis.rank_matching import step_waits
 from dpscope.analysis.sample_findings import spread_findings
+from dpscope.analysis.step_timeline import StepTimeline
 from dpscope.analysis.stragglers import waits_caused
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
@@ -32,6 +33,7 @@ class CellData:
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us
     collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
     dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
+    timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
 
@@ -122,6 +124,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     results = _results(folder, cell)
     samples, steps, matched, dp_phases, ranks, checks = [], [], [], [], [], []
     findings: list[Finding] = []
+    timelines: list[tuple[int, StepTimeline]] = []
     for repeat, done in folder.done_repeats(cell):
         if lack := _lack(cell, done):
             findings.append(_incomplete_repeat(cell, repeat, lack))
@@ -140,6 +143,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
         dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
+        timelines = timelines or [(repeat, one.timeline) for one in analysis.summaries if one.timeline is not None]
         checks += _counter_checks(cell, done, own_ranks)
     data = CellData(
         cell=cell,
@@ -150,6 +154,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         steps=_concatenated(steps),
         collectives=_concatenated(matched),
         dp_phases=_concatenated(dp_phases),
+        timelines=tuple(timelines),
         counter_checks=tuple(checks),
     )
     findings += counter_findings(cell, checks)

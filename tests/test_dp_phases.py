@@ -67,6 +67,16 @@ def test_phase_table_holds_the_means_of_whole_steps(tmp_path: Path) -> None:
     assert pd.isna(table["optimizer"].iloc[1])
 
 
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_exposed_communication_adds_up_over_phases(tmp_path: Path, devices: int, transport: Transport) -> None:
+    generated = dp_trace(devices, transport)
+    sums = phases_of(tmp_path, generated.trace).groupby(["device", "step"], as_index=False)["exposed_us"].sum()
+    assert len(sums) == devices * 3
+    for row in sums.itertuples():
+        assert row.exposed_us == pytest.approx(generated.expected.steps[row.device, row.step].exposed_us)
+
+
 def test_other_traces_have_no_phases(tmp_path: Path) -> None:
     assert phases_of(tmp_path, ddp_trace(0, 2).trace).empty
     assert phases_of(tmp_path, gloo_trace(0, 2).trace).empty
@@ -99,6 +109,7 @@ def host_trace() -> Trace:
     for name, thread, span in ranges:
         builder.at("user_annotation", name, thread, span)
     builder.at("cpu_op", "aten::conv2d", 2, (101, 299))
+    builder.at("cpu_op", "aten::add", 3, (40, 60))
     return builder.trace([])
 
 
@@ -122,4 +133,8 @@ def test_dp_host(tmp_path: Path) -> None:
         }
     )  # fmt: skip
     assert frame["device"].isna().all()
+    together = frame[frame["replica"].isna()].set_index("phase")["exposed_us"]
+    # replica 1's add at 40-60 hides 40-45 of scatter's 25 and 50-60 of replicate's 45; in backward scatter 2 + 3
+    exposed = {"scatter": 20, "replicate": 35, "gather": 13, "gradient_reduce": 50, "loss_backward": 5}
+    assert together[together > 0].to_dict() == exposed
     assert frame["copied_bytes"].isna().all()

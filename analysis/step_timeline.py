@@ -1,0 +1,236 @@
+"""One traced step of one rank as intervals to draw: compute, communication, copies, DataParallel's phases.
+
+The step is the middle one of those with a window of their own, so that every rank of a job picks the same. Times are
+microseconds after the trace's start. Small on purpose: it travels from the process that reads the trace to the report.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpscope.analysis import intervals
+from dpscope.analysis.attribution import Attribution
+from dpscope.analysis.dp_launches import PHASES, launch_phases
+from dpscope.analysis.dp_phases import is_data_parallel
+from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.event_table import BoolColumn, EventTable, IntColumn
+from dpscope.analysis.intervals import Intervals
+from dpscope.analysis.step_breakdown import cpu_compute, step_windows
+from dpscope.profiling import phases
+
+MOST_INTERVALS = 600  # of one kind on one device
+MOST_NAMED = 40  # compute events that are drawn with their names, the longest
+MOST_COPIES = 200
+MOST_PHASE_MARKS = 40  # of one phase on one device
+_LONGEST_NAME = 120
+
+
+Spans = tuple[tuple[float, float], ...]  # start and end, disjoint and in order
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A stretch of time with a name (as the trace has it: untrusted), and bytes where it moves some."""
+
+    start_us: float
+    end_us: float
+    name: str
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceTimeline:
+    """What one device did in the step; `device` is None on a CPU timeline.
+
+    `compute` and `communication` are unions inside the step's window, at most MOST_INTERVALS each: gaps up to
+    `closed_gap_us` are drawn as if they were filled. `replica` names whose DataParallel ranges `dp_phases` holds on a CPU.
+    """
+
+    device: int | None
+    compute: Spans
+    communication: Spans
+    closed_gap_us: float
+    named: tuple[Mark, ...] = ()
+    copies: tuple[Mark, ...] = ()  # between devices
+    host_copies: tuple[Mark, ...] = ()
+    dp_phases: tuple[tuple[int | None, Mark], ...] = ()  # (replica, stretch)
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """One step of one rank; `ranges` are dpscope's own on the host: forward, backward, optimizer, ..."""
+
+    rank: int | None
+    step: int | None
+    start_us: float
+    end_us: float
+    devices: tuple[DeviceTimeline, ...]
+    ranges: tuple[Mark, ...] = ()
+
+
+def step_timeline(attribution: Attribution) -> StepTimeline | None:
+    """The middle whole step of a trace; None for a trace without one."""
+    if not len(attribution.events):
+        return None
+    starts, ends, whole = step_windows(attribution) if attribution.on_device else _cpu_windows(attribution)
+    candidates = np.flatnonzero(whole & np.isfinite(ends) & (ends > starts))
+    if not len(candidates):
+        return None
+    index = int(candidates[len(candidates) // 2])
+    window = (float(starts[index]), float(ends[index]))
+    draw = _device_timelines if attribution.on_device else _cpu_timeline
+    return StepTimeline(
+        rank=attribution.trace.rank,
+        step=attribution.steps.numbers[index],
+        start_us=window[0],
+        end_us=window[1],
+        devices=tuple(draw(attribution, index, window)),
+        ranges=tuple(_host_ranges(attribution, index, window)),
+    )
+
+
+def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
+    """At most `most` intervals, by closing the smallest gaps, and the largest gap that was closed (0.0: none)."""
+    if len(spans) <= most:
+        return spans, 0.0
+    gaps = spans[1:, 0] - spans[:-1, 1]
+    closed_us = float(np.sort(gaps)[len(spans) - most - 1])
+    opens = np.concatenate(([True], gaps > closed_us))
+    closes = np.concatenate((opens[1:], [True]))
+    return np.stack((spans[opens, 0], spans[closes, 1]), axis=1), closed_us
+
+
+def _cpu_windows(attribution: Attribution) -> tuple[np.ndarray, np.ndarray, BoolColumn]:
+    events, steps = attribution.events, attribution.steps
+    starts = np.maximum(steps.start_us, events.start_us.min())
+    ends = np.minimum(steps.end_us, events.end_us.max())
+    return starts, ends, np.ones(len(steps), dtype=bool)
+
+
+def _device_timelines(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
+    events = attribution.events
+    launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    by_phase = launch_phases(attribution).phase if is_data_parallel(attribution) else None
+    for device in np.unique(events.device[launched]).tolist():
+        own = launched & (events.device == device)
+        compute = own & attribution.rows(Kind.COMPUTE)
+        peers = np.flatnonzero(_within(events, own & attribution.rows(Kind.PEER_COPY), window))
+        others = np.flatnonzero(_within(events, own & attribution.rows(Kind.COPY), window))
+        in_phase = () if by_phase is None else tuple(_launched_in(events, by_phase, own, window))
+        yield _timeline(
+            int(device),
+            _union(events, compute),
+            _union(events, own & attribution.rows(*COMMUNICATION_KINDS)),
+            window,
+            named=_longest(events, np.flatnonzero(_within(events, compute, window)), MOST_NAMED),
+            copies=_longest(events, peers, MOST_COPIES),
+            host_copies=_longest(events, others, MOST_NAMED),
+            dp_phases=tuple((None, mark) for mark in in_phase),
+        )
+
+
+def _cpu_timeline(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[DeviceTimeline]:
+    events = attribution.events
+    in_step = attribution.step == index
+    communication = in_step & attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
+    operators = np.flatnonzero(_within(events, attribution.rows(Kind.COMPUTE), window))
+    yield _timeline(
+        None,
+        cpu_compute(attribution),
+        _union(events, communication),
+        window,
+        named=_longest(events, _outermost(events, operators), MOST_NAMED),
+        dp_phases=tuple(_replica_ranges(events, in_step)),
+    )
+
+
+def _timeline(
+    device: int | None,
+    compute: Intervals,
+    communication: Intervals,
+    window: tuple[float, float],
+    named: tuple[Mark, ...],
+    copies: tuple[Mark, ...] = (),
+    host_copies: tuple[Mark, ...] = (),
+    dp_phases: tuple[tuple[int | None, Mark], ...] = (),
+) -> DeviceTimeline:
+    computed, computed_gap = thinned(intervals.clip(compute, *window), MOST_INTERVALS)
+    moved, moved_gap = thinned(intervals.clip(communication, *window), MOST_INTERVALS)
+    closed_us = max(computed_gap, moved_gap)
+    return DeviceTimeline(device, _spans(computed), _spans(moved), closed_us, named, copies, host_copies, dp_phases)
+
+
+def _spans(rows: Intervals) -> Spans:
+    return tuple((start, end) for start, end in rows.tolist())
+
+
+def _union(events: EventTable, rows: BoolColumn) -> Intervals:
+    return intervals.union(events.start_us[rows], events.end_us[rows])
+
+
+def _within(events: EventTable, rows: BoolColumn, window: tuple[float, float]) -> BoolColumn:
+    return rows & (events.start_us < window[1]) & (events.end_us > window[0])
+
+
+def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
+    """Of operators those that lie in no other one of their thread."""
+    kept = []
+    for thread in np.unique(events.thread[rows]):
+        own = rows[events.thread[rows] == thread]
+        own = own[np.lexsort((-events.end_us[own], events.start_us[own]))]
+        reach = np.maximum.accumulate(events.end_us[own])
+        kept.append(own[np.concatenate(([True], events.end_us[own][1:] > reach[:-1]))])
+    return np.concatenate(kept) if kept else rows
+
+
+def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]:
+    chosen = np.sort(rows[np.argsort(-events.duration_us[rows], kind="stable")[:most]])
+    return tuple(
+        Mark(
+            float(events.start_us[row]),
+            float(events.end_us[row]),
+            _short(events.names[events.name[row]]),
+            int(events.bytes[row]) if events.bytes[row] >= 0 else None,
+        )
+        for row in chosen.tolist()
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _launched_in(
+    events: EventTable, by_phase: IntColumn, own: BoolColumn, window: tuple[float, float]
+) -> Iterator[Mark]:
+    """DataParallel's phases on a device: where the work launched in each of them ran."""
+    for code, name in enumerate(PHASES):
+        spans, _ = thinned(intervals.clip(_union(events, own & (by_phase == code)), *window), MOST_PHASE_MARKS)
+        for start, end in spans.tolist():
+            yield Mark(start, end, name)
+
+
+def _replica_ranges(events: EventTable, in_step: BoolColumn) -> Iterator[tuple[int | None, Mark]]:
+    """dp-host's ranges with the index of their replica."""
+    for row in np.flatnonzero(in_step & named_annotations(events, f"{phases.PREFIX}dp_")).tolist():
+        base, _, replica = events.names[events.name[row]].partition("#")
+        if base in phases.DP_PHASES:
+            name = base.removeprefix(f"{phases.PREFIX}dp_")
+            own = int(replica) if replica.isdigit() else None
+            yield own, Mark(float(events.start_us[row]), float(events.end_us[row]), name)
+
+
+def _host_ranges(attribution: Attribution, index: int, window: tuple[float, float]) -> Iterator[Mark]:
+    """The step's own ranges on the CPU side; on a device's timeline they show when work was launched, not when it ran."""
+    events = attribution.events
+    found = named_annotations(events, phases.PREFIX)
+    if attribution.on_device:
+        steps = attribution.steps
+        found &= (events.start_us >= steps.start_us[index]) & (events.start_us < steps.end_us[index])
+    else:
+        found = _within(events, found & (attribution.step == index), window)
+    for row in np.flatnonzero(found).tolist():
+        name = events.names[events.name[row]]
+        if name in phases.STEP_PHASES:
+            yield Mark(float(events.start_us[row]), float(events.end_us[row]), name.removeprefix(phases.PREFIX))

@@ -1,0 +1,76 @@
+"""One step to draw, against the generators' literals."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.attribution import attribute
+from dpscope.analysis.step_timeline import Spans, StepTimeline, step_timeline, thinned
+from dpscope.analysis.trace_reader import read_trace
+from tests.generated.builder import TraceBuilder
+from tests.trace_generator import Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
+
+
+def timeline_of(tmp_path: Path, trace: Trace) -> StepTimeline:
+    found = step_timeline(attribute(read_trace(write_trace(trace, tmp_path / "0_0.pt.trace.json.gz"))))
+    assert found is not None
+    return found
+
+
+def length(spans: Spans) -> float:
+    return sum(end - start for start, end in spans)
+
+
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+def test_a_step_of_data_parallel_is_drawn_as_it_is_measured(tmp_path: Path, transport: Transport) -> None:
+    generated = dp_trace(2, transport)
+    timeline = timeline_of(tmp_path, generated.trace)
+    # steps 5, 6, 7; the first has no window of its own; of 6 and 7 the one with the higher place in the middle
+    assert timeline.step == 7
+    assert [device.device for device in timeline.devices] == [0, 1]
+    for device in timeline.devices:
+        expected = generated.expected.steps[device.device, 7]
+        assert timeline.end_us - timeline.start_us == pytest.approx(expected.step_us)
+        assert length(device.compute) == pytest.approx(expected.compute_us)
+        assert length(device.communication) == pytest.approx(expected.communication_us)
+        assert device.closed_gap_us == 0.0
+    names = {mark.name for device in timeline.devices for _, mark in device.dp_phases}
+    assert {"replicate", "parallel_apply", "gather", "gradient_reduce"} <= names
+    copies = [mark for device in timeline.devices for mark in device.copies]
+    assert len(copies) > 2 if transport == "peer_copy" else len(copies) == 2  # by NCCL the gathering alone
+    assert all(mark.bytes for mark in copies)
+    assert {"forward", "backward", "optimizer"} <= {mark.name for mark in timeline.ranges}
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_step_of_ddp(tmp_path: Path, on_device: bool) -> None:
+    generated = ddp_trace(0, 2) if on_device else gloo_trace(0, 2)
+    timeline = timeline_of(tmp_path, generated.trace)
+    (device,) = timeline.devices
+    assert timeline.step is not None
+    expected = generated.expected.steps[device.device, timeline.step]
+    assert length(device.compute) == pytest.approx(expected.compute_us)
+    assert length(device.communication) == pytest.approx(expected.communication_us)
+    assert device.named
+    assert not device.dp_phases
+
+
+def test_operators_within_others_are_not_named(tmp_path: Path) -> None:
+    builder = TraceBuilder(pid=1)
+    builder.at("user_annotation", "ProfilerStep#3", 1, (0, 100))
+    for name, thread, span in (
+        ("outer", 1, (10, 50)), ("inner", 1, (12, 20)), ("after", 1, (50, 60)), ("elsewhere", 2, (15, 18)),
+    ):  # fmt: skip
+        builder.at("cpu_op", name, thread, span)
+    (device,) = timeline_of(tmp_path, builder.trace([])).devices
+    assert [mark.name for mark in device.named] == ["outer", "after", "elsewhere"]
+    assert device.compute == ((10.0, 60.0),)
+
+
+def test_the_smallest_gaps_are_closed_first() -> None:
+    spans = np.array([[0.0, 1.0], [1.5, 2.0], [5.0, 6.0], [6.2, 7.0]])  # gaps 0.5, 3, 0.2
+    assert thinned(spans, 4)[1] == 0.0
+    fewer, closed_us = thinned(spans, 2)
+    assert fewer.tolist() == [[0.0, 2.0], [5.0, 7.0]]
+    assert closed_us == 0.5
