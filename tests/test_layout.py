@@ -15,6 +15,7 @@ READ_BY_ANALYSIS = {
     "phases",
     "event_log",
     "calibration_types",
+    "equality_types",
     "link_types",
     "link_specifications",
     "train_types",

@@ -1,0 +1,117 @@
+"""What `dpscope equal` stores of each training, as types: settings, jobs, what every process saved. Imports no torch.
+
+R/equality/settings.json                       EqualitySettings, written before anything runs
+R/equality/<cell>/log.txt                      of the cell's torchrun job
+R/equality/<cell>/<training>/rank_<r>.json     RankRecord
+R/equality/<cell>/<training>/rank_<r>.npz      arrays, named below
+R/equality.json                                the comparison, written by analysis
+
+Arrays of a process that trained k steps on P parameters, S samples in all, in the order of RankRecord's lists:
+
+loss                      k        float64: mean over the process's samples, before the step
+gradient_hash, weight_hash      k x P  uint64: of all bytes of a tensor; equal hashes are taken for equal bits
+gradient_norm, weight_norm      k x P  float64: Euclidean norms of whole tensors
+gradient.<p>, weight.<p>  k x m    the stored elements of parameter p: all, or STORED_ELEMENTS drawn once for all trainings;
+                                   gradients as the optimizer gets them (reduced), weights after the step
+last_weight.<p>           n        all elements after the last step, where not all were stored before (rank 0)
+sample_step, sample_epoch, sample_index, sample_fingerprint, sample_entered   S   a row for each sample handed out: its step,
+                                   epoch, index in the data set, hash of its pixels, how often it entered the model
+output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elements per sample of what module call c put out
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dpscope.profiling.run_types import Cell, RunConfig
+
+EQUALITY_FOLDER = "equality"
+EQUALITY_NAME = "equality.json"
+SETTINGS_NAME = "settings.json"
+
+STORED_ELEMENTS = 4096  # of a parameter and step; fewer if it has fewer
+OUTPUT_ELEMENTS = 16  # per sample and module call
+
+Precision = Literal["float32", "float64"]
+TrainingKind = Literal["compared", "rounding", "in_shares"]
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every stored type."""
+
+
+class Training(_Stored, frozen=True):
+    """k steps from the seed.
+
+    `compared` is the strategy as it trains. `rounding` is the reference in the other precision: their distance is what
+    rounding does. `in_shares` is the single device that takes a batch in the shares which the other strategies' devices get,
+    one after the other: what it computes per batch (as batch norm does) it then computes per share.
+    """
+
+    kind: TrainingKind
+    precision: Precision
+    shares: int = 1  # forward passes a step's batch is cut into
+
+
+class EqualityJob(_Stored, frozen=True):
+    """One torchrun job: a cell, and its trainings one after the other."""
+
+    cell: Cell
+    trainings: tuple[Training, ...]
+
+    def folder(self, out: Path) -> Path:
+        return out / EQUALITY_FOLDER / self.cell.name
+
+
+class EqualitySettings(_Stored, frozen=True):
+    """What is compared, nothing left to choose. Of `config`, `batch_sizes` holds the global batch alone."""
+
+    config: RunConfig
+    device: Literal["cuda", "cpu"]
+    threads_per_process: int
+    precision: Precision
+    freeze_batch_norm: bool
+    sync_batch_norm: bool  # DistributedDataParallel's
+    jobs: tuple[EqualityJob, ...]  # the reference first
+
+    @property
+    def devices(self) -> int:
+        """Devices of the strategies that have several."""
+        assert self.config.devices is not None
+        return self.config.devices[0]
+
+    @property
+    def global_batch_size(self) -> int:
+        assert self.config.batch_sizes is not None
+        return self.config.batch_sizes[0]
+
+    @property
+    def steps(self) -> int:
+        assert self.config.steps is not None
+        return self.config.steps
+
+
+class ParameterRecord(_Stored, frozen=True):
+    """A trained parameter, under the name it has in the model that no strategy wrapped."""
+
+    name: str
+    elements: int
+    stored: int  # of them, at every step
+
+
+class RankRecord(_Stored, frozen=True):
+    """`rank_<r>.json`: what the arrays beside it are about."""
+
+    rank: int
+    steps: int
+    parameters: tuple[ParameterRecord, ...]
+    module_calls: tuple[str, ...]  # of the first step's forward, in order; `relu#2` is a module's second call
+    batch_norms: tuple[str, ...]  # modules that normalise by statistics of their batch
+    random_layers: tuple[str, ...]  # dropout and the like, switched off
+    shuffled: bool  # whether epochs have an order of their own
+
+
+def rank_paths(training: Path, rank: int) -> tuple[Path, Path]:
+    """The record and the arrays of one process of a training, whose folder is named for its kind."""
+    return training / f"rank_{rank}.json", training / f"rank_{rank}.npz"
