@@ -1,0 +1,130 @@
+"""Going on from a checkpoint: whether it is of the same learning, and what differs under another cell. Imports no torch."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpscope.launch.devices import DeviceType
+from dpscope.launch.run_config import flag_name
+from dpscope.profiling.checkpoint_types import CheckpointDescription
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, Finding
+from dpscope.profiling.train_types import TrainConfig
+
+# What must be the same for a training to be the one that was begun. How batches are loaded and which cells there are
+# may change, and so may the number of epochs: learning rates do not depend on it.
+RUN_FIELDS_OF_LEARNING = ("model", "data", "samples", "amp", "learning_rate", "momentum", "weight_decay")
+FIELDS_OF_LEARNING = (
+    "milestones",
+    "gamma",
+    "learning_rate_scaling",
+    "warmup_epochs",
+    "label_smoothing",
+    "augment",
+)
+
+
+def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:
+    """Raise DpscopeError, naming the field, unless `cell` may go on with `config` from the checkpoint at `path`."""
+    pairs = [
+        *(
+            (flag_name(field), getattr(had.config.run, field), getattr(config.run, field))
+            for field in RUN_FIELDS_OF_LEARNING
+        ),
+        *((flag_name(field), getattr(had.config, field), getattr(config, field)) for field in FIELDS_OF_LEARNING),
+        ("--seeds", had.seed, seed),
+    ]
+    for flag, then, now in pairs:
+        if then != now:
+            raise DpscopeError(
+                f"{path} was trained with {flag} {_shown(then)}, not {_shown(now)}; give the same settings to go on "
+                "from it, or --fresh to begin anew"
+            )
+    if had.epochs > config.epochs or (had.epochs == config.epochs and had.step):
+        raise DpscopeError(
+            f"--epochs {config.epochs}: {path} is at {had.place} already; ask for more epochs, or begin anew with --fresh"
+        )
+    if had.step and had.cell.global_batch_size != cell.global_batch_size:
+        raise DpscopeError(
+            f"{path} is at {had.place}, in steps of {had.cell.global_batch_size} samples, and {cell.name} takes "
+            f"{cell.global_batch_size}: in the middle of an epoch they do not fit; give a checkpoint from the end of one "
+            "(best.pt), or the same global batch"
+        )
+
+
+def what_differs(
+    had: CheckpointDescription, cell: Cell, device_type: DeviceType, threads_per_process: int
+) -> tuple[Finding, ...]:
+    """What is no longer as it was where a cell goes on from a checkpoint of another one, or on another machine.
+
+    Nothing when all is as it was: on a CPU the training then is the one that was never interrupted, bit for bit.
+    """
+    differences = list(_differences(had, cell, device_type, threads_per_process))
+    if not differences:
+        return ()
+    finding = Finding(
+        severity="warning",
+        code="resumed_under_other_conditions",
+        message=f"{cell.name} with seed {had.seed} goes on from {had.place} of {had.cell.name}: {'; '.join(differences)}.",
+        next_step="Model, optimizer, learning rates and epoch are the checkpoint's. For an accuracy that speaks of one "
+        "strategy alone, train it from the beginning (--fresh).",
+    )
+    return (finding,)
+
+
+def _differences(
+    had: CheckpointDescription, cell: Cell, device_type: DeviceType, threads_per_process: int
+) -> Iterator[str]:
+    then = had.cell
+    if (then.strategy, then.devices) != (cell.strategy, cell.devices):
+        yield "gradients are summed in another order, so that results differ in their last digits from this step on"
+    if then.global_batch_size != cell.global_batch_size:
+        before, after = (math.ceil(had.train_samples / each.global_batch_size) for each in (then, cell))
+        yield (
+            f"a step trains on {cell.global_batch_size} samples instead of {then.global_batch_size}, "
+            f"{after} steps an epoch instead of {before}"
+        )
+    elif then.devices != cell.devices:
+        yield "the global batches stay the same, divided among other devices"
+    if _normalised_together(then) != _normalised_together(cell):
+        yield (
+            f"batch norm, if the model has it, takes its statistics over {_normalised_together(cell)} samples "
+            f"instead of {_normalised_together(then)}"
+        )
+    if _repeated(had, then) != _repeated(had, cell):
+        yield f"{_repeated(had, cell)} sample(s) are repeated an epoch instead of {_repeated(had, then)}"
+    yield from _random_streams(then.processes, cell.processes)
+    if then.variant != cell.variant:
+        yield f"the variant is {cell.variant or 'the default'} instead of {then.variant or 'the default'}"
+    if had.device_type != device_type:
+        yield f"it computes on {device_type} instead of {had.device_type}"
+    elif had.threads_per_process != threads_per_process:
+        yield (
+            f"a process computes with {threads_per_process} thread(s) instead of {had.threads_per_process}, "
+            "which sum in another order"
+        )
+
+
+def _random_streams(then: int, now: int) -> Iterator[str]:
+    if now > then:
+        yield f"{_ranks(then, now)} had no random numbers (of dropout) yet and draw them anew from the seed"
+    if now < then:
+        yield f"the random numbers (of dropout) of {_ranks(now, then)} come to an end"
+
+
+def _ranks(first: int, end: int) -> str:
+    return f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
+
+
+def _normalised_together(cell: Cell) -> int:
+    """Samples that batch norm sees at once: a device's, or those of one of its micro-batches."""
+    return cell.batch_size // cell.options.accumulate
+
+
+def _repeated(had: CheckpointDescription, cell: Cell) -> int:
+    """Samples an epoch repeats so that all devices have the same number (DistributedSampler)."""
+    return -had.train_samples % cell.devices
+
+
+def _shown(value: object) -> str:
+    return ",".join(str(part) for part in value) or "(none)" if isinstance(value, tuple) else str(value)
