@@ -3,8 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -51,54 +52,67 @@ class Event(msgspec.Struct, gc=False):
     args: EventArgs = NO_ARGS
 
 
-_strict = msgspec.json.Decoder(list[Event])
-_lax = msgspec.json.Decoder(list[Event], strict=False)  # numbers as strings
-_one = msgspec.json.Decoder(Event, strict=False)
+_Event = TypeVar("_Event")
+_Text = bytes | bytearray
 
 
-class DecodedChunk(msgspec.Struct):
+@dataclass(frozen=True)
+class Codec(Generic[_Event]):
+    """How events are decoded: all of a chunk at once, one alone, and one that is no strict JSON (None when even that fails)."""
+
+    chunk: Callable[[_Text], list[_Event]]
+    lax_chunk: Callable[[_Text], list[_Event]]  # numbers may be strings
+    one: Callable[[_Text], _Event]
+    lenient: Callable[[bytes], _Event | None]
+    is_event: Callable[[_Event], bool]  # has a phase
+    is_timed: Callable[[_Event], bool]  # has a start and a duration
+
+
+@dataclass
+class DecodedChunk(Generic[_Event]):
     """Events of a chunk, what could not be read of it, and the text behind the array's end."""
 
-    events: list[Event]
+    events: list[_Event]
     skipped: int = 0
     repaired: int = 0
     tail: bytes | None = None  # set when the array ended in this chunk
     cut_short: bool = False  # the chunk's last event is not whole
 
 
-def decode_chunk(chunk: bytearray, kineto_layout: bool) -> DecodedChunk:
+def decode_chunk(chunk: bytearray, kineto_layout: bool, codec: Codec[_Event]) -> DecodedChunk[_Event]:
     """Events of one chunk, a JSON array or what damage made of it; never raises on bad text."""
     try:
-        return DecodedChunk(_strict.decode(chunk))
+        return DecodedChunk(codec.chunk(chunk))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     end = chunk.rfind(b"\n  ]") if kineto_layout else -1
     if end >= 0:
         try:
-            return DecodedChunk(_strict.decode(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
+            return DecodedChunk(codec.chunk(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
     try:
-        return DecodedChunk(_lax.decode(chunk))
+        return DecodedChunk(codec.lax_chunk(chunk))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _decode_each(bytes(chunk[1:-1]), kineto_layout)
+        return _decode_each(bytes(chunk[1:-1]), kineto_layout, codec)
 
 
-def _decode_each(chunk: bytes, kineto_layout: bool) -> DecodedChunk:
+def _decode_each(chunk: bytes, kineto_layout: bool, codec: Codec[_Event]) -> DecodedChunk[_Event]:
     """Event by event: the sound ones are kept, the damaged ones repaired or counted."""
-    result = DecodedChunk([])
+    result: DecodedChunk[_Event] = DecodedChunk([])
     pieces = list(_pieces(chunk, kineto_layout))
     index = 0
     while index < len(pieces):
         piece = pieces[index]
         used = 1
-        event = _decode_one(piece, result)
-        if event is None and (ended := _array_end(piece, result)) is not None:
+        event = _decode_one(piece, result, codec)
+        if event is None and (ended := _array_end(piece, result, codec)) is not None:
             event, result.tail = ended
             result.tail += b"".join(b"," + rest for rest in pieces[index + 1 :])
             used = len(pieces) - index
         elif event is None and not kineto_layout:
-            event, used = _join(pieces, index)
+            joined = _join(pieces, index, codec)
+            event, used = joined
         if event is not None:
             result.events.append(event)
         elif index + used == len(pieces) and not _is_closed(piece):
@@ -117,25 +131,25 @@ def _is_closed(piece: bytes) -> bool:
     return piece.rstrip().endswith((b"}", b"]"))
 
 
-def _decode_one(piece: bytes, result: DecodedChunk) -> Event | None:
+def _decode_one(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]) -> _Event | None:
     try:
-        return _one.decode(piece)
+        return codec.one(piece)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        event = lenient_event(piece)
-        result.repaired += event is not None and event.ts is not None and event.dur is not None
+        event = codec.lenient(piece)
+        result.repaired += event is not None and codec.is_timed(event)
         return event
 
 
-def _array_end(piece: bytes, result: DecodedChunk) -> tuple[Event, bytes] | None:
+def _array_end(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]) -> tuple[_Event, bytes] | None:
     """The last event and the text behind it, when the array's closing bracket is in this piece."""
     for match in _ARRAY_END.finditer(piece):
-        event = _decode_one(piece[: match.start() + 1], result)
+        event = _decode_one(piece[: match.start() + 1], result, codec)
         if event is not None:
             return event, piece[match.start(1) :]
     return None
 
 
-def _join(pieces: list[bytes], index: int) -> tuple[Event | None, int]:
+def _join(pieces: list[bytes], index: int, codec: Codec[_Event]) -> tuple[_Event | None, int]:
     """An event whose arguments hold objects of their own was cut inside; put it together again."""
     joined = pieces[index]
     if joined.count(b"{") <= joined.count(b"}"):
@@ -144,9 +158,9 @@ def _join(pieces: list[bytes], index: int) -> tuple[Event | None, int]:
         joined += b"," + pieces[index + used - 1]
         if joined.count(b"{") == joined.count(b"}"):
             try:
-                return _one.decode(joined), used
+                return codec.one(joined), used
             except (msgspec.DecodeError, UnicodeDecodeError):
-                event = lenient_event(joined)
+                event = codec.lenient(joined)
                 return event, used if event is not None else 1
     return None, 1
 
@@ -165,7 +179,7 @@ def lenient_event(text: bytes) -> Event | None:
     args = value.get("args")
     fields = {key: value[key] for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
     fields |= {key: value[key] for key in ("pid", "tid") if isinstance(value.get(key), int | str)}
-    fields |= {key: _finite(value.get(key)) for key in ("ts", "dur")}
+    fields |= {key: finite(value.get(key)) for key in ("ts", "dur")}
     return Event(**fields, args=_lenient_args(args) if isinstance(args, dict) else NO_ARGS)
 
 
@@ -185,7 +199,8 @@ def _lenient_args(args: dict[str, Any]) -> EventArgs:
     return EventArgs(**kept)
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
+    """A number, also one written as a string, as a float; None if it is none, or not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -197,5 +212,16 @@ def _finite(value: object) -> float | None:
 
 def int64(value: object) -> int | None:
     """A whole number that fits 64 bits, else None."""
-    number = _finite(value)
+    number = finite(value)
     return int(number) if number is not None and abs(number) < 2**63 and number == int(number) else None
+
+
+EVENTS = Codec(
+    chunk=msgspec.json.Decoder(list[Event]).decode,
+    lax_chunk=msgspec.json.Decoder(list[Event], strict=False).decode,
+    one=msgspec.json.Decoder(Event, strict=False).decode,
+    lenient=lenient_event,
+    is_event=lambda event: bool(event.ph),
+    is_timed=lambda event: event.ts is not None and event.dur is not None,
+)
+"""The events of which tables are made: their fields that dpscope reads."""

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from dpscope.analysis.duplicate_events import without_duplicates
 from dpscope.analysis.event_table import Category, EventTable, Trace
 from dpscope.analysis.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, open_trace
 from dpscope.analysis.trace_columns import TableBuilder, TextBase
-from dpscope.analysis.trace_events import DecodedChunk, Event, decode_chunk
+from dpscope.analysis.trace_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
 from dpscope.analysis.trace_header import Header, read_header
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
+_Event = TypeVar("_Event")
 Watch = Callable[[Sequence[Event]], None]
 
 
@@ -38,14 +40,14 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
     path = Path(path)
     builder = TableBuilder()
 
-    def add(decoded: DecodedChunk, _: bytearray) -> None:
+    def add(decoded: DecodedChunk[Event], _: bytearray) -> None:
         builder.add(decoded.events)
         watch(decoded.events)
 
-    reading = _read(path, max_bytes, add)
+    reading = read_events(path, max_bytes, EVENTS, add)
     fused = FusedBuilder()
     if builder.is_fused:
-        reading = _read(path, max_bytes, lambda decoded, chunk: fused.add(decoded.events, chunk))
+        reading = read_events(path, max_bytes, EVENTS, lambda decoded, chunk: fused.add(decoded.events, chunk))
         ranks, findings = fused.ranks(path)
         reading.findings += findings
         damage = _damage_findings(path, reading, fused.rows, fused.without_time, fused.negative)
@@ -65,7 +67,7 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
 
 
 @dataclass
-class _Reading:
+class Reading:
     """One pass over a file: its header and what was lost."""
 
     header: Header
@@ -76,8 +78,10 @@ class _Reading:
     ended: bool = False
 
 
-def _read(path: Path, max_bytes: int, use: Callable[[DecodedChunk, bytearray], None]) -> _Reading:
-    """Hand every chunk of events to `use`, decoded and as text."""
+def read_events(
+    path: Path, max_bytes: int, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event], bytearray], None]
+) -> Reading:
+    """Hand every chunk of a file's events to `use`, decoded and as text. Raises DpscopeError as `read_trace` does."""
     findings: list[Finding] = []
     text = open_trace(path, max_bytes, findings.append)
     base = TextBase()
@@ -88,8 +92,8 @@ def _read(path: Path, max_bytes: int, use: Callable[[DecodedChunk, bytearray], N
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             continue
         rebased = base.rebased(chunk)
-        decoded = decode_chunk(rebased, text.kineto_layout)
-        any_event = any_event or any(event.ph for event in decoded.events)
+        decoded = decode_chunk(rebased, text.kineto_layout, codec)
+        any_event = any_event or any(codec.is_event(event) for event in decoded.events)
         use(decoded, rebased)
         skipped += decoded.skipped
         repaired += decoded.repaired
@@ -101,7 +105,7 @@ def _read(path: Path, max_bytes: int, use: Callable[[DecodedChunk, bytearray], N
             "export_chrome_trace or tensorboard_trace_handler wrote"
         )
     header = read_header(text, path, findings.append)
-    return _Reading(header, findings, base.subtracted_us, skipped, repaired, ended)
+    return Reading(header, findings, base.subtracted_us, skipped, repaired, ended)
 
 
 def _trace(
@@ -127,7 +131,7 @@ def _trace(
     )
 
 
-def _damage_findings(path: Path, reading: _Reading, rows: int, without_time: int, negative: int) -> list[Finding]:
+def _damage_findings(path: Path, reading: Reading, rows: int, without_time: int, negative: int) -> list[Finding]:
     found: list[tuple[str, str]] = []
     if reading.skipped:
         found.append(
