@@ -6,6 +6,7 @@ seeded per process: the dropped units are not the same.
 """
 
 import math
+import signal
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -193,6 +194,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _bind_to_parent(worker_index: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they reach all of a job: the process that trains ends its loaders
     die_with_job()
 
 

@@ -99,6 +99,13 @@ class TorchrunJob:
                 continue
         return "timed_out", None
 
+    def ask_to_end(self, grace_s: float) -> None:
+        """Tell torchrun, which tells its workers, and wait at most `grace_s` while they finish what they do last."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=grace_s)
+
     def end(self) -> list[int]:
         """End every process of the job that is still there, and remove torchrun's own files.
 
