@@ -6,7 +6,8 @@ which holds more and less than communication; the union of communication, which 
 """
 
 from dpscope.analysis.columns import COLUMNS
-from dpscope.analysis.predictions import CostSources, by_nccl, model_sizes
+from dpscope.analysis.cost_sources import CostSources
+from dpscope.analysis.predictions import by_nccl, model_sizes
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.summary_row import Row, ratio
@@ -53,7 +54,7 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
     row.put("needs matched all-reduces of every rank; DataParallel runs none", transfer_gbps=row.number("busbw_gbps"))
     row.put("no link bandwidth known: give --link-gbps", link_gbps=sources.link_gbps)
     row.put(
-        "no calibration was given" if sources.calibrated is None else "the calibration predicts no transfer here",
+        "no calibration was given" if sources.calibration is None else "the calibration predicts no transfer here",
         calibrated_gbps=_calibrated_gbps(row, data, moved),
     )
     for way in WAYS:

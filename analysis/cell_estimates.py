@@ -7,8 +7,9 @@ import pandas as pd
 
 from dpscope.analysis.columns import COLUMNS
 from dpscope.analysis.cost_models import ring_all_reduce_us
+from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.expected_traffic import reduced_bytes
-from dpscope.analysis.predictions import CostSources, model_sizes, predict_cell, relative_error
+from dpscope.analysis.predictions import model_sizes, predict_cell, relative_error
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.sample_statistics import (
     FEWEST_SAMPLES,
@@ -167,22 +168,24 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     ring = None
     if sources.link_gbps is not None:
         ring = ring_all_reduce_us(reduced_bytes(data.cell, model_sizes(data)), data.cell.devices, sources.link_gbps)
-    row.put("no link bandwidth known: give --link-gbps", ring_us=ring)
-    why = "no link bandwidth known: give --link-gbps" if ring is None else "transfer is not known"
+    no_link = "no link bandwidth known: give --link-gbps"
+    if sources.calibration is not None:
+        no_link = f"{no_link} (the ring formula takes a specification; what the calibration predicts stands apart)"
+    row.put(no_link, ring_us=ring)
+    why = no_link if ring is None else "transfer is not known"
     row.put(why, ring_error_us=minus(ring, row.number("transfer_us")))
 
 
 def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:
     """Predicted transfers and exposed communication; DP, all of whose communication is exposed, has no matched transfers."""
     prediction = predict_cell(data, sources)
+    row.put(prediction.transfer_reason or "not predicted", prediction_source=prediction.source)
     measured = row.number("communication_us" if data.cell.strategy == "dp" else "transfer_us")
-    row.put(
-        prediction.reason or "not predicted",
-        prediction_source=prediction.source,
-        predicted_transfer_us=prediction.transfer_us,
-        predicted_exposed_us=prediction.exposed_us,
-    )
-    for name, against in (("transfer", measured), ("exposed", row.number("exposed_us"))):
-        predicted = row.number(f"predicted_{name}_us")
-        why = (prediction.reason or "not predicted") if predicted is None else "what was measured is not known, or 0"
+    for name, predicted, against, reason in (
+        ("transfer", prediction.transfer_us, measured, prediction.transfer_reason),
+        ("exposed", prediction.exposed_us, row.number("exposed_us"), prediction.exposed_reason),
+    ):
+        unknown = reason or "not predicted"
+        why = unknown if predicted is None else "what was measured is not known, or 0"
+        row.put(unknown, **{f"predicted_{name}_us": predicted})
         row.put(why, **{f"predicted_{name}_error": relative_error(predicted, against)})

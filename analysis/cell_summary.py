@@ -8,7 +8,7 @@ import pandas as pd
 from dpscope.analysis.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.cell_estimates import put_estimates, single_step_us
 from dpscope.analysis.columns import NAMES
-from dpscope.analysis.predictions import CostSources
+from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.sample_statistics import (

@@ -6,14 +6,15 @@ import pandas as pd
 
 from dpscope.analysis.cell_summary import summarise_cell
 from dpscope.analysis.columns import NAMES
-from dpscope.analysis.cost_models import CollectiveCost
-from dpscope.analysis.predictions import CollectivePrediction, CostSources, predict_cell
+from dpscope.analysis.cost_sources import CostSources
+from dpscope.analysis.predictions import CollectivePrediction, predict_cell
 from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.sample_statistics import ratio_estimate
 from dpscope.analysis.summary_row import Row
 from dpscope.analysis.summary_row import minus as _minus
 from dpscope.analysis.variants import opponents, singles_like
+from dpscope.profiling.calibration_types import Calibration
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,14 @@ class Comparison:
 def compare(
     run: RunData,
     link_gbps: float | None = None,
-    calibrated: CollectiveCost | None = None,
+    calibration: Calibration | None = None,
     target_efficiency: float | None = None,
 ) -> Comparison:
     """The comparison of a run's cells.
 
-    `link_gbps` is the link's specification in GB/s one way, `calibrated` what a calibration of the same machine measured.
+    `link_gbps` is the link's specification in GB/s one way, `calibration` one of the same machine, with its fits.
     """
-    sources = CostSources(link_gbps, calibrated)
+    sources = CostSources(link_gbps, calibration)
     rows = {name: summarise_cell(data, singles_like(run, data.cell), sources) for name, data in run.cells.items()}
     table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
     return Comparison(

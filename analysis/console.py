@@ -9,10 +9,8 @@ from rich.console import Console
 from rich.live import Live
 
 from dpscope.analysis import tables, trace_output
-from dpscope.analysis.calibration_fit import find_fit, predict_us
 from dpscope.analysis.calibration_report import calibration_path, load_calibration
 from dpscope.analysis.classic_tables import classic_tables
-from dpscope.analysis.cost_models import CollectiveCost
 from dpscope.analysis.report import Report, headline, make_report, setting, write_report
 from dpscope.analysis.report_tables import report_tables, terminal_tables
 from dpscope.analysis.run_analysis import RunData, load_run
@@ -37,21 +35,8 @@ def load(path: Path) -> RunData:
 
 def report_of(path: Path, link_gbps: float | None, target_efficiency: float | None = None) -> Report:
     """The report of a run, with the calibration that lies in its folder, if one does."""
-    return make_report(load(path), link_gbps, calibrated_cost(path), target_efficiency)
-
-
-def calibrated_cost(path: Path) -> CollectiveCost | None:
-    """What the run folder's calibration.json says a collective costs; None without one."""
-    if not calibration_path(path).exists():
-        return None
-    calibration = load_calibration(path)
-
-    def cost(kind: str, ranks: int, size_bytes: float) -> float | None:
-        fit = find_fit(calibration, kind, ranks)
-        predicted = predict_us(fit, size_bytes) if fit is not None else None
-        return predicted.time_us if predicted is not None and not predicted.extrapolated else None
-
-    return cost
+    calibration = load_calibration(path) if calibration_path(path).exists() else None
+    return make_report(load(path), link_gbps, calibration, target_efficiency)
 
 
 def show_run(path: Path, link_gbps: float | None, target_efficiency: float | None, console: Console) -> bool:

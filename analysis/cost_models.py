@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpscope.analysis.expected_traffic import DP_CHUNK_BYTES
 from dpscope.analysis.rank_matching import bus_factor
 
 CollectiveCost = Callable[[str, int, float], float | None]
@@ -77,37 +76,26 @@ def dp_transfer_us(
     return serial * (2 * parameter_bytes + buffer_bytes) / bandwidth_gbps / 1e3
 
 
-def chunk_sizes(size_bytes: float, limit_bytes: float = DP_CHUNK_BYTES) -> list[float]:
-    """Chunks of at most `limit_bytes` that a size is moved in.
+def dp_nccl_us(sent: Sequence[float], reduced: Sequence[float], devices: int, cost: CollectiveCost) -> float | None:
+    """nn.DataParallel by NCCL: a broadcast per chunk of parameters and buffers, a reduce per chunk of gradients.
 
-    An approximation: torch cuts between tensors, so real chunks differ from these by a tensor at most.
+    `sent` and `reduced` are chunks in bytes (`dp_chunks`). None where `cost` does not know broadcast or reduce. Source and
+    assumptions: `dp_transfer_us`, with alpha per chunk.
     """
-    count = math.ceil(size_bytes / limit_bytes)
-    return [size_bytes / count] * count if count else []
-
-
-def dp_nccl_us(parameter_bytes: float, buffer_bytes: float, devices: int, cost: CollectiveCost) -> float | None:
-    """nn.DataParallel by NCCL: a broadcast per chunk of parameters and of buffers, a reduce per chunk of gradients.
-
-    None where `cost` does not know broadcast or reduce. Source and assumptions: `dp_transfer_us`, with alpha per chunk.
-    """
-    sent = [*chunk_sizes(parameter_bytes), *chunk_sizes(buffer_bytes)]
-    costs = [cost("broadcast", devices, size) for size in sent]
-    costs += [cost("reduce", devices, size) for size in chunk_sizes(parameter_bytes)]
+    costs = [cost("broadcast", devices, size) for size in sent] + [cost("reduce", devices, size) for size in reduced]
     known = [one for one in costs if one is not None]
     return sum(known) if len(known) == len(costs) else None
 
 
 def dp_peer_copies_us(
-    parameter_bytes: float, buffer_bytes: float, devices: int, bandwidth_gbps: float, latency_us: float = 0.0
+    sent: Sequence[float], reduced: Sequence[float], devices: int, bandwidth_gbps: float, latency_us: float = 0.0
 ) -> float:
     """nn.DataParallel by copies: device 0 sends each chunk to each of N-1 devices in turn and receives their gradients so.
 
     Source and assumptions: `dp_transfer_us`, with `latency_us` per chunk and device; one copy at a time through device 0.
     """
-    chunks = 2 * len(chunk_sizes(parameter_bytes)) + len(chunk_sizes(buffer_bytes))
-    serial_us = dp_transfer_us(parameter_bytes, buffer_bytes, devices, bandwidth_gbps, peer_copies=True)
-    return serial_us + (devices - 1) * chunks * latency_us
+    chunks = [*sent, *reduced]
+    return (devices - 1) * sum(latency_us + size / bandwidth_gbps / 1e3 for size in chunks)
 
 
 @dataclass(frozen=True)

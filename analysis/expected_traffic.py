@@ -5,19 +5,19 @@ size beside it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
 from dpscope.analysis.attribution import NO_STEP, Attribution
+from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
 from dpscope.analysis.event_kind import Kind, named_annotations
 from dpscope.profiling import phases
-from dpscope.profiling.run_types import Cell, Finding, ParameterSizes, TensorSize
+from dpscope.profiling.run_types import Cell, Finding, ParameterSizes
 
 TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
-DP_CHUNK_BYTES = 10 << 20  # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls
 
 
 def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
@@ -45,37 +45,6 @@ def peer_copies(attribution: Attribution) -> pd.DataFrame:
         }
     )
     return frame.groupby(["device", "step"], as_index=False, dropna=False).sum()
-
-
-def broadcast_chunk_count(tensors: Sequence[TensorSize]) -> int:
-    """Chunks in which DataParallel broadcasts these tensors.
-
-    Source: torch/csrc/utils/tensor_flatten.cpp, `take_tensors`: per dtype, a tensor is added first and the chunk closes once
-    it holds the limit or more, so a chunk may exceed it.
-    """
-    open_bytes: dict[str, int] = defaultdict(int)
-    chunks = 0
-    for tensor in tensors:
-        open_bytes[tensor.dtype] += tensor.bytes
-        if open_bytes[tensor.dtype] >= DP_CHUNK_BYTES:
-            chunks += 1
-            open_bytes[tensor.dtype] = 0
-    return chunks + sum(size > 0 for size in open_bytes.values())
-
-
-def reduce_chunk_count(tensors: Sequence[TensorSize]) -> int:
-    """Chunks in which DataParallel reduces the gradients of these parameters.
-
-    Source: torch/_utils.py, `_take_tensors`: per dtype, a chunk closes before a tensor that would make it exceed the limit.
-    """
-    open_bytes: dict[str, int] = defaultdict(int)
-    chunks = 0
-    for tensor in tensors:
-        if open_bytes[tensor.dtype] and open_bytes[tensor.dtype] + tensor.bytes > DP_CHUNK_BYTES:
-            chunks += 1
-            open_bytes[tensor.dtype] = 0
-        open_bytes[tensor.dtype] += tensor.bytes
-    return chunks + sum(size > 0 for size in open_bytes.values())
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
@@ -202,8 +171,8 @@ def _check_dp(
 ) -> list[Finding]:
     """NCCL kernels in the expected number on every device, or copies of the expected bytes between them."""
     passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
-    broadcasts = passes * (broadcast_chunk_count(sizes.parameter_tensors) + broadcast_chunk_count(sizes.buffer_tensors))
-    reduces = passes * reduce_chunk_count(sizes.parameter_tensors)
+    broadcasts = passes * len(broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors))
+    reduces = passes * len(reduce_chunks(sizes.parameter_tensors))
     # By copies device 0 sends everything to each other device and receives each one's gradients.
     copy_bytes = passes * (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
     for step in steps["step"].dropna().unique():

@@ -1,6 +1,6 @@
 """Predictions by collective as a table, and findings where a prediction is off, with the reasons that the run shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.estimate_reasons import NOTABLE, Values, number, records
@@ -18,24 +18,21 @@ _ERROR = Unit("%", 0.01, 1)
 
 
 def collective_table(comparison: Comparison) -> TextTable | None:
-    """Matched collectives by kind and size, measured and predicted; None without any prediction."""
-    known = [one for one in comparison.predictions if one.relative_error is not None]
+    """Every multi-device cell's collectives by kind and size, measured and predicted; None without any prediction."""
     by_cell: dict[str, list[CollectivePrediction]] = {}
-    for one in known:
+    for one in comparison.predictions:
         by_cell.setdefault(one.cell, []).append(one)
     shown = [one for rows in by_cell.values() for one in rows[:_MOST_ROWS]]
-    if not shown:
+    if not any(one.predicted_us is not None for one in shown):
         return None
-    time = choose_unit("time", [one.measured_us for one in shown])
-    size = choose_unit("bytes", [one.size_bytes for one in shown])
+    time = choose_unit("time", [time for one in shown for time in (one.measured_us, one.predicted_us)])
     headings = (
-        f"size [{size.label}]",
+        "size",
         "per step",
         f"measured [{time.label}]",
         f"predicted [{time.label}]",
         "error [%]",
     )
-    left = len(known) - len(shown)
     return TextTable(
         title="Predicted against measured, per collective (median transfer)",
         headings=("cell", "collective", *headings),
@@ -43,7 +40,7 @@ def collective_table(comparison: Comparison) -> TextTable | None:
             (
                 one.cell,
                 one.kind,
-                show(one.size_bytes, size),
+                show_bytes(one.size_bytes),
                 f"{one.per_step:.3g}",
                 show(one.measured_us, time),
                 show(one.predicted_us, time),
@@ -51,36 +48,57 @@ def collective_table(comparison: Comparison) -> TextTable | None:
             )
             for one in shown
         ),
-        notes=(
-            "broadcasts and reduces do not make every rank wait for every other, so they have no measured transfer",
-            *([f"{left} smaller sizes are left out"] if left else []),
-        ),
+        notes=tuple(_table_notes(shown, len(comparison.predictions) - len(shown))),
     )
 
 
+def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[str]:
+    if any(one.measured_us is None for one in shown):
+        yield "measured NA: broadcasts and reduces do not make every rank wait for every other, so they have no transfer"
+    for reason in dict.fromkeys(one.reason for one in shown if one.reason):
+        yield f"predicted NA: {reason}"
+    for said in dict.fromkeys(one.extrapolated for one in shown if one.extrapolated):
+        yield f"predicted beyond the calibration: {said}"
+    if left_out:
+        yield f"{left_out} smaller sizes are left out"
+
+
 def prediction_findings(comparison: Comparison) -> Iterator[Finding]:
-    """A finding for each cell whose transfer or exposed communication is predicted with more than TOLERANCE error."""
+    """Where a prediction is more than TOLERANCE off: in a cell's transfers, its exposed communication, or a collective.
+
+    And what the calibration lacks to predict the run's cells.
+    """
     for values in records(comparison):
-        off = [name for name in ("transfer", "exposed") if _off(values, name)]
-        if not off:
-            continue
-        source = values["prediction_source"]
-        said = "; ".join(_said(values, name) for name in off)
-        why = likely_reasons(values, off)
-        yield Finding(
-            severity="warning" if source == "calibration" else "info",
-            code="prediction_off",
-            message=f"{values['cell']}: predicted from the {'calibration' if source == 'calibration' else 'link specification'}: "
-            f"{said}. Likely reasons: {'; '.join(why) if why else 'none that this run shows'}",
-            next_step="calibrate on this machine and predict from that"
-            if source != "calibration"
-            else "compare with a cell whose communication does not run under compute (--overlap off)",
-        )
+        off = [name for name in ("transfer", "exposed") if _off(number(values, f"predicted_{name}_error"))]
+        single = [one for one in comparison.predictions if one.cell == values["cell"] and _off(one.relative_error)]
+        single = [one for one in single if _counts(one, number(values, "transfer_us"))]
+        if off or single:
+            yield _off_finding(values, off, single)
+    yield from _lacking(comparison)
 
 
-def _off(values: Values, name: str) -> bool:
-    error = number(values, f"predicted_{name}_error")
+def _off_finding(values: Values, off: list[str], single: list[CollectivePrediction]) -> Finding:
+    calibrated = values["prediction_source"] == "calibration"
+    said = "; ".join([*(_said(values, name) for name in off), *([_said_of_each(single)] if single else [])])
+    why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single])
+    return Finding(
+        severity="warning" if calibrated else "info",
+        code="prediction_off",
+        message=f"{values['cell']}: predicted from the {'calibration' if calibrated else 'link specification'}: "
+        f"{said}. Likely reasons: {'; '.join(why) if why else 'none that this run shows'}",
+        next_step="compare with a cell whose communication does not run under compute (--overlap off)"
+        if calibrated
+        else "calibrate on this machine and predict from that",
+    )
+
+
+def _off(error: float | None) -> bool:
     return error is not None and abs(error) > TOLERANCE
+
+
+def _counts(one: CollectivePrediction, transfer_us: float | None) -> bool:
+    """Whether a collective is a notable part of a step's transfers: small ones are all latency and noise."""
+    return one.measured_us is not None and one.per_step * one.measured_us > NOTABLE * (transfer_us or 0.0)
 
 
 def _said(values: Values, name: str) -> str:
@@ -91,9 +109,35 @@ def _said(values: Values, name: str) -> str:
     return f"{what} {show_time(predicted)} a step, measured {show_time(predicted / (1 + error))} ({error:+.0%})"
 
 
-def likely_reasons(values: Values, off: list[str]) -> list[str]:
-    """What in this run's own numbers can explain the distance; nothing is guessed."""
-    errors = [number(values, f"predicted_{name}_error") or 0.0 for name in off]
+def _said_of_each(single: list[CollectivePrediction]) -> str:
+    each = (f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}" for one in single[:_MOST_ROWS])
+    return f"one by one {', '.join(each)}"
+
+
+def _lacking(comparison: Comparison) -> Iterator[Finding]:
+    """What a calibration would have to hold besides, for exposed communication to be predicted."""
+    lacking = [one for one in comparison.predictions if one.predicted_us is None]
+    calibrated = comparison.table["prediction_source"].eq("calibration").fillna(False).any()
+    if not lacking or not calibrated:
+        return
+    kinds = sorted({one.kind for one in comparison.predictions})
+    cells = ", ".join(dict.fromkeys(one.cell for one in lacking))
+    yield Finding(
+        severity="info",
+        code="calibration_incomplete",
+        message=f"{'; '.join(dict.fromkeys(one.reason for one in lacking))}, which {cells} "
+        f"{'use' if ',' in cells else 'uses'}: exposed communication is not predicted there",
+        next_step=f"calibrate all that the run uses: dpscope calibrate --collectives {','.join(kinds)} "
+        f"--devices {','.join(map(str, sorted({one.ranks for one in comparison.predictions})))}",
+    )
+
+
+def likely_reasons(values: Values, off: list[str], single: Sequence[float] = ()) -> list[str]:
+    """What in this run's own numbers can explain the distance; nothing is guessed.
+
+    `off` names what of a step is off, `single` has the relative errors of single collectives that are.
+    """
+    errors = [*(number(values, f"predicted_{name}_error") or 0.0 for name in off), *single]
     if max(errors) > 0 and min(errors) >= 0:
         return _too_high(values)
     found = []
@@ -101,7 +145,7 @@ def likely_reasons(values: Values, off: list[str]) -> list[str]:
     if total and hidden is not None and hidden > OVERLAP * total:
         slower, low = number(values, "added_compute_us"), number(values, "added_compute_low_us")
         too = (
-            f", and compute takes {show_time(slower)} longer than alone"
+            f", and compute takes {show_time(slower)} longer than alone in traced steps"
             if slower is not None and (low or 0) > 0
             else ""
         )

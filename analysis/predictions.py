@@ -4,44 +4,33 @@ What a calibration measured comes first; without one the ring model at the link'
 reaches. The two are never mixed within a cell.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.cost_models import CollectiveCost, ddp_schedule, dp_nccl_us, dp_peer_copies_us, ring_us
+from dpscope.analysis.cost_models import ddp_schedule, dp_nccl_us, dp_peer_copies_us
+from dpscope.analysis.cost_sources import CostSources, Source
+from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
 from dpscope.analysis.run_analysis import CellData
 from dpscope.profiling.run_types import ParameterSizes
 
-Source = Literal["calibration", "specification"]
 NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link-gbps"
+NOT_MATCHED = "needs matched collectives of every rank"
 _KEYS = ["repeat", "rank", "device", "step"]
 
-
-@dataclass(frozen=True)
-class CostSources:
-    """What predictions rest on: a calibration's cost, else the link's specification in GB/s one way."""
-
-    link_gbps: float | None = None
-    calibrated: CollectiveCost | None = None
-
-    @property
-    def source(self) -> Source | None:
-        if self.calibrated is not None:
-            return "calibration"
-        return "specification" if self.link_gbps is not None else None
-
-    def cost(self, kind: str, ranks: int, size_bytes: float) -> float | None:
-        """Microseconds of one collective; None where the source does not tell."""
-        if self.calibrated is not None:
-            return self.calibrated(kind, ranks, size_bytes)
-        return ring_us(kind, size_bytes, ranks, self.link_gbps) if self.link_gbps is not None else None
+_CostKey = tuple[str, int, float]  # kind, ranks, bytes
 
 
 @dataclass(frozen=True)
 class CollectivePrediction:
-    """Collectives of one kind and size in one cell; `measured_us` is the median transfer, None where none was matched."""
+    """Collectives of one kind and size in one cell.
+
+    `measured_us` is the median transfer, None where none was matched (rooted collectives have none); `predicted_us` is None
+    for `reason`; `extrapolated` is set where the size lies outside those calibrated.
+    """
 
     cell: str
     kind: str
@@ -50,6 +39,8 @@ class CollectivePrediction:
     per_step: float
     measured_us: float | None
     predicted_us: float | None
+    reason: str = ""
+    extrapolated: str | None = None
 
     @property
     def relative_error(self) -> float | None:
@@ -60,14 +51,16 @@ class CollectivePrediction:
 class CellPrediction:
     """Per step and rank: `transfer_us` is compared with the sum of transfers, under DP with all communication.
 
-    None is unknown, `reason` then says why.
+    None is unknown, for `transfer_reason` and `exposed_reason`: exposed needs the cost of every collective, transfer that
+    of the matched ones alone.
     """
 
     source: Source | None
     transfer_us: float | None
     exposed_us: float | None
     collectives: tuple[CollectivePrediction, ...]
-    reason: str
+    transfer_reason: str
+    exposed_reason: str
 
 
 def relative_error(predicted_us: float | None, measured_us: float | None) -> float | None:
@@ -76,7 +69,7 @@ def relative_error(predicted_us: float | None, measured_us: float | None) -> flo
 
 
 def _unknown(source: Source | None, reason: str) -> CellPrediction:
-    return CellPrediction(source, None, None, (), reason)
+    return CellPrediction(source, None, None, (), reason, reason)
 
 
 def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
@@ -93,21 +86,31 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     own = data.collectives.merge(windows[_KEYS], on=_KEYS)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return _unknown(sources.source, "the trace does not tell kind, size and ranks of every collective")
-    costs, unknown = _costs(own, sources)
-    collectives = tuple(_by_size(data.cell.name, own, costs, len(windows)))
-    if unknown:
-        return CellPrediction(sources.source, None, None, collectives, f"the calibration has no {unknown}")
+    return _predict_collectives(data.cell.name, own, sources, len(windows))
+
+
+def _predict_collectives(cell: str, own: pd.DataFrame, sources: CostSources, windows: int) -> CellPrediction:
+    """The prediction from the collectives of whole steps, sizes and ranks known."""
+    costs = {key: sources.cost(*key) for key in dict.fromkeys(_cost_keys(own))}
     own = own.assign(predicted_us=pd.Series([costs[key] for key in _cost_keys(own)], index=own.index, dtype=float))
     matched = own[own["transfer_us"].notna()]
     sums = matched.groupby(_KEYS, dropna=False)["predicted_us"].sum()
-    exposed = [exposed_us(step) for _, step in own.groupby(_KEYS, dropna=False)]
+    unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
+    exposed = [] if unknown else [exposed_us(step) for _, step in own.groupby(_KEYS, dropna=False)]
     return CellPrediction(
         source=sources.source,
-        transfer_us=float(sums.mean()) if len(sums) else None,
-        exposed_us=float(np.mean(exposed)),
-        collectives=collectives,
-        reason="needs matched collectives of every rank",
+        transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
+        exposed_us=float(np.mean(exposed)) if exposed else None,
+        collectives=tuple(_by_size(cell, own, sources, windows)),
+        transfer_reason=unknown_matched or NOT_MATCHED,
+        exposed_reason=unknown,
     )
+
+
+def _unknown_reason(own: pd.DataFrame, sources: CostSources) -> str:
+    """Why the cost of some of these collectives is not known; empty where all are."""
+    lacking = own[own["predicted_us"].isna()]
+    return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in _cost_keys(lacking)))
 
 
 def exposed_us(step: pd.DataFrame) -> float:
@@ -125,40 +128,39 @@ def exposed_us(step: pd.DataFrame) -> float:
     return others + schedule.exposed_us
 
 
-def _cost_keys(own: pd.DataFrame) -> list[tuple[str, int, float]]:
+def _cost_keys(own: pd.DataFrame) -> list[_CostKey]:
     columns = zip(own["kind"], own["group_size"], own["bytes"], strict=True)
     return [(str(kind), int(ranks), float(size)) for kind, ranks, size in columns]
 
 
-def _costs(own: pd.DataFrame, sources: CostSources) -> tuple[dict[tuple[str, int, float], float | None], str]:
-    """Cost of each (kind, ranks, bytes), and the first that the source does not know, in words."""
-    costs = {key: sources.cost(*key) for key in dict.fromkeys(_cost_keys(own))}
-    unknown = next((f"{kind} on {ranks} ranks" for (kind, ranks, _), cost in costs.items() if cost is None), "")
-    return costs, unknown
-
-
-def _by_size(
-    cell: str, own: pd.DataFrame, costs: dict[tuple[str, int, float], float | None], windows: int
-) -> list[CollectivePrediction]:
+def _by_size(cell: str, own: pd.DataFrame, sources: CostSources, windows: int) -> list[CollectivePrediction]:
     """A row per kind and size, the largest first."""
     keys = _cost_keys(own)
     rows = []
     for key in dict.fromkeys(keys):
         group = own[[one == key for one in keys]]
         known = group["transfer_us"].dropna()
-        kind, ranks, size = key
-        rows.append(
-            CollectivePrediction(
-                cell=cell,
-                kind=kind,
-                size_bytes=size,
-                ranks=ranks,
-                per_step=len(group) / windows,
-                measured_us=float(known.median()) if len(known) else None,
-                predicted_us=costs[key],
-            )
-        )
+        measured_us = float(known.median()) if len(known) else None
+        rows.append(_prediction(cell, key, sources, len(group) / windows, measured_us))
     return sorted(rows, key=lambda row: -row.size_bytes)
+
+
+def _prediction(
+    cell: str, key: _CostKey, sources: CostSources, per_step: float, measured_us: float | None
+) -> CollectivePrediction:
+    kind, ranks, size = key
+    predicted_us = sources.cost(*key)
+    return CollectivePrediction(
+        cell=cell,
+        kind=kind,
+        size_bytes=size,
+        ranks=ranks,
+        per_step=per_step,
+        measured_us=measured_us,
+        predicted_us=predicted_us,
+        reason=sources.why_unknown(kind, ranks) if predicted_us is None else "",
+        extrapolated=sources.extrapolated(*key),
+    )
 
 
 def by_nccl(data: CellData) -> bool:
@@ -173,14 +175,26 @@ def model_sizes(data: CellData) -> ParameterSizes:
 
 def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
     """Every micro-batch of a step moves parameters and gradients anew."""
-    sizes, devices = model_sizes(data), data.cell.devices
+    sizes, devices, passes = model_sizes(data), data.cell.devices, data.cell.options.accumulate
+    if not sizes.parameter_tensors:
+        return _unknown(None, "the run does not hold the sizes of the model's tensors")
+    sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)
+    reduced = reduce_chunks(sizes.parameter_tensors)
     if by_nccl(data):
-        once = dp_nccl_us(sizes.parameter_bytes, sizes.buffer_bytes, devices, sources.cost)
-        moved = once * data.cell.options.accumulate if once is not None else None
-        reason = f"the calibration has no broadcast or no reduce on {devices} ranks"
-        return CellPrediction(sources.source, moved, moved, (), reason)
+        once = dp_nccl_us(sent, reduced, devices, sources.cost)
+        moved = passes * once if once is not None else None
+        rows = tuple(_dp_rows(data, sources, {"broadcast": sent, "reduce": reduced}))
+        reason = "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
+        return CellPrediction(sources.source, moved, moved, rows, reason, reason)
     if sources.link_gbps is None:
         return _unknown(None, "moved by copies between devices, which no calibration measures: give --link-gbps")
-    once = dp_peer_copies_us(sizes.parameter_bytes, sizes.buffer_bytes, devices, sources.link_gbps)
-    moved = once * data.cell.options.accumulate
-    return CellPrediction("specification", moved, moved, (), "")
+    moved = passes * dp_peer_copies_us(sent, reduced, devices, sources.link_gbps)
+    return CellPrediction("specification", moved, moved, (), "", "")
+
+
+def _dp_rows(data: CellData, sources: CostSources, chunks: dict[str, list[int]]) -> Iterator[CollectivePrediction]:
+    """A row per kind and size of chunk, the largest first; what one takes is not measured, for its kernels tell no size."""
+    counts = Counter((kind, size) for kind, sizes in chunks.items() for size in sizes)
+    for (kind, size), count in sorted(counts.items(), key=lambda item: -item[0][1]):
+        key = (kind, data.cell.devices, float(size))
+        yield _prediction(data.cell.name, key, sources, count * data.cell.options.accumulate, None)

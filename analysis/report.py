@@ -9,11 +9,11 @@ import jinja2
 from dpscope.analysis import figures, tables
 from dpscope.analysis.columns import COLUMNS
 from dpscope.analysis.comparison import Comparison, compare
-from dpscope.analysis.cost_models import CollectiveCost
 from dpscope.analysis.findings import conclusions
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.units import sentence, show_bytes
+from dpscope.profiling.calibration_types import Calibration
 from dpscope.profiling.run_store import write_bytes, write_text
 from dpscope.profiling.run_types import Finding
 
@@ -35,11 +35,11 @@ class Report:
 def make_report(
     run: RunData,
     link_gbps: float | None = None,
-    calibrated: CollectiveCost | None = None,
+    calibration: Calibration | None = None,
     target_efficiency: float | None = None,
 ) -> Report:
-    """Compare and conclude; nothing is written. What `link_gbps` and `calibrated` are, `comparison.compare` tells."""
-    comparison = compare(run, link_gbps, calibrated, target_efficiency)
+    """Compare and conclude; nothing is written. What `link_gbps` and `calibration` are, `comparison.compare` tells."""
+    comparison = compare(run, link_gbps, calibration, target_efficiency)
     return Report(run, comparison, tuple(conclusions(run, comparison)))
 
 

@@ -16,7 +16,21 @@ _SOURCES = {
     "calibration": "calibration, which measured the collectives alone",
     "specification": "link's specification by the ring model without latency, a lower bound",
 }
-_MAIN = ("time", "gap", "scaling", "breakdown", "traffic", "estimates", "identity", "predictions", "checks")
+_COMPARED = (
+    "transfer: of the collectives that have one (rooted broadcasts and reduces have none); under DP all communication"
+)
+_MAIN = (
+    "time",
+    "gap",
+    "scaling",
+    "breakdown",
+    "traffic",
+    "estimates",
+    "identity",
+    "predictions",
+    "collectives",
+    "checks",
+)
 
 
 def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
@@ -56,7 +70,7 @@ def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable 
     rows = comparison.table[comparison.table["prediction_source"].notna()]
     by_source = rows.groupby("prediction_source")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
     notes = tuple(f"predicted from the {_SOURCES[str(source)]}: {cells}" for source, cells in by_source.items())
-    return replace(table, notes=(*table.notes, *notes))
+    return replace(table, notes=(*table.notes, _COMPARED, *notes))
 
 
 def terminal_tables(run: RunData, comparison: Comparison) -> list[TextTable]:

@@ -104,7 +104,8 @@ _VIEWS = (
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
 )  # fmt: skip
-_OPTIONAL = frozenset({"predictions", "bandwidth"})  # left out where all they could show is missing
+_OPTIONAL = frozenset({"predictions", "bandwidth"})  # left out where all they could show is missing,
+_BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
@@ -123,7 +124,8 @@ def shown_views(comparison: Comparison) -> list[View]:
         optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
         lacking = {name for name in optional if table[name].isna().all()}
         if not optional or len(lacking) < len(optional):
-            kept.append(replace(view, columns=tuple(name for name in view.columns if name not in lacking)))
+            dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
+            kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
     return kept
 
 

@@ -5,9 +5,22 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dpscope.analysis.run_analysis import CellData
-from dpscope.profiling.run_types import Cell, ParameterSizes, RankResult
+from dpscope.profiling.calibration_types import (
+    CALIBRATION_SCHEMA_VERSION,
+    Calibration,
+    Collective,
+    CollectiveFit,
+    FitPiece,
+)
+from dpscope.profiling.run_types import Cell, ParameterSizes, RankResult, TensorSize
 
-SIZES = ParameterSizes(parameter_count=1_000_000, parameter_bytes=4_000_000, gradient_bytes=4_000_000, buffer_bytes=0)
+SIZES = ParameterSizes(
+    parameter_count=1_000_000,
+    parameter_bytes=4_000_000,
+    gradient_bytes=4_000_000,
+    buffer_bytes=0,
+    parameter_tensors=(TensorSize(dtype="float32", bytes=3_000_000), TensorSize(dtype="float32", bytes=1_000_000)),
+)
 
 
 def rank_result(rank: int, world_size: int, sizes: ParameterSizes = SIZES) -> RankResult:
@@ -98,3 +111,32 @@ def cell_data(
         steps=steps,
         collectives=collectives if collectives is not None else pd.DataFrame(),
     )
+
+
+def calibration(
+    lines: dict[Collective, tuple[float, float]], devices: int = 2, smallest: int = 4096, largest: int = 256 << 20
+) -> Calibration:
+    """A calibration of one line per collective: alpha in microseconds, rate in GB/s."""
+    return Calibration(
+        schema_version=CALIBRATION_SCHEMA_VERSION,
+        dpscope_version="0",
+        created_at="2026-01-01T00:00:00+00:00",
+        source="measured",
+        settings=None,
+        backend="gloo",
+        environment=None,
+        device_names=(),
+        points=(),
+        fits=tuple(_fit(kind, devices, *line, smallest, largest) for kind, line in lines.items()),
+    )
+
+
+def _fit(kind: Collective, devices: int, alpha_us: float, gbps: float, smallest: int, largest: int) -> CollectiveFit:
+    piece = FitPiece(
+        from_bytes=0, to_bytes=None, alpha_us=alpha_us, alpha_low_us=alpha_us, alpha_high_us=alpha_us,
+        bandwidth_gbps=gbps, bandwidth_low_gbps=gbps, bandwidth_high_gbps=gbps,
+    )  # fmt: skip
+    return CollectiveFit(
+        collective=kind, devices=devices, pieces=(piece,), sizes=10, smallest_bytes=smallest, largest_bytes=largest,
+        median_relative_error=0.0, largest_relative_error=0.0, prediction_relative_error=0.1, interval_source="samples",
+    )  # fmt: skip

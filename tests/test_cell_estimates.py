@@ -1,13 +1,17 @@
 """Estimates, predictions and bandwidths of a cell made by hand: every expectation is worked out in the comments."""
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
 from dpscope.analysis.cell_summary import summarise_cell
-from dpscope.analysis.predictions import CostSources, predict_cell
+from dpscope.analysis.cost_sources import CostSources
+from dpscope.analysis.predictions import predict_cell
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.summary_row import Row
-from dpscope.profiling.run_types import Cell
-from tests.run_cells import all_reduces, cell_data, windows
+from dpscope.profiling.run_types import Cell, CellOptions
+from tests.run_cells import all_reduces, calibration, cell_data, windows
 
 STEPS = 6
 
@@ -36,9 +40,7 @@ def ddp(step_us: float = 1500.0) -> CellData:
 SINGLES = {8: single(8, 1000.0), 16: single(16, 1800.0)}
 
 
-def calibrated(kind: str, ranks: int, size_bytes: float) -> float | None:
-    """50 us + S / 10 GB/s; of all-reduces on two ranks only."""
-    return 50 + size_bytes / 1e4 if (kind, ranks) == ("all_reduce", 2) else None
+CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on two ranks
 
 
 def row(data: CellData, sources: CostSources) -> Row:
@@ -72,7 +74,7 @@ def test_an_estimates_error_is_its_reasons() -> None:
 
 
 def test_predicted_from_a_calibration() -> None:
-    found = row(ddp(), CostSources(calibrated=calibrated))
+    found = row(ddp(), CostSources(calibration=CALIBRATED))
     # 350 and 150 us a bucket: 500 against 600 measured
     assert found.values["prediction_source"] == "calibration"
     assert found.number("predicted_transfer_us") == 500
@@ -92,7 +94,7 @@ def test_predicted_from_the_specification() -> None:
 
 
 def test_per_collective() -> None:
-    first, second = predict_cell(ddp(), CostSources(calibrated=calibrated)).collectives
+    first, second = predict_cell(ddp(), CostSources(calibration=CALIBRATED)).collectives
     assert (first.size_bytes, first.per_step, first.measured_us, first.predicted_us) == (3e6, 1, 400, 350)
     assert first.relative_error == pytest.approx(-0.125)
     assert second.relative_error == pytest.approx(-0.25)
@@ -104,18 +106,79 @@ def test_ready_times_count_before_starts() -> None:
     ready = data.collectives["start_us"].map({500.0: 500.0, 800.0: 600.0})
     queued = CellData(**{**vars(data), "collectives": data.collectives.assign(ready_us=ready)})
     # 500-850, 850-1,000, backward ends at 600: 400 us exposed
-    assert row(queued, CostSources(calibrated=calibrated)).number("predicted_exposed_us") == 400
+    assert row(queued, CostSources(calibration=CALIBRATED)).number("predicted_exposed_us") == 400
 
 
 def test_a_calibration_of_other_collectives_predicts_nothing() -> None:
-    found = row(ddp(), CostSources(link_gbps=20.0, calibrated=lambda kind, ranks, size: None))
+    found = row(ddp(), CostSources(link_gbps=20.0, calibration=calibration({})))
     assert found.number("predicted_transfer_us") is None
-    assert found.reasons["predicted_transfer_us"] == "the calibration has no all_reduce on 2 ranks"
+    assert found.reasons["predicted_transfer_us"] == "the calibration holds no all_reduce on 2 ranks"
     assert found.number("ring_us") == 200  # the specification keeps its own column
 
 
+def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
+    """Each rank and step also broadcasts buffers of this size at 100 us: no transfer, for it is rooted."""
+    first = data.collectives.groupby(["rank", "step"], as_index=False).first()
+    rooted = first.assign(
+        kind="broadcast", bytes=size_bytes, start_us=100.0, transfer_us=float("nan"), wait_us=float("nan")
+    )
+    table = pd.concat([data.collectives, rooted.astype(data.collectives.dtypes)], ignore_index=True)
+    return replace(data, collectives=table)
+
+
+def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None:
+    data = with_buffer_broadcast(ddp(), 40_000)
+    found = row(data, CostSources(calibration=CALIBRATED))
+    assert found.number("predicted_transfer_us") == 500  # the all-reduces', of 600 measured
+    assert found.number("predicted_transfer_error") == pytest.approx(-1 / 6)
+    assert found.number("predicted_exposed_us") is None
+    assert found.reasons["predicted_exposed_us"] == "the calibration holds no broadcast on 2 ranks"
+    assert found.reasons["predicted_exposed_error"] == found.reasons["predicted_exposed_us"]
+    assert "the calibration predicts stands apart" in found.reasons["ring_us"]
+    rows = predict_cell(data, CostSources(calibration=CALIBRATED)).collectives
+    assert [(one.kind, one.measured_us, one.predicted_us, one.reason) for one in rows] == [
+        ("all_reduce", 400, 350, ""),
+        ("all_reduce", 200, 150, ""),
+        ("broadcast", None, None, "the calibration holds no broadcast on 2 ranks"),
+    ]
+
+
+def test_a_calibrated_broadcast_is_exposed_and_no_transfer() -> None:
+    """20 us + 40 kB / 10 GB/s = 24 us before the forward pass, all of it exposed, besides the buckets' 200 us."""
+    both = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
+    found = row(with_buffer_broadcast(ddp(), 40_000), CostSources(calibration=both))
+    assert found.number("predicted_transfer_us") == 500
+    assert found.number("predicted_exposed_us") == pytest.approx(224)
+
+
+def test_a_size_outside_the_calibration_is_predicted_and_told() -> None:
+    """160 B of buffers, 4 KiB the smallest size: the first line, 20 us + 160 B / 10 GB/s."""
+    both = calibration({"all_reduce": (50.0, 10.0), "broadcast": (20.0, 10.0)})
+    rows = predict_cell(with_buffer_broadcast(ddp(), 160), CostSources(calibration=both)).collectives
+    assert [one.extrapolated is None for one in rows] == [True, True, False]
+    assert rows[2].predicted_us == pytest.approx(20.016)
+    assert "below the smallest size" in str(rows[2].extrapolated)
+
+
+def test_dp_by_nccl_is_predicted_per_chunk() -> None:
+    """Two micro-batches, each with one broadcast and one reduce of 4 MB: 2 x (20 + 400 + 30 + 400) us."""
+    cell = Cell(strategy="dp", devices=2, batch_size=8, options=CellOptions(accumulate=2))
+    traced = windows(cell, STEPS, step_us=3000.0, compute_us=1000.0, communication_us=2000.0, exposed_us=2000.0)
+    kernels = pd.DataFrame([{"kind": "broadcast", "repeat": 0, "rank": 0, "device": 0, "step": 0}])
+    data = cell_data(cell, [[2900.0] * STEPS], traced, kernels)
+    both = calibration({"broadcast": (20.0, 10.0), "reduce": (30.0, 10.0)})
+    found = predict_cell(data, CostSources(calibration=both))
+    assert found.transfer_us == found.exposed_us == pytest.approx(1700)
+    assert [(one.kind, one.size_bytes, one.per_step) for one in found.collectives] == [
+        ("broadcast", 4e6, 2),
+        ("reduce", 4e6, 2),
+    ]
+    lacking = predict_cell(data, CostSources(calibration=calibration({"broadcast": (20.0, 10.0)})))
+    assert (lacking.transfer_us, lacking.transfer_reason) == (None, "the calibration holds no reduce on 2 ranks")
+
+
 def test_bandwidth_three_ways() -> None:
-    found = row(ddp(), CostSources(link_gbps=20.0, calibrated=calibrated))
+    found = row(ddp(), CostSources(link_gbps=20.0, calibration=CALIBRATED))
     # 4 MB x 2(N-1)/N = 4 MB on the wire: over 500, 700 and 600 us
     assert found.number("wire_bytes_per_step") == 4e6
     assert found.number("subtraction_gbps") == pytest.approx(8)
@@ -149,7 +212,7 @@ def test_dp_by_copies_is_predicted_from_the_link() -> None:
     assert found.number("wire_bytes_per_step") == 16e6
     assert found.number("communication_gbps") == pytest.approx(16)
     assert found.number("compute_spread") == 0
-    only_calibrated = row(data, CostSources(calibrated=calibrated))
+    only_calibrated = row(data, CostSources(calibration=CALIBRATED))
     assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]
 
 

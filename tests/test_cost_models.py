@@ -4,7 +4,6 @@ import pytest
 
 from dpscope.analysis.cost_models import (
     alpha_beta_us,
-    chunk_sizes,
     ddp_schedule,
     dp_nccl_us,
     dp_peer_copies_us,
@@ -34,30 +33,28 @@ def test_alpha_beta() -> None:
     assert alpha_beta_us(2e6, alpha_us=30.0, bandwidth_gbps=4.0) == pytest.approx(530)  # 30 + 2 MB / 4 GB/s
 
 
-def test_chunks_of_at_most_10_mib() -> None:
-    assert chunk_sizes(0) == []
-    assert chunk_sizes(10 << 20) == [10 << 20]
-    assert chunk_sizes(25 << 20) == [pytest.approx((25 << 20) / 3)] * 3
-
-
 def test_dp_by_nccl_pays_per_chunk() -> None:
-    """25 MiB of parameters, 1 MiB of buffers: 3 + 1 broadcasts, 3 reduces. A broadcast 5 us + S/10 GB/s, a reduce 7 us + S/10."""
+    """12 + 3 MiB of parameters and 1 MiB of buffers sent, 6 + 9 MiB of gradients reduced on 4 devices.
+
+    A broadcast takes 5 us + S/10 GB/s, a reduce 7 us + S/10.
+    """
 
     def cost(kind: str, ranks: int, size_bytes: float) -> float | None:
         assert ranks == 4
         return {"broadcast": 5.0, "reduce": 7.0}[kind] + size_bytes / 1e4
 
-    mib = (1 << 20) / 1e4
-    assert dp_nccl_us(25 << 20, 1 << 20, 4, cost) == pytest.approx(4 * 5 + 3 * 7 + (25 + 1 + 25) * mib)
+    mib = 1 << 20
+    found = dp_nccl_us([12 * mib, 3 * mib, mib], [6 * mib, 9 * mib], 4, cost)
+    assert found == pytest.approx(3 * 5 + 2 * 7 + (12 + 3 + 1 + 6 + 9) * mib / 1e4)
 
 
 def test_dp_needs_both_collectives_calibrated() -> None:
-    assert dp_nccl_us(1e6, 0, 2, lambda kind, ranks, size: None if kind == "reduce" else 1.0) is None
+    assert dp_nccl_us([1e6], [1e6], 2, lambda kind, ranks, size: None if kind == "reduce" else 1.0) is None
 
 
 def test_dp_by_copies_serves_one_device_after_another() -> None:
-    # 20 MB twice and 1 MB to each of 3 devices at 10 GB/s: 3 x 4,100 us; chunks 2 + 1 + 2 to each, 2 us: 3 x 5 x 2
-    assert dp_peer_copies_us(20e6, 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(12_300 + 30)
+    # 12 + 8 + 1 MB and 20 MB to each of 3 devices at 10 GB/s: 3 x 4,100 us; 4 chunks to each, 2 us: 3 x 4 x 2
+    assert dp_peer_copies_us([12e6, 8e6, 1e6], [20e6], 4, 10.0, latency_us=2.0) == pytest.approx(12_300 + 24)
 
 
 def test_buckets_wait_for_gradients_and_for_each_other() -> None:

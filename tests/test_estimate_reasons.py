@@ -5,7 +5,8 @@ import pandas as pd
 from dpscope.analysis.columns import NAMES
 from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.estimate_reasons import error_table, identity_table, reasons
-from dpscope.analysis.prediction_findings import likely_reasons, prediction_findings
+from dpscope.analysis.prediction_findings import collective_table, likely_reasons, prediction_findings
+from dpscope.analysis.predictions import CollectivePrediction
 
 VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
     "cell": "ddp-d2-b8",
@@ -37,8 +38,15 @@ VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
 }
 
 
-def comparison(values: dict[str, object]) -> Comparison:
-    return Comparison(table=pd.DataFrame([values], columns=list(NAMES)), reasons={}, gaps=())
+def comparison(values: dict[str, object], *predictions: CollectivePrediction) -> Comparison:
+    return Comparison(table=pd.DataFrame([values], columns=list(NAMES)), reasons={}, gaps=(), predictions=predictions)
+
+
+def bucket(size_bytes: float, measured_us: float | None, predicted_us: float | None) -> CollectivePrediction:
+    kind, reason = (
+        ("all_reduce", "") if predicted_us is not None else ("broadcast", "the calibration holds no broadcast")
+    )
+    return CollectivePrediction("ddp-d2-b8", kind, size_bytes, 2, 1.0, measured_us, predicted_us, reason)
 
 
 def test_reasons_are_measured_and_ordered_by_size() -> None:
@@ -98,3 +106,26 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
     assert any(one.startswith("queueing: 50.0 us") for one in likely_reasons(off | {"queue_us": 50.0}, ["transfer"]))
     (fast,) = likely_reasons(VALUES | {"predicted_transfer_error": 0.5}, ["transfer"])
     assert "calibration was made under other conditions" in fast
+
+
+def test_a_single_collective_that_is_off_is_told_though_the_sum_agrees() -> None:
+    """500 us of a step's 600 as predicted; 60 of 100 predicted; a bucket of 10 us is no notable part."""
+    values = VALUES | {"predicted_transfer_us": 560.0, "predicted_transfer_error": -0.07, "transfer_us": 610.0}
+    rows = (bucket(4e6, 500.0, 500.0), bucket(1e6, 100.0, 60.0), bucket(1e3, 10.0, 1.0))
+    (finding,) = prediction_findings(comparison(values, *rows))
+    assert "one by one 1.00 MB all_reduce -40%. Likely reasons: contention" in finding.message
+    assert list(prediction_findings(comparison(values, rows[0], rows[2]))) == []
+
+
+def test_what_the_calibration_lacks_is_a_finding_and_na_in_the_table() -> None:
+    values = VALUES | {"predicted_transfer_error": -0.1}
+    found = comparison(values, bucket(4e6, 500.0, 450.0), bucket(38_400, None, None))
+    (finding,) = prediction_findings(found)
+    assert finding.code == "calibration_incomplete"
+    assert finding.message.startswith("the calibration holds no broadcast, which ddp-d2-b8 uses")
+    assert "--collectives all_reduce,broadcast --devices 2" in finding.next_step
+    table = collective_table(found)
+    assert table is not None
+    assert [row[4:] for row in table.rows] == [("500.0", "450.0", "-10.0"), ("NA", "NA", "NA")]
+    assert any("predicted NA: the calibration holds no broadcast" in note for note in table.notes)
+    assert list(prediction_findings(comparison(values, bucket(4e6, 500.0, 450.0)))) == []

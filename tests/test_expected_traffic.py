@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.expected_traffic import broadcast_chunk_count, check_traffic, reduce_chunk_count
+from dpscope.analysis.expected_traffic import check_traffic
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.phases import DP_COMMUNICATION_PHASES, replica_range
 from dpscope.profiling.run_types import Cell, Finding, ParameterSizes, TensorSize
@@ -15,24 +15,6 @@ MIB = 1 << 20
 
 def tensors(*mebibytes: float, dtype: str = "float") -> tuple[TensorSize, ...]:
     return tuple(TensorSize(dtype=dtype, bytes=int(size * MIB)) for size in mebibytes)
-
-
-def test_broadcast_chunks_close_once_they_hold_the_limit() -> None:
-    # 6 + 6 >= 10 closes, 3 is left: two chunks of 12 and 3 MiB
-    assert broadcast_chunk_count(tensors(6, 6, 3)) == 2
-    assert broadcast_chunk_count(tensors(10)) == 1
-    assert broadcast_chunk_count(tensors(20, 1)) == 2
-    assert broadcast_chunk_count(()) == 0
-    # one chunk for each dtype
-    assert broadcast_chunk_count((*tensors(1, 1), *tensors(1, dtype="long"))) == 2
-
-
-def test_reduce_chunks_close_before_they_exceed_the_limit() -> None:
-    # 6 + 6 > 10: chunks of 6 and 6 + 3 MiB
-    assert reduce_chunk_count(tensors(6, 6, 3)) == 2
-    assert reduce_chunk_count(tensors(5, 5, 5)) == 2
-    assert reduce_chunk_count(tensors(20, 1)) == 2
-    assert reduce_chunk_count(()) == 0
 
 
 def sizes_of(generated: GeneratedTrace) -> ParameterSizes:
