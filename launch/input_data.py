@@ -7,8 +7,9 @@ seeded per process: the dropped units are not the same.
 
 import math
 import signal
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
@@ -21,9 +22,10 @@ from dpscope.profiling.run_types import Cell, RunConfig
 
 
 class BatchStream(Protocol):
-    """Batches without end; `epoch` is that of the batch handed out last."""
+    """Batches without end; `epoch` and `samples`, their indices in the data set, are those of the batch handed out last."""
 
     epoch: int
+    samples: Sequence[int]
     steps_per_epoch: int  # of a whole epoch, its short last batch included
     loader_workers: int
 
@@ -42,8 +44,9 @@ class SyntheticBatches:
 
     loader_workers = 0
 
-    def __init__(self, batch: Batch, steps_per_epoch: int) -> None:
+    def __init__(self, batch: Batch, samples: Sequence[int], steps_per_epoch: int) -> None:
         self._batch = batch
+        self.samples = samples
         self._handed_out = 0
         self.steps_per_epoch = steps_per_epoch
         self.epoch = 0
@@ -101,34 +104,46 @@ class RankOrderBatchSampler(Sampler[list[int]]):
 
 
 class _BatchRequests(Sampler[EpochSamples]):
-    """A sampler's batches with their epoch, as image sets ask for them: loader workers know no epoch."""
+    """A sampler's batches with their epoch, as image sets ask for them: loader workers know no epoch.
+
+    `ahead` holds those that were asked for and not handed out yet, in their order, which loaders keep.
+    """
 
     def __init__(self, sampler: RankOrderBatchSampler) -> None:
         self._sampler = sampler
+        self.ahead: deque[EpochSamples] = deque()
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[EpochSamples]:
-        return (EpochSamples(self._sampler.epoch, samples) for samples in self._sampler)
+        self.ahead.clear()
+        for samples in self._sampler:
+            self.ahead.append(EpochSamples(self._sampler.epoch, samples))
+            yield self.ahead[-1]
 
 
 class LoadedBatches:
     """Batches of a DataLoader, epoch after epoch."""
 
-    def __init__(self, loader: DataLoader[Any], sampler: RankOrderBatchSampler, workers: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], sampler: RankOrderBatchSampler, requests: _BatchRequests, workers: int
+    ) -> None:
         self._loader = loader
         self._sampler = sampler
+        self._requests = requests
         self._iterator: Iterator[Batch] | None = None
         self.steps_per_epoch = len(sampler)
         self.loader_workers = workers
         self.epoch = -1
+        self.samples: Sequence[int] = ()
 
     def next_batch(self) -> Batch:
         """The next batch, of the next epoch when this one is used up."""
         batch = next(self._iterator, None) if self._iterator is not None else None
         if batch is None:
             batch = next(self._begin(self.epoch + 1))
+        self.samples = self._requests.ahead.popleft().samples
         images, labels = batch
         return images, labels
 
@@ -160,16 +175,18 @@ def open_stream(
             for parts in zip(*shares, strict=True)
         )
         steps = math.ceil(config.samples / cell.global_batch_size)
-        return SyntheticBatches((images, labels), steps)
+        indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
+        samples = [index for part in by_micro_batches(indices, cell.options.accumulate) for index in part]
+        return SyntheticBatches((images, labels), samples, steps)
     images_to_learn = training_images(config, workload, augment)
     sampler = RankOrderBatchSampler(
         images_to_learn, cell.devices, ranks, cell.batch_size, config.seed, cell.options.accumulate
     )
-    requests: Any = _BatchRequests(sampler)  # DataLoader passes on whatever a batch sampler yields
+    requests = _BatchRequests(sampler)
     workers = loader_workers(config, cell, rank)
     loader: DataLoader[Any] = DataLoader(
         images_to_learn,
-        batch_sampler=requests,
+        batch_sampler=cast(Any, requests),  # a loader passes on whatever its batch sampler yields
         collate_fn=_as_it_is,
         num_workers=workers,
         pin_memory=config.pin_memory,
@@ -177,7 +194,7 @@ def open_stream(
         worker_init_fn=_bind_to_parent if workers else None,
         generator=torch.Generator().manual_seed(config.seed + rank),
     )
-    return LoadedBatches(loader, sampler, workers)
+    return LoadedBatches(loader, sampler, requests, workers)
 
 
 def loader_workers(config: RunConfig, cell: Cell, rank: int) -> int:

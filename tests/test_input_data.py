@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from dpscope.launch.data_files import check_data
+from dpscope.launch.image_sets import EpochSamples, training_images
 from dpscope.launch.input_data import RankOrderBatchSampler, loader_workers, open_stream
 from dpscope.launch.run_config import load_config
 from dpscope.launch.workloads import Workload
@@ -53,6 +54,17 @@ def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
         assert orders[-1] == list(expected)
     assert orders[0] != orders[1]
     assert len(sampler) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_tell_which_samples_they_hold(workers: int) -> None:
+    stream = open_stream(config(data="fake", workers=workers), DDP, WORKLOAD, 1, HOST)
+    all_samples = training_images(config(data="fake"), WORKLOAD)
+    for _ in range(6):  # four batches an epoch, the last of them one sample
+        batch = stream.next_batch()[0]
+        assert torch.equal(batch, all_samples.__getitems__(EpochSamples(stream.epoch, stream.samples))[0])
+    synthetic = open_stream(config(data="synthetic"), DDP, WORKLOAD, 1, HOST)
+    assert list(synthetic.samples) == [3, 4, 5]  # rank 0 has 0, 1, 2
 
 
 def test_epochs_are_counted() -> None:
