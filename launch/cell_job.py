@@ -11,7 +11,7 @@ from torch import distributed
 from dpscope.launch.cell_passes import CellProcess, Measured, run_passes
 from dpscope.launch.input_data import open_stream
 from dpscope.launch.job_devices import devices_of, join_process_group
-from dpscope.launch.micro_batches import MicroBatching
+from dpscope.launch.micro_batches import micro_batching
 from dpscope.launch.strategies import wrap
 from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
@@ -70,16 +70,11 @@ def _prepare(
         rank=place.rank,
         devices=devices,
         model=wrapped,
-        step=TrainStep(wrapped, batches, job.config, devices[0], _micro_batching(job.cell)),
+        step=TrainStep(wrapped, batches, job.config, devices[0], micro_batching(job.cell)),
         folder=job.folder,
         report=report,
     )
     return process, sizes
-
-
-def _micro_batching(cell: Cell) -> MicroBatching:
-    shares = 1 if cell.strategy == "ddp" else cell.devices
-    return MicroBatching(count=cell.options.accumulate, shares=shares)
 
 
 def _device_states(

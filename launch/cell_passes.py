@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dpscope.launch.job_devices import synchronise
 from dpscope.launch.train_step import TrainStep
 from dpscope.profiling import ddp_counters
 from dpscope.profiling.run_store import RepeatFolder, write_json
@@ -32,15 +33,7 @@ class CellProcess:
 
     def synchronise(self) -> None:
         """Wait for this process's devices and for the other processes."""
-        self._finish_device_work()
-        if distributed.is_initialized():
-            distributed.barrier()
-            self._finish_device_work()
-
-    def _finish_device_work(self) -> None:
-        for device in self.devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        synchronise(self.devices)
 
 
 @dataclass(frozen=True)

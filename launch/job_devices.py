@@ -1,5 +1,6 @@
 """The devices one process of a job drives, and the process group it joins."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -29,3 +30,17 @@ def join_process_group(device: torch.device, timeout_s: float) -> None:
         distributed.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         distributed.init_process_group("gloo", timeout=timeout)
+
+
+def synchronise(devices: Sequence[torch.device]) -> None:
+    """Wait for a process's devices and for the other processes of its job."""
+    _finish_work(devices)
+    if distributed.is_initialized():
+        distributed.barrier()
+        _finish_work(devices)
+
+
+def _finish_work(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)

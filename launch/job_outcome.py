@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.launch.job_files import FailureNote, looks_like_out_of_memory, read_failures
-from dpscope.profiling.run_store import RepeatFolder
+from dpscope.profiling.run_store import JobFolder
 from dpscope.profiling.run_types import CellStatus
 
 TAIL_LINES_FIRST = 25  # of the rank that failed first
@@ -27,10 +27,9 @@ class JobOutcome:
     log_tail: tuple[str, ...] = ()
 
 
-def job_outcome(folder: RepeatFolder, exit_status: int | None, timeout_s: float, last_pass: str | None) -> JobOutcome:
+def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, last_pass: str | None) -> JobOutcome:
     """Tell how a job ended; `exit_status` is torchrun's, None when it passed its time limit."""
-    result = folder.result()
-    if result is not None and result.status == "ok":
+    if folder.status() == "ok":
         return JobOutcome(status="ok")
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     if exit_status is None:
@@ -42,7 +41,7 @@ def job_outcome(folder: RepeatFolder, exit_status: int | None, timeout_s: float,
     return JobOutcome(status=status, message=f"{message} ({_where(last_pass)})", log_tail=_log_tail(log, rank))
 
 
-def interrupted(folder: RepeatFolder, last_pass: str | None) -> JobOutcome:
+def interrupted(folder: JobFolder, last_pass: str | None) -> JobOutcome:
     """The outcome of a job that its sweep was told to stop."""
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     message = f"interrupted ({_where(last_pass)}); the same command resumes the run"

@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dpscope.profiling.run_types import Cell
+
 _Share = TypeVar("_Share", list[int], Tensor)
 
 
@@ -47,3 +49,8 @@ class MicroBatching:
             return [(images, labels)]
         sizes = [size * self.shares for size in part_sizes(len(labels) // self.shares, self.count)]
         return list(zip(torch.split(images, sizes), torch.split(labels, sizes), strict=True))
+
+
+def micro_batching(cell: Cell) -> MicroBatching:
+    """How the processes of a cell cut their batches."""
+    return MicroBatching(count=cell.options.accumulate, shares=1 if cell.strategy == "ddp" else cell.devices)

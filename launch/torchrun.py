@@ -15,7 +15,7 @@ from typing import Literal
 
 from dpscope.launch.job_files import STARTED_AT_VARIABLE, read_progress
 from dpscope.launch.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, die_with_process, has_token
-from dpscope.profiling.run_store import RepeatFolder, RunFolder
+from dpscope.profiling.run_store import JobFolder, RunFolder
 from dpscope.profiling.run_types import Cell
 
 JobWait = Literal["exited", "timed_out", "stopped"]
@@ -32,7 +32,7 @@ def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
     return [*torchrun_prefix(cell.processes, folder), *worker]
 
 
-def torchrun_prefix(processes: int, folder: RepeatFolder) -> list[str]:
+def torchrun_prefix(processes: int, folder: JobFolder) -> list[str]:
     """torchrun on this host with dpscope's settings; what each process is to run follows it."""
     return [
         sys.executable,
@@ -42,7 +42,7 @@ def torchrun_prefix(processes: int, folder: RepeatFolder) -> list[str]:
     ]
 
 
-def _torchrun_folder(folder: RepeatFolder) -> Path:
+def _torchrun_folder(folder: JobFolder) -> Path:
     return folder.path / "torchrun"
 
 
@@ -54,9 +54,7 @@ class TorchrunJob:
     /proc) torchrun's process group has to do: torchrun, when told to end, ends its workers.
     """
 
-    def __init__(
-        self, command: Sequence[str], folder: RepeatFolder, threads: int, run: RunFolder | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None = None) -> None:
         """Start it; with `run` its processes can be found by `end_leftovers` as well."""
         self._folder = folder
         self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"

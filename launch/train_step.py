@@ -1,5 +1,6 @@
 """One training step, the same code for every strategy."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,6 +17,13 @@ from dpscope.profiling.step_timer import BatchArrived, StepCounts, nothing
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+OnForward = Callable[[Tensor, Tensor, Tensor], None]
+"""Told of every forward: its logits, its labels and its mean loss, none of which remember how they were computed."""
+
+
+def heed_no_forward(logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
+    """Does nothing: for steps whose learning nobody follows."""
+
 
 class TrainStep:
     """Fetch a batch, move it, forward, backward, optimizer step; each phase a named range in a trace.
@@ -31,6 +39,8 @@ class TrainStep:
         config: RunConfig,
         device: torch.device,
         micro_batching: MicroBatching = MicroBatching(),  # noqa: B008 (frozen)
+        label_smoothing: float = 0.0,
+        on_forward: OnForward = heed_no_forward,
     ) -> None:
         self.model = model
         self.batches = batches
@@ -39,14 +49,16 @@ class TrainStep:
         # DDP learns a static graph from its first backward, which therefore must reduce.
         self._graph_to_learn = isinstance(model, DistributedDataParallel) and bool(model.static_graph)
         self._device = device
-        self._optimizer = torch.optim.SGD(
+        self._label_smoothing = label_smoothing
+        self._on_forward = on_forward
+        self.optimizer = torch.optim.SGD(
             model.parameters(),
             lr=config.learning_rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
         # Only fp16's range is short enough to need its gradients scaled.
-        self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
 
     def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
         """Train on the next batch; on CUDA the work is queued, not finished, when this returns."""
@@ -63,20 +75,22 @@ class TrainStep:
                 losses.append(self._add_gradients(part, part_labels, len(part_labels) / len(labels)))
         self._graph_to_learn = False
         with record_function(OPTIMIZER):
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-            self._optimizer.zero_grad(set_to_none=True)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         self.last_loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         return StepCounts(samples=len(labels))
 
     def _add_gradients(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
         with record_function(FORWARD):
-            loss = nn.functional.cross_entropy(self.model(images).float(), labels)
+            logits = self.model(images).float()
+            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=self._label_smoothing)
+            self._on_forward(logits.detach(), labels, loss.detach())
             if weight != 1:
                 loss = loss * weight
         with record_function(BACKWARD):
-            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _without_reduction(self) -> AbstractContextManager[None]:

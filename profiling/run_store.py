@@ -6,6 +6,8 @@ runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
 runs/<run>/cells/<cell>/repeat<k>/counters/   <node>_<rank>.pt.trace.json.gz, <node>_<rank>.json
 runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure beside it
 runs/<run>/report/
+
+profiling/train_store.py says what `dpscope train` adds.
 """
 
 import os
@@ -23,6 +25,7 @@ from dpscope.profiling.run_types import (
     SCHEMA_VERSION,
     Cell,
     CellResult,
+    CellStatus,
     DdpCounters,
     Manifest,
     RankResult,
@@ -86,8 +89,8 @@ def read_json(path: Path, kind: type[_Stored]) -> _Stored:
         ) from error
 
 
-class RepeatFolder:
-    """One repeat of one cell."""
+class JobFolder:
+    """What one torchrun job writes to: its log, and last of all its result."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,6 +102,20 @@ class RepeatFolder:
     @property
     def log_path(self) -> Path:
         return self.path / "log.txt"
+
+    def status(self) -> CellStatus | None:
+        """How the job ended, None while it has no result."""
+        return read_json(self.result_path, _Ended).status if self.result_path.exists() else None
+
+
+class _Ended(msgspec.Struct):
+    """What the results of all kinds of jobs have."""
+
+    status: CellStatus
+
+
+class RepeatFolder(JobFolder):
+    """One repeat of one cell."""
 
     def rank_path(self, node: int, rank: int) -> Path:
         return self.path / f"rank_{node}_{rank}.json"
@@ -204,12 +221,7 @@ class RunFolder:
             if (self.path / "cells" / cell.name).exists()
             else []
         )
-        return [(index, folder) for index, folder in folders if _is_ok(folder)]
-
-
-def _is_ok(folder: RepeatFolder) -> bool:
-    result = folder.result()
-    return result is not None and result.status == "ok"
+        return [(index, folder) for index, folder in folders if folder.status() == "ok"]
 
 
 def is_run_folder(path: Path) -> bool:

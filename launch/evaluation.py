@@ -1,0 +1,58 @@
+"""Testing a model on images it did not learn from, each of them once, shared by the processes of a job."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, distributed, nn
+
+from dpscope.launch.image_sets import EpochSamples, ImageSet
+from dpscope.launch.learning_sums import Learned, LearningSums
+
+
+def shard(samples: int, rank: int, world_size: int) -> range:
+    """The samples that one process tests: as many as another's or one more, none twice.
+
+    >>> [list(shard(5, rank, 2)) for rank in (0, 1)]
+    [[0, 1], [2, 3, 4]]
+    """
+    return range(rank * samples // world_size, (rank + 1) * samples // world_size)
+
+
+def evaluate(model: nn.Module, images: ImageSet, samples: range, batch_size: int, device: torch.device) -> Learned:
+    """Loss (plain cross-entropy) and accuracy over the samples of all processes, this one's being `samples`.
+
+    The model is tested as it would be saved, which is as rank 0 has it, in eval mode; it comes back as it was.
+    """
+    sums = LearningSums(device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), _buffers_of_rank_zero(model):
+        for start in range(0, len(samples), batch_size):
+            chosen = samples[start : start + batch_size]
+            batch, labels = (
+                part.to(device, non_blocking=True) for part in images.__getitems__(EpochSamples(0, chosen))
+            )
+            logits = model(batch).float()
+            sums.add(logits, labels, nn.functional.cross_entropy(logits.double(), labels))
+    model.train(was_training)
+    return sums.over_all_processes()
+
+
+@contextmanager
+def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
+    """Rank 0's buffers on every process: each rank's batch norm has running statistics of its own share."""
+    if not distributed.is_initialized():
+        yield
+        return
+    buffers = list(model.buffers())
+    own = [buffer.clone() for buffer in buffers]
+    for buffer in buffers:
+        distributed.broadcast(buffer, src=0)
+    yield
+    _copy(own, buffers)
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)

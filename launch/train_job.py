@@ -1,0 +1,165 @@
+"""One process's part of a training: process group, model, data, epochs, and what is saved of them."""
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from torch import distributed, nn
+
+from dpscope.launch.augmentation import random_words
+from dpscope.launch.devices import DeviceType
+from dpscope.launch.evaluation import evaluate, shard
+from dpscope.launch.image_sets import test_images
+from dpscope.launch.input_data import open_stream
+from dpscope.launch.job_devices import devices_of, join_process_group, synchronise
+from dpscope.launch.learning_rate import LearningRateSchedule, scaled_learning_rate
+from dpscope.launch.learning_sums import Learned, LearningSums
+from dpscope.launch.micro_batches import micro_batching
+from dpscope.launch.strategies import wrap
+from dpscope.launch.train_loop import NoHooks, train
+from dpscope.launch.train_state import TrainState
+from dpscope.launch.train_step import TrainStep, with_precision
+from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.launch.workloads import Workload, build_workload, parameter_sizes
+from dpscope.profiling.run_store import DpscopeError, write_json
+from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.profiling.train_store import TrainingFolder
+from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainResult
+
+_LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What a job's processes are to train, and where it goes."""
+
+    config: TrainConfig
+    cell: Cell
+    seed: int
+    kind: DeviceType
+    threads: int
+    folder: TrainingFolder
+
+    @property
+    def settings(self) -> RunConfig:
+        """The settings shared with measuring, with this training's seed and learning rate."""
+        learning_rate = scaled_learning_rate(self.config, self.cell)
+        return msgspec.structs.replace(self.config.run, seed=self.seed, learning_rate=learning_rate)
+
+
+def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Callable[[str], None]) -> None:
+    """Train a cell in this process; global rank 0 saves each epoch's record and, last, the result.
+
+    `began_s` is the Unix time the job started, `report` is told what begins.
+    """
+    torch.set_num_threads(job.threads)
+    devices = devices_of(job.cell, job.kind, place)
+    if job.cell.strategy == "ddp":
+        join_process_group(devices[0], min(job.config.run.timeout_s, _LONGEST_WAIT_S))
+    state, test = prepare(job, place, devices)
+    report("training")
+    record = functools.partial(_record, job, place, state)
+    train(state, job.config.epochs, functools.partial(synchronise, devices), test, record, NoHooks())
+    if place.rank == 0:
+        result = TrainResult(
+            cell=job.cell,
+            seed=job.seed,
+            status="ok",
+            epochs=state.epochs,
+            duration_s=time.time() - began_s,
+            parameter_count=parameter_sizes(state.model).parameter_count,
+        )
+        write_json(job.folder.result_path, result)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def prepare(
+    job: TrainJob, place: TorchrunPlace, devices: tuple[torch.device, ...]
+) -> tuple[TrainState, Callable[[], Learned]]:
+    """The state of a training that has not begun, and its test."""
+    settings, cell, device = job.settings, job.cell, devices[0]
+    _seed_all(job.seed)
+    workload = build_workload(settings.model)
+    _check_fit(settings, workload)
+    model = workload.model.to(device).train()
+    precise = with_precision(model, settings.amp, device)
+    wrapped = wrap(precise, cell.strategy, cell.devices, device, cell.options)
+    # From here on each process draws numbers of its own, so that ranks do not drop the same units.
+    _seed_all(int(random_words(job.seed, 0, [place.rank])[0] >> np.uint64(1)))
+    batches = open_stream(settings, cell, workload, place.rank, device, job.config.augment)
+    sums = LearningSums(device)
+    step = TrainStep(
+        wrapped, batches, settings, device, micro_batching(cell), job.config.label_smoothing, on_forward=sums.add
+    )
+    schedule = LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
+    state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
+    return state, _test(job, place, workload, wrapped, precise, device)
+
+
+def _test(
+    job: TrainJob,
+    place: TorchrunPlace,
+    workload: Workload,
+    wrapped: nn.Module,
+    precise: nn.Module,
+    device: torch.device,
+) -> Callable[[], Learned]:
+    """DataParallel tests on all its devices; DDP's processes each test their samples with a model of their own."""
+    images = test_images(job.settings, workload)
+    samples = shard(len(images), place.rank, place.world_size)
+    shares = 1 if job.cell.strategy == "ddp" else job.cell.devices
+    tested = precise if job.cell.strategy == "ddp" else wrapped
+    return lambda: evaluate(tested, images, samples, shares * job.config.eval_batch_size, device)
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+
+
+def _check_fit(settings: RunConfig, workload: Workload) -> None:
+    """Raise DpscopeError for a model that cannot tell the data's classes apart."""
+    classes = 10 if settings.data in ("digits", "cifar10") else workload.classes
+    if workload.classes < classes:
+        raise DpscopeError(
+            f"--model {settings.model}: it tells {workload.classes} classes apart and {settings.data} has {classes}; "
+            "give it as many outputs and return (module, shape of a sample, classes)"
+        )
+
+
+def _record(
+    job: TrainJob, place: TorchrunPlace, state: TrainState, learned: Learned, tested: Learned, evaluation_s: float
+) -> None:
+    """Record an epoch; rank 0 saves it."""
+    cell = job.cell
+    record = EpochRecord(
+        cell=cell.name,
+        strategy=cell.strategy,
+        devices=cell.devices,
+        variant=cell.variant,
+        batch_size=cell.batch_size,
+        global_batch_size=cell.global_batch_size,
+        seed=job.seed,
+        epoch=state.epochs + 1,
+        train_loss=learned.loss,
+        train_accuracy=learned.accuracy,
+        test_loss=tested.loss,
+        test_accuracy=tested.accuracy,
+        learning_rate=state.learning_rate,
+        train_s=state.train_s,
+        evaluation_s=evaluation_s,
+        trained_s=sum(one.train_s for one in state.records) + state.train_s,
+        ended_at_s=time.time(),
+        train_samples=learned.samples,
+        test_samples=tested.samples,
+    )
+    state.records.append(record)
+    if place.rank == 0:
+        write_json(job.folder.epochs_path, state.records)

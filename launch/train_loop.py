@@ -1,0 +1,79 @@
+"""Epochs of training and testing, and the hooks between them. Times them apart."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from dpscope.launch.learning_sums import Learned
+from dpscope.launch.train_state import TrainState
+
+EpochEnded = Callable[[Learned, Learned, float], None]
+"""Told what was learned from an epoch, what the test says after it, and how many seconds the test took."""
+
+
+class TrainHooks(Protocol):
+    """What happens between steps and epochs; every process of a job calls the same hooks in the same order."""
+
+    def stop_after_step(self, state: TrainState) -> bool:
+        """Whether to stop here, the same on every process. On CUDA the step is queued, not finished."""
+
+    def after_epoch(self, state: TrainState) -> bool:
+        """An epoch is trained, tested and recorded, here with `state.steps` 0; whether to stop, as above."""
+
+
+class NoHooks:
+    """Goes on to the last epoch."""
+
+    def stop_after_step(self, state: TrainState) -> bool:
+        """Never."""
+        return False
+
+    def after_epoch(self, state: TrainState) -> bool:
+        """Never."""
+        return False
+
+
+def train(
+    state: TrainState,
+    epochs: int,
+    synchronise: Callable[[], None],
+    test: Callable[[], Learned],
+    epoch_ended: EpochEnded,
+    hooks: TrainHooks,
+) -> bool:
+    """Train until `epochs` are finished, from wherever `state` is; False when a hook stopped it before.
+
+    `synchronise` waits for this process's devices and for the other processes; `epoch_ended` records an epoch.
+    """
+    while state.epochs < epochs:
+        if _train_epoch(state, synchronise, hooks):
+            return False
+        began_s = time.perf_counter()
+        tested = test()
+        synchronise()
+        epoch_ended(state.sums.over_all_processes(), tested, time.perf_counter() - began_s)
+        state.schedule.after_epoch()
+        state.epochs += 1
+        state.steps, state.train_s = 0, 0.0
+        state.sums.clear()
+        if hooks.after_epoch(state) and state.epochs < epochs:
+            return False
+    return True
+
+
+def _train_epoch(state: TrainState, synchronise: Callable[[], None], hooks: TrainHooks) -> bool:
+    """Take what is left of an epoch's steps; True when a hook stopped it."""
+    batches = state.step.batches
+    synchronise()
+    began_s = time.perf_counter()
+    batches.start_epoch(state.epochs, state.steps)
+    stopped = False
+    while state.steps < batches.steps_per_epoch and not stopped:
+        state.learning_rate = state.schedule.learning_rate
+        state.step()
+        state.schedule.after_step()
+        state.steps += 1
+        stopped = hooks.stop_after_step(state)
+    synchronise()
+    state.train_s += time.perf_counter() - began_s
+    return stopped

@@ -1,0 +1,83 @@
+"""Where trainings lie in a run folder; profiling/train_types.py lists the files. Imports no torch."""
+
+import shutil
+from pathlib import Path
+
+from dpscope.profiling.run_store import DpscopeError, JobFolder, read_json
+from dpscope.profiling.run_types import Cell
+from dpscope.profiling.train_types import (
+    TRAIN_SCHEMA_VERSION,
+    EpochRecord,
+    TrainLog,
+    TrainManifest,
+    TrainResult,
+)
+
+TRAIN_LOG_NAME = "train.json"
+TRAIN_MANIFEST_NAME = "train_manifest.json"
+TRAININGS_NAME = "training"
+
+
+class TrainingFolder(JobFolder):
+    """One training: a cell with a seed."""
+
+    @property
+    def epochs_path(self) -> Path:
+        return self.path / "epochs.json"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    def epochs(self) -> list[EpochRecord]:
+        """Its epochs so far, in order."""
+        return read_json(self.epochs_path, list[EpochRecord]) if self.epochs_path.exists() else []
+
+    def result(self) -> TrainResult | None:
+        """How it ended, None while it has not."""
+        return read_json(self.result_path, TrainResult) if self.result_path.exists() else None
+
+    def clear(self) -> None:
+        """Remove everything of it, its result first: a folder half removed must not read as done."""
+        self.result_path.unlink(missing_ok=True)
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+
+class TrainFolder:
+    """The trainings of a run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / TRAIN_MANIFEST_NAME
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / TRAIN_LOG_NAME
+
+    def training(self, cell: Cell, seed: int) -> TrainingFolder:
+        return TrainingFolder(self.path / TRAININGS_NAME / cell.name / f"seed{seed}")
+
+    def manifest(self) -> TrainManifest:
+        """The manifest; raises DpscopeError when nothing was trained here, or with another schema."""
+        if not self.manifest_path.exists():
+            raise DpscopeError(f"{self.path} holds no training: it has no {TRAIN_MANIFEST_NAME}; see `dpscope train`")
+        manifest = read_json(self.manifest_path, TrainManifest)
+        if manifest.schema_version != TRAIN_SCHEMA_VERSION:
+            raise DpscopeError(
+                f"{self.manifest_path} has schema version {manifest.schema_version}, this dpscope reads "
+                f"{TRAIN_SCHEMA_VERSION}; read it with the dpscope {manifest.dpscope_version} that wrote it"
+            )
+        return manifest
+
+    def log(self) -> TrainLog:
+        """Every epoch of every training, as last written."""
+        return read_json(self.log_path, TrainLog)
+
+
+def is_train_folder(path: Path) -> bool:
+    """Whether something was trained with this run folder."""
+    return (path / TRAIN_MANIFEST_NAME).is_file()
