@@ -1,45 +1,39 @@
 """What the gradients' all-reduce would take on other links: predicted from specifications, not measured."""
 
-from typing import NamedTuple
-
 from dpscope.analysis.cost_models import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.predictions import model_sizes
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.units import Unit, show, show_bytes
-from dpscope.profiling.link_specifications import NVLINK_GBPS, pcie_gbps
+from dpscope.profiling.link_specifications import ETHERNET_GBPS, INFINIBAND_GBPS, gpu_model, model_link, pcie_gbps
 
-
-class Link(NamedTuple):
-    """A link's specification in one direction."""
-
-    name: str
-    gbps: float  # 1e9 B/s
-
-
-LINKS = (
-    Link("Ethernet 1 Gb/s", 1 / 8),
-    Link("Ethernet 10 Gb/s", 10 / 8),
-    Link("Ethernet 100 Gb/s", 100 / 8),
-    Link("InfiniBand EDR 100 Gb/s", 100 / 8),
-    Link("InfiniBand HDR 200 Gb/s", 200 / 8),
-    Link("InfiniBand NDR 400 Gb/s", 400 / 8),
-    Link("PCIe 3.0 x16", pcie_gbps(3)),
-    Link("PCIe 4.0 x16", pcie_gbps(4)),
-    Link("PCIe 5.0 x16", pcie_gbps(5)),
-    Link("NVLink 2 (V100, 6 links)", 6 * NVLINK_GBPS[2]),
-    Link("NVLink 3 (A100, 12 links)", 12 * NVLINK_GBPS[3]),
-    Link("NVLink 4 (H100, 18 links)", 18 * NVLINK_GBPS[4]),
-    Link("NVLink 5 (B200, 18 links)", 18 * NVLINK_GBPS[5]),
+_NETWORKS = (
+    *(f"Ethernet {rate} Gb/s" for rate in (1, 10, 100)),
+    *(f"InfiniBand {name}" for name in ("EDR x4 (100 Gb/s)", "HDR x4 (200 Gb/s)", "NDR x4 (400 Gb/s)")),
 )
-"""Ethernet: IEEE 802.3; InfiniBand: IBTA roadmap, 4 lanes; PCIe: base specifications 3.0 to 5.0; NVLink: NVIDIA's data sheets of
-the GPUs named, which give both directions together: 300, 600, 900, 1800 GB/s."""
+_PCIE_GENERATIONS = (3, 4, 5)
+_NVLINK_MODELS = ("V100-SXM2", "A100-SXM4", "H100 SXM5", "B200")  # NVLink 2 to 5
+
+
+def projected_links() -> dict[str, float]:
+    """GB/s of one direction as specified, by name: networks, PCIe x16, all NVLinks of a GPU of each generation."""
+    networks = ETHERNET_GBPS | INFINIBAND_GBPS
+    links = {name: networks[name] for name in _NETWORKS}
+    links |= {f"PCIe {generation}.0 x16": pcie_gbps(generation) for generation in _PCIE_GENERATIONS}
+    for name in _NVLINK_MODELS:
+        model = gpu_model(name)
+        link = model_link(model) if model is not None else None
+        assert model is not None
+        assert link is not None
+        links[f"{link.name} ({model.title})"] = link.gbps
+    return links
+
 
 _SHARES = (1.0, 0.5, 0.25)
 
 
 def projection_table(run: RunData) -> TextTable | None:
-    """Predicted transfer time on LINKS for the gradients and for half and a quarter of their bytes.
+    """Predicted transfer time on `projected_links` for the gradients and for half and a quarter of their bytes.
 
     Of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
     without a multi-device cell.
@@ -63,14 +57,14 @@ def projection_table(run: RunData) -> TextTable | None:
         headings=("link", "one way [GB/s]", *(f"{size} [ms]" for size in moved)),
         rows=tuple(
             (
-                link.name,
-                f"{link.gbps:.3f}",
-                *(show(predicted_us(share, link.gbps), milliseconds) for share in _SHARES),
+                name,
+                f"{gbps:.3f}",
+                *(show(predicted_us(share, gbps), milliseconds) for share in _SHARES),
             )
-            for link in LINKS
+            for name, gbps in projected_links().items()
         ),
         notes=(
-            "a lower bound: the specification's rate, no latency, no contention, every hop on this link",
+            "rates: docs/links.md, with sources; a lower bound: no latency, no contention, every hop on this link",
             "half: gradients in 16 bits; a quarter: in 8 bits or compressed 4 times",
         ),
     )

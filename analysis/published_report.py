@@ -17,6 +17,7 @@ from dpscope.analysis.published_estimates import Estimate, estimates
 from dpscope.analysis.published_findings import table_findings
 from dpscope.analysis.published_tables import read_claims, read_epoch_times
 from dpscope.analysis.published_wording import place, shortened
+from dpscope.analysis.units import NA
 from dpscope.profiling.run_types import Finding
 
 WIDTH = 80
@@ -29,7 +30,7 @@ LEGEND = (
     "strong, weak: speedup at the same global batch, and at the same batch per device (* one of the two: the "
     "table does not say what its batch_size is); compute s: one device's time for its share of an epoch; added "
     "s: wall time an epoch takes beyond that (same_local_batch), low and high what the clock's resolution allows; "
-    "? is unknown: the findings and the estimates themselves say why."
+    f"{NA} is unknown: the findings and the estimates themselves say why."
 )
 
 
@@ -147,8 +148,8 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A value to so many significant digits, ? where unknown."""
-    return "?" if value is None else f"{value:.{digits}g}"
+    """A value to so many significant digits, NA where unknown."""
+    return NA if value is None else f"{value:.{digits}g}"
 
 
 def _by_setting(found: Sequence[Estimate]) -> dict[str, list[dict[tuple[str, str], Estimate]]]:

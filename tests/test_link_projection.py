@@ -1,0 +1,48 @@
+"""What the gradients would take on other links: by hand, from the one table of specifications."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.link_projection import projected_links, projection_table
+from dpscope.analysis.run_analysis import CellData, RunData, load_run
+from dpscope.profiling.run_types import Cell
+from tests.run_cells import cell_data, windows
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+
+
+def run_of(*cells: CellData) -> RunData:
+    example = load_run(EXAMPLE)
+    return RunData(example.folder, example.manifest, {data.cell.name: data for data in cells})
+
+
+def measured(cell: Cell) -> CellData:
+    return cell_data(cell, [[1000.0] * 5], windows(cell, 3, step_us=1000.0))
+
+
+def test_rates_are_one_direction() -> None:
+    links = projected_links()
+    assert links["Ethernet 10 Gb/s"] == 1.25
+    assert links["InfiniBand HDR x4 (200 Gb/s)"] == 25
+    assert links["PCIe 4.0 x16"] == pytest.approx(31.5, abs=0.02)
+    # data sheets: 300, 600, 900, 1800 GB/s both ways
+    assert [rate for name, rate in links.items() if name.startswith("NVLink")] == [150, 300, 450, 900]
+    assert len(links) == 13
+
+
+def test_the_gradients_on_a_ring_whole_half_and_a_quarter() -> None:
+    """4 MB on 4 devices: 2 x 3/4 x 4 MB = 6 MB over 0.125 GB/s: 48 ms."""
+    table = projection_table(run_of(measured(Cell(strategy="ddp", devices=4, batch_size=8))))
+    assert table is not None
+    assert table.title.startswith("Predicted, not measured: ring all-reduce")
+    assert table.headings[2:] == ("4.00 MB [ms]", "2.00 MB [ms]", "1.00 MB [ms]")
+    assert {row[0]: row[2:] for row in table.rows}["Ethernet 1 Gb/s"] == ("48.000", "24.000", "12.000")
+
+
+def test_dataparallel_sends_and_reduces() -> None:
+    """4 MB out and 4 MB back at 1.25 GB/s: 6.4 ms; no multi-device cell, no table."""
+    table = projection_table(run_of(measured(Cell(strategy="dp", devices=2, batch_size=8))))
+    assert table is not None
+    assert {row[0]: row[2] for row in table.rows}["Ethernet 10 Gb/s"] == "6.400"
+    assert projection_table(run_of(measured(Cell(strategy="single", devices=1, batch_size=8)))) is None
