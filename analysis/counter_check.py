@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis import intervals
+from dpscope.analysis.cell_findings import MEASURE_AGAIN, cell_error
 from dpscope.profiling.run_types import Cell, DdpCounters, Finding
 
 SPAN_TOLERANCE = 0.10
@@ -104,18 +105,18 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
 
 def counters_not_compared(cell: Cell, why: str) -> Finding:
     """The self-check did not take place: its silence must not read as agreement."""
-    return Finding(
-        severity="error",
-        code="counters_not_compared",
-        message=f"{cell.name}: DDP's own counters could not be compared with the trace: {why}",
-        next_step="measure the cell again (`dpscope run --fresh`) before trusting its communication",
+    return cell_error(
+        cell,
+        "counters_not_compared",
+        f"DDP's own counters could not be compared with the trace: {why}",
+        f"{MEASURE_AGAIN} before trusting its communication",
     )
 
 
 def _mismatch(cell: Cell, check: CounterCheck, code: str, what: str) -> Finding:
-    return Finding(
-        severity="error",
-        code=code,
-        message=f"{cell.name}: rank {check.rank}: {what} ({check.steps} steps of the counters pass)",
-        next_step="trust the cell's communication numbers only after measuring it again without a mismatch",
+    return cell_error(
+        cell,
+        code,
+        f"rank {check.rank}: {what} ({check.steps} steps of the counters pass)",
+        "trust the cell's communication numbers only after measuring it again without a mismatch",
     )

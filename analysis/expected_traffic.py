@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.attribution import NO_STEP, Attribution
+from dpscope.analysis.cell_findings import cell_error, trace_incomplete
 from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
 from dpscope.analysis.event_kind import Kind, named_annotations
 from dpscope.profiling import phases
@@ -133,11 +134,11 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame)
 
 
 def _not_kept(cell: Cell, promised: str, found: str) -> Finding:
-    return Finding(
-        severity="error",
-        code="variant_not_kept",
-        message=f"{cell.name}: its options promise {promised}, the trace shows {found}",
-        next_step="do not read the cell as that variant: this torch's DDP did something else",
+    return cell_error(
+        cell,
+        "variant_not_kept",
+        f"its options promise {promised}, the trace shows {found}",
+        "do not read the cell as that variant: this torch's DDP did something else",
     )
 
 
@@ -196,9 +197,8 @@ def _check_dp(
 
 
 def _incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
-    return Finding(
-        severity="error",
-        code="trace_incomplete",
-        message=f"{cell.name}: expected {expected}, the trace shows {found}; its communication is not given",
-        next_step=f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
+    return trace_incomplete(
+        cell,
+        f"expected {expected}, the trace shows {found}",
+        f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
     )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dpscope.analysis.cell_findings import MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.expected_traffic import check_traffic, reduced_bytes
 from dpscope.analysis.rank_matching import step_waits
@@ -134,7 +135,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += [finding for rank in own_ranks for finding in rank.findings]
         samples.append(done.samples().assign(repeat=repeat))
         if not done.traces():
-            findings.append(_no_trace(cell, done))
+            findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
             continue
         analysis = analyze_traces(done.traces())
         # What parallelism a trace shows, the cell says itself.
@@ -177,12 +178,8 @@ def _lack(cell: Cell, done: RepeatFolder) -> str | None:
 
 
 def _incomplete_repeat(cell: Cell, repeat: int, lack: str) -> Finding:
-    return Finding(
-        severity="error",
-        code="repeat_incomplete",
-        message=f"{cell.name}, repeat {repeat} is left out: {lack}",
-        next_step="files were lost after it was measured: measure the cell again (`dpscope run --fresh`)",
-    )
+    next_step = f"files were lost after it was measured: {MEASURE_AGAIN}"
+    return cell_error(cell, "repeat_incomplete", f"repeat {repeat} is left out: {lack}", next_step)
 
 
 def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:
@@ -226,15 +223,6 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: list[RankResult]) -> 
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()
     ]
-
-
-def _no_trace(cell: Cell, folder: RepeatFolder) -> Finding:
-    return Finding(
-        severity="error",
-        code="trace_incomplete",
-        message=f"{cell.name}: {folder.path.name} has no trace; its communication is not given",
-        next_step="measure the cell again (`dpscope run --fresh`)",
-    )
 
 
 def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
