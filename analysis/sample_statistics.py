@@ -139,3 +139,10 @@ def mean_range(values: Sequence[float]) -> Estimate:
     if not len(values):
         return UNKNOWN
     return Estimate(float(np.mean(values)), float(np.min(values)), float(np.max(values)), len(values))
+
+
+def median_range(values: Sequence[float]) -> Estimate:
+    """Median with the range of the values themselves (not an interval): for few values, such as seeds."""
+    if not len(values):
+        return UNKNOWN
+    return Estimate(float(np.median(values)), float(np.min(values)), float(np.max(values)), len(values))

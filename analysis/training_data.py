@@ -1,0 +1,234 @@
+"""What trainings learned, loaded from a run folder's train.json: cells, their seeds, their epochs.
+
+train.json needs no more than its list `epochs` with the fields of `Epoch` that have no default here, so that curves of
+other programs load too; what dpscope stores besides (docs of train_types) is used where it is there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import msgspec
+
+from dpscope.profiling.run_store import DpscopeError, read_json
+from dpscope.profiling.run_types import CellStrategy, Finding
+from dpscope.profiling.train_types import TrainManifest, TrainResult
+
+TRAIN_NAME = "train.json"
+TRAIN_MANIFEST_NAME = "train_manifest.json"
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch of one training. Accuracies are percent; a loss that is not finite is None."""
+
+    strategy: CellStrategy
+    devices: int
+    seed: int
+    epoch: int
+    train_loss: float | None
+    train_accuracy: float
+    test_loss: float | None
+    test_accuracy: float
+    learning_rate: float
+    train_s: float  # evaluation is not in it
+    evaluation_s: float
+    variant: str = ""
+    batch_size: int | None = None  # per device
+    global_batch_size: int | None = None
+    cell: str = ""
+    ended_at_s: float | None = None  # Unix time
+
+    @property
+    def cell_name(self) -> str:
+        """The cell's name; where none is stored, strategy and devices and what else is known."""
+        batch = f"-b{self.batch_size}" if self.batch_size is not None else ""
+        base = f"{self.strategy}-d{self.devices}{batch}"
+        return self.cell or (f"{base}-{self.variant}" if self.variant else base)
+
+
+class _TrainFile(msgspec.Struct, frozen=True):
+    epochs: tuple[Epoch, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Training:
+    """One seed of one cell, its epochs in order; incomplete: it has fewer epochs than were planned."""
+
+    seed: int
+    epochs: tuple[Epoch, ...]
+    complete: bool
+
+    @property
+    def final_accuracy(self) -> float:
+        """Test accuracy after the last epoch, percent."""
+        return self.epochs[-1].test_accuracy
+
+    @property
+    def best_accuracy(self) -> float:
+        """Highest test accuracy of any epoch, percent."""
+        return max(epoch.test_accuracy for epoch in self.epochs)
+
+    @property
+    def train_s(self) -> list[float]:
+        """Training time of each epoch."""
+        return [epoch.train_s for epoch in self.epochs]
+
+
+@dataclass(frozen=True)
+class TrainedCell:
+    """All trainings of one cell, by seed; `missing` says why there is none."""
+
+    name: str
+    strategy: CellStrategy
+    devices: int
+    variant: str
+    batch_size: int | None
+    global_batch_size: int | None
+    trainings: tuple[Training, ...]
+    missing: str = ""
+
+    @property
+    def complete(self) -> list[Training]:
+        """The trainings that have all their epochs: only these are compared."""
+        return [training for training in self.trainings if training.complete]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The trainings of a run folder. `manifest` is None for a train.json made by another program."""
+
+    folder: Path
+    cells: tuple[TrainedCell, ...]
+    planned_epochs: int
+    manifest: TrainManifest | None
+    findings: tuple[Finding, ...]  # stored when the trainings were planned and run
+    target_accuracy: float | None = None  # percent: the time to it is asked for
+
+    @property
+    def trained(self) -> list[TrainedCell]:
+        """The cells that have at least one epoch."""
+        return [cell for cell in self.cells if cell.trainings]
+
+
+def holds_training(folder: Path) -> bool:
+    """Whether a folder has trainings to show."""
+    return (folder / TRAIN_NAME).is_file()
+
+
+def load_training(folder: Path, target_accuracy: float | None = None) -> TrainingData:
+    """Read a run folder's trainings; `target_accuracy` (percent) is what the time is asked to.
+
+    Raises DpscopeError, in one line, for files that cannot be what they should.
+    """
+    path = folder / TRAIN_NAME
+    stored = read_json(path, _TrainFile)
+    if not stored.epochs:
+        raise DpscopeError(f"{path} holds no epoch; train with `dpscope train --out {folder}`")
+    for index, epoch in enumerate(stored.epochs):
+        if wrong := _wrong(epoch):
+            raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")
+    manifest = _manifest(folder)
+    planned = manifest.config.epochs if manifest else _longest(stored.epochs)
+    cells = _cells(path, stored.epochs, planned)
+    findings = dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings))
+    return TrainingData(
+        folder=folder,
+        cells=(*cells, *(_untrained(folder, manifest, {cell.name for cell in cells}) if manifest else ())),
+        planned_epochs=planned,
+        manifest=manifest,
+        findings=tuple(findings),
+        target_accuracy=target_accuracy,
+    )
+
+
+def _manifest(folder: Path) -> TrainManifest | None:
+    path = folder / TRAIN_MANIFEST_NAME
+    return read_json(path, TrainManifest) if path.exists() else None
+
+
+def _wrong(epoch: Epoch) -> str | None:
+    """What cannot be, in words."""
+    if epoch.devices < 1:
+        return f"devices {epoch.devices}: must be 1 or more"
+    for name in ("train_accuracy", "test_accuracy"):
+        if not 0 <= (value := getattr(epoch, name)) <= 100:
+            return f"{name} {value:g}: accuracies are percent, 0 to 100"
+    if epoch.train_s <= 0:
+        return f"train_s {epoch.train_s:g}: an epoch takes more than 0 seconds"
+    if epoch.evaluation_s < 0:
+        return f"evaluation_s {epoch.evaluation_s:g}: a time cannot be negative"
+    return None
+
+
+def _longest(epochs: Sequence[Epoch]) -> int:
+    counts: dict[tuple[str, int], int] = {}
+    for epoch in epochs:
+        key = (epoch.cell_name, epoch.seed)
+        counts[key] = counts.get(key, 0) + 1
+    return max(counts.values())
+
+
+def _cells(path: Path, epochs: Sequence[Epoch], planned: int) -> list[TrainedCell]:
+    """Cells in the order in which they first appear."""
+    by_cell: dict[str, list[Epoch]] = {}
+    for epoch in epochs:
+        by_cell.setdefault(epoch.cell_name, []).append(epoch)
+    return [_cell(path, name, own, planned) for name, own in by_cell.items()]
+
+
+def _cell(path: Path, name: str, epochs: list[Epoch], planned: int) -> TrainedCell:
+    first = epochs[0]
+    ordered = sorted(epochs, key=lambda epoch: (epoch.seed, epoch.epoch))
+    trainings = []
+    for seed, group in groupby(ordered, key=lambda epoch: epoch.seed):
+        own = tuple(group)
+        for before, after in pairwise(own):
+            if after.epoch != before.epoch + 1:
+                raise DpscopeError(
+                    f"{path}: {name}, seed {seed}: epoch {after.epoch} follows epoch {before.epoch}; every epoch "
+                    "must be there once"
+                )
+        trainings.append(Training(seed, own, complete=len(own) >= planned))
+    return TrainedCell(
+        name=name,
+        strategy=first.strategy,
+        devices=first.devices,
+        variant=first.variant,
+        batch_size=first.batch_size,
+        global_batch_size=first.global_batch_size,
+        trainings=tuple(trainings),
+    )
+
+
+def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list[TrainedCell]:
+    """Planned cells without an epoch, with the reason."""
+    return [
+        TrainedCell(
+            name=planned.cell.name,
+            strategy=planned.cell.strategy,
+            devices=planned.cell.devices,
+            variant=planned.cell.variant,
+            batch_size=planned.cell.batch_size,
+            global_batch_size=planned.cell.global_batch_size,
+            trainings=(),
+            missing=planned.planned.skip_reason or _failure(folder, planned.cell.name) or "not trained yet",
+        )
+        for planned in manifest.plan
+        if planned.cell.name not in trained
+    ]
+
+
+def failed_trainings(folder: Path) -> list[TrainResult]:
+    """Trainings of a run folder that ended otherwise than well."""
+    results = [read_json(path, TrainResult) for path in sorted((folder / "training").glob("*/seed*/result.json"))]
+    return [result for result in results if result.status != "ok"]
+
+
+def _failure(folder: Path, cell: str) -> str | None:
+    """Why the first training of a cell failed."""
+    for result in failed_trainings(folder):
+        if result.cell.name == cell:
+            return f"{result.status}: {result.message}"
+    return None

@@ -1,0 +1,125 @@
+"""What trainings show, as findings: failures, divergence, too few seeds, accuracies that differ beyond their seeds."""
+
+from dpscope.analysis.training_data import TrainedCell, TrainingData, failed_trainings
+from dpscope.analysis.training_statistics import (
+    FEWEST_SEEDS,
+    CellDifference,
+    against_default,
+    against_single,
+)
+from dpscope.profiling.run_types import Finding
+
+
+def training_findings(data: TrainingData) -> list[Finding]:
+    """All findings of a run folder's trainings, those stored while training included; each once."""
+    found = [
+        *data.findings,
+        *_failed(data),
+        *(finding for cell in data.trained for finding in _about_cell(data, cell)),
+        *_percent(data),
+        *_seeds(data),
+        *(_about_difference(one) for one in against_single(data) if one.points is not None),
+        *(_about_difference(one) for one in against_default(data) if one.points is not None),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _failed(data: TrainingData) -> list[Finding]:
+    return [
+        Finding(
+            severity="error",
+            code="training_failed",
+            message=f"{result.cell.name}, seed {result.seed}: {result.status.replace('_', ' ')}: {result.message}",
+            next_step=f"read {data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt and train again",
+        )
+        for result in failed_trainings(data.folder)
+    ]
+
+
+def _about_cell(data: TrainingData, cell: TrainedCell) -> list[Finding]:
+    findings = []
+    short = [training for training in cell.trainings if not training.complete]
+    if short:
+        seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
+        findings.append(
+            Finding(
+                severity="warning",
+                code="training_incomplete",
+                message=f"{cell.name}: of {data.planned_epochs} epochs {seeds}; left out of its accuracy",
+                next_step="give the same `dpscope train` command again: it goes on where it stopped",
+            )
+        )
+    for training in cell.trainings:
+        lost = next((one.epoch for one in training.epochs if one.train_loss is None or one.test_loss is None), None)
+        if lost is not None:
+            findings.append(
+                Finding(
+                    severity="warning",
+                    code="training_diverged",
+                    message=f"{cell.name}, seed {training.seed}: the loss is not finite in epoch {lost}",
+                    next_step="lower the learning rate (--lr), warm it up (--warmup-epochs), or use bf16 instead of fp16",
+                )
+            )
+    return findings
+
+
+def _percent(data: TrainingData) -> list[Finding]:
+    """Accuracies all at most 1 are most likely fractions."""
+    best = max(training.best_accuracy for cell in data.trained for training in cell.trainings)
+    if data.manifest is not None or best > 1:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="accuracy_not_percent",
+            message=f"no test accuracy is above {best:g}%: they look like fractions",
+            next_step="train.json holds accuracies in percent: multiply them by 100",
+        )
+    ]
+
+
+def _seeds(data: TrainingData) -> list[Finding]:
+    few = [cell for cell in data.trained if len(cell.complete) < FEWEST_SEEDS]
+    if not few or len(data.trained) < 2:
+        return []
+    fewest = min(len(cell.complete) for cell in few)
+    return [
+        Finding(
+            severity="warning",
+            code="few_seeds",
+            message=f"{_names(few)}: {fewest} seed{'s' * (fewest != 1)} of {FEWEST_SEEDS} that show how far accuracy "
+            "spreads by chance; no difference of accuracy is judged",
+            next_step="train with more seeds (--seeds 0,1,2)",
+        )
+    ]
+
+
+def _names(cells: list[TrainedCell]) -> str:
+    return ", ".join(cell.name for cell in cells)
+
+
+def _about_difference(one: CellDifference) -> Finding:
+    assert one.points is not None
+    pair = f"{one.cell} against {one.against}"
+    faster = f"an epoch trains {one.speedup.value:.2f} times as fast" if one.speedup.value else "its speed is unknown"
+    if one.verdict == "too_few_samples":
+        message = f"{pair}: test accuracy {one.points:+.2f} points; the spread over seeds is unknown; {faster}"
+        return Finding(
+            severity="info", code="accuracy_difference", message=message, next_step="train with three seeds or more"
+        )
+    spread = f"{one.seeds} seeds spread over {one.spread_points:.2f} points"
+    if one.verdict == "no_difference_shown":
+        message = f"{pair}: no difference of test accuracy is shown ({one.points:+.2f} points; {spread}); {faster}"
+        advice = "train with more seeds if a smaller difference matters"
+        return Finding(severity="info", code="accuracy_difference", message=message, next_step=advice)
+    message = f"{pair}: test accuracy is {one.points:+.2f} points off, which is beyond the spread over seeds ({spread}); {faster}"
+    advice = (
+        "look for what differs: batch per device (batch norm), learning rate for the global batch, precision; "
+        "`dpscope equal` compares the first steps"
+    )
+    return Finding(
+        severity="warning" if one.verdict == "below" else "info",
+        code="accuracy_difference",
+        message=message,
+        next_step=advice,
+    )

@@ -1,0 +1,72 @@
+"""What trainings show, on a terminal and in the report folder: training.md, training.csv, curves as PNG and SVG."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from dpscope.analysis import tables
+from dpscope.analysis.figures import to_png, to_svg
+from dpscope.analysis.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.training_data import TrainingData, load_training
+from dpscope.analysis.training_figures import training_figures
+from dpscope.analysis.training_findings import training_findings
+from dpscope.analysis.training_output import training_csv, training_json
+from dpscope.analysis.training_tables import training_tables
+from dpscope.analysis.units import sentence
+from dpscope.profiling.run_store import RunFolder, write_bytes, write_text
+
+
+def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:
+    """Print a run folder's trainings and write their files; whether nothing speaks against them."""
+    data = load_training(folder, target_accuracy)
+    shown = training_tables(data)
+    for table in shown.values():
+        print_table(console, table)
+    if reasons := [reason for table in shown.values() for reason in table.missing]:
+        print_missing(console, reasons)
+    findings = training_findings(data)
+    if findings:
+        print_findings(console, findings)
+    path = write_training(data)
+    console.print(f"\nCurves and tables of the trainings: {path}", highlight=False, soft_wrap=True)
+    return not any(finding.severity == "error" for finding in findings)
+
+
+def print_training(folder: Path, output_format: str, target_accuracy: float | None) -> bool:
+    """A run folder's trainings as JSON, CSV, Markdown or LaTeX on standard output; nothing is written."""
+    data = load_training(folder, target_accuracy)
+    if output_format == "json":
+        sys.stdout.write(training_json(data) + "\n")
+    elif output_format == "csv":
+        sys.stdout.write(training_csv(data))
+    else:
+        for table in training_tables(data).values():
+            sys.stdout.write(tables.render(table, output_format) + "\n")
+    return not any(finding.severity == "error" for finding in training_findings(data))
+
+
+def write_training(data: TrainingData) -> Path:
+    """Write training.md, training.csv and the curves into the report folder; returns the path of training.md."""
+    folder = RunFolder(data.folder).report_path
+    for name, figure in training_figures(data).items():
+        write_bytes(folder / "figures" / f"{name}.png", to_png(figure))
+        write_text(folder / "figures" / f"{name}.svg", to_svg(figure))
+    write_text(folder / "training.csv", training_csv(data))
+    page = folder / "training.md"
+    write_text(page, _markdown(data))
+    return page
+
+
+def _markdown(data: TrainingData) -> str:
+    parts = [f"# Trainings: {data.folder.name}\n"]
+    parts += [tables.render(table, "markdown") for table in training_tables(data).values()]
+    parts += [f"![{name}](figures/{name}.svg)\n" for name in ("training_accuracy", "training_loss")]
+    parts.append("**Findings**\n")
+    parts.append(
+        "".join(
+            f"- {finding.severity}: {sentence(finding.message)} {sentence(finding.next_step)}\n"
+            for finding in training_findings(data)
+        )
+    )
+    return "\n".join(parts)

@@ -1,0 +1,184 @@
+"""Accuracy and time of trained cells over their seeds, and how two cells differ."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpscope.analysis.sample_statistics import UNKNOWN, Estimate, Verdict, median_range, ratio_estimate
+from dpscope.analysis.training_data import TrainedCell, Training, TrainingData
+
+FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
+_ROUNDING = 1e-9  # percentage points
+
+
+def final_accuracy(cell: TrainedCell) -> Estimate:
+    """Test accuracy after the last epoch, percent: median and range over complete trainings."""
+    return median_range([training.final_accuracy for training in cell.complete])
+
+
+def best_accuracy(cell: TrainedCell) -> Estimate:
+    """Highest test accuracy of any epoch, percent: median and range over complete trainings."""
+    return median_range([training.best_accuracy for training in cell.complete])
+
+
+def epoch_train_s(cell: TrainedCell) -> Estimate:
+    """Training time of an epoch: median and range over all epochs of all seeds; evaluation is not in it."""
+    return median_range([value for training in cell.trainings for value in training.train_s])
+
+
+def evaluation_s(cell: TrainedCell) -> Estimate:
+    """Evaluation time of an epoch: median and range over all epochs of all seeds."""
+    return median_range([epoch.evaluation_s for training in cell.trainings for epoch in training.epochs])
+
+
+def training_s(cell: TrainedCell) -> Estimate:
+    """Training time of all epochs together: median and range over complete trainings."""
+    return median_range([sum(training.train_s) for training in cell.complete])
+
+
+@dataclass(frozen=True)
+class TimeToAccuracy:
+    """When a test accuracy was first reached. `epoch` and `train_s` are unknown unless every seed reached it.
+
+    Time is training time up to and with the first epoch that reached it, evaluation apart: the resolution is an epoch.
+    """
+
+    cell: str
+    target: float  # percent
+    reached: int  # seeds
+    seeds: int
+    epoch: Estimate
+    train_s: Estimate
+
+
+def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
+    """Over all seeds of a cell, also those whose training is not complete; a median over the fast seeds alone would lie."""
+    found = [_first_epoch(training, target) for training in cell.trainings]
+    reached = [index for index in found if index is not None]
+    every = len(reached) == len(found)
+    times = [
+        sum(training.train_s[: index + 1])
+        for training, index in zip(cell.trainings, found, strict=True)
+        if index is not None
+    ]
+    return TimeToAccuracy(
+        cell=cell.name,
+        target=target,
+        reached=len(reached),
+        seeds=len(found),
+        epoch=median_range([index + 1 for index in reached]) if every else UNKNOWN,
+        train_s=median_range(times) if every else UNKNOWN,
+    )
+
+
+def _first_epoch(training: Training, target: float) -> int | None:
+    """Index of the first epoch that reached a test accuracy."""
+    return next((index for index, epoch in enumerate(training.epochs) if epoch.test_accuracy >= target), None)
+
+
+def chosen_target(data: TrainingData) -> float | None:
+    """The accuracy that was asked for, else the highest whole percent that every training reached; None below 1."""
+    if data.target_accuracy is not None:
+        return data.target_accuracy
+    bests = [training.best_accuracy for cell in data.trained for training in cell.trainings]
+    lowest = math.floor(min(bests)) if bests else 0
+    return float(lowest) if lowest >= 1 else None
+
+
+@dataclass(frozen=True)
+class CellDifference:
+    """A cell beside another one it is judged by.
+
+    `points`: its median final test accuracy less the other's, in percentage points. `spread_points`: the wider of the two
+    ranges over seeds, unknown below FEWEST_SEEDS seeds. `speedup`: the other's median epoch training time over its own,
+    with a 95% bootstrap interval over seeds and epochs.
+    """
+
+    cell: str
+    against: str
+    accuracy_percent: float | None  # its own
+    points: float | None
+    spread_points: float | None
+    seeds: int  # of the side with fewer
+    verdict: Verdict
+    speedup: Estimate
+
+
+def difference(cell: TrainedCell, against: TrainedCell) -> CellDifference:
+    """How accuracy and training time of two cells differ.
+
+    Accuracies differ if their medians lie farther apart than either cell's seeds do. Were both cells alike with normally
+    spread seeds, that would happen by chance to 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (simulated).
+    """
+    own, other = final_accuracy(cell), final_accuracy(against)
+    seeds = min(own.count, other.count)
+    points = own.value - other.value if own.value is not None and other.value is not None else None
+    spread = max(_width(own), _width(other)) if seeds >= FEWEST_SEEDS else None
+    return CellDifference(
+        cell=cell.name,
+        against=against.name,
+        accuracy_percent=own.value,
+        points=points,
+        spread_points=spread,
+        seeds=seeds,
+        verdict=_verdict(points, spread),
+        speedup=ratio_estimate(_epoch_times(against), _epoch_times(cell)),
+    )
+
+
+def _width(estimate: Estimate) -> float:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.high - estimate.low
+
+
+def _verdict(points: float | None, spread: float | None) -> Verdict:
+    if points is None or spread is None:
+        return "too_few_samples"
+    if abs(points) <= spread + _ROUNDING:
+        return "no_difference_shown"
+    return "above" if points > 0 else "below"
+
+
+def _epoch_times(cell: TrainedCell) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    return [np.array(training.train_s) for training in cell.trainings]
+
+
+def against_single(data: TrainingData) -> list[CellDifference]:
+    """Every cell on several devices beside the single-device cell it is to learn like."""
+    pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if cell.strategy != "single"]
+    return [difference(cell, single) for cell, single in pairs if single is not None]
+
+
+def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
+    """The single-device cell with the same global batch, else the same batch per device; of these one that accumulates alike."""
+    singles = [other for other in cells if other.strategy == "single"]
+    return min(singles, key=lambda single: _distance(single, cell), default=None)
+
+
+def _distance(single: TrainedCell, cell: TrainedCell) -> tuple[bool, bool, bool, bool]:
+    return (
+        single.global_batch_size != cell.global_batch_size,
+        single.batch_size != cell.batch_size,
+        _accumulation(single) != _accumulation(cell),
+        bool(single.variant),
+    )
+
+
+def _accumulation(cell: TrainedCell) -> str:
+    """The part of a variant that single devices have too, such as accumulate-4."""
+    found = re.search(r"accumulate-\d+", cell.variant)
+    return found[0] if found else ""
+
+
+def against_default(data: TrainingData) -> list[CellDifference]:
+    """Every variant beside the same strategy, devices and batch without it."""
+    plain = {_shape(cell): cell for cell in data.trained if not cell.variant}
+    return [difference(cell, plain[_shape(cell)]) for cell in data.trained if cell.variant and _shape(cell) in plain]
+
+
+def _shape(cell: TrainedCell) -> tuple[str, int, int | None]:
+    return cell.strategy, cell.devices, cell.batch_size

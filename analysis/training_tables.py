@@ -1,0 +1,200 @@
+"""Trainings as tables: accuracy, time, time to an accuracy, accuracy beside speedup, what variants change."""
+
+from collections.abc import Sequence
+
+from dpscope.analysis.sample_statistics import Estimate, median_range
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.training_data import TrainedCell, TrainingData
+from dpscope.analysis.training_statistics import (
+    FEWEST_SEEDS,
+    CellDifference,
+    TimeToAccuracy,
+    against_default,
+    against_single,
+    best_accuracy,
+    chosen_target,
+    epoch_train_s,
+    evaluation_s,
+    final_accuracy,
+    time_to_accuracy,
+    training_s,
+)
+from dpscope.analysis.units import NA, Unit, choose_unit, show
+
+_PERCENT = Unit("%", 1.0, 2)
+_POINTS = Unit("points", 1.0, 2)
+_LOSS = Unit("", 1.0, 4)
+_COUNT = Unit("", 1.0, 0)
+_EPOCH = Unit("", 1.0, 1)  # the median of an even number of seeds may lie between two
+_RATIO = Unit("x", 1.0, 2)
+_VERDICTS = {
+    "no_difference_shown": "no difference shown",
+    "above": "higher",
+    "below": "lower",
+    "too_few_samples": "spread unknown",
+}
+
+
+def training_tables(data: TrainingData) -> dict[str, TextTable]:
+    """All tables by name, in the order people read them; one that has nothing to say is left out.
+
+    Where no target accuracy was asked for, the time to the highest whole percent that all trainings reached is shown.
+    """
+    tables = {
+        "accuracy": accuracy_table(data),
+        "accuracy_beside_speedup": difference_table(
+            "Accuracy beside the speedup of training, against one device", against_single(data)
+        ),
+        "training_time": time_table(data),
+        "time_to_accuracy": target_table(data),
+        "variant_accuracy": difference_table("What variants change, against the default", against_default(data)),
+    }
+    return {name: table for name, table in tables.items() if table is not None and table.rows}
+
+
+def accuracy_table(data: TrainingData) -> TextTable:
+    """What each cell learned."""
+    return TextTable(
+        title="Test accuracy after training (median and range over seeds)",
+        headings=("cell", "accuracy [%]", "low [%]", "high [%]", "seeds", "best [%]", "train acc. [%]", "test loss", "epochs"),
+        rows=tuple(_accuracy_row(cell) for cell in data.cells),
+        notes=("best: highest of any epoch, so chosen on the test data; accuracy is that of the last epoch",),
+        missing=tuple(_missing_trainings(data)),
+    )  # fmt: skip
+
+
+def _accuracy_row(cell: TrainedCell) -> tuple[str, ...]:
+    last = [training.epochs[-1] for training in cell.complete]
+    losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
+    loss = median_range(losses).value if len(losses) == len(last) else None
+    return (
+        cell.name,
+        *_with_range(final_accuracy(cell), _PERCENT),
+        str(len(cell.complete)),
+        show(best_accuracy(cell).value, _PERCENT),
+        show(median_range([epoch.train_accuracy for epoch in last]).value, _PERCENT),
+        show(loss, _LOSS),
+        show(max((len(training.epochs) for training in cell.complete), default=None), _COUNT),
+    )
+
+
+def time_table(data: TrainingData) -> TextTable:
+    """How long an epoch and the whole training take."""
+    unit = _seconds([epoch_train_s(cell).value for cell in data.cells])
+    whole = _seconds([training_s(cell).value for cell in data.cells])
+    return TextTable(
+        title="Training time (median and range over the epochs of all seeds; evaluation apart)",
+        headings=(
+            "cell", f"epoch [{unit.label}]", f"low [{unit.label}]", f"high [{unit.label}]", "epochs",
+            f"evaluation [{unit.label}]", f"training [{whole.label}]",
+        ),
+        rows=tuple(_time_row(cell, unit, whole) for cell in data.trained),
+        notes=("training: all epochs of a seed, median over seeds",),
+    )  # fmt: skip
+
+
+def _time_row(cell: TrainedCell, unit: Unit, whole: Unit) -> tuple[str, ...]:
+    epoch = epoch_train_s(cell)
+    return (
+        cell.name,
+        *_with_range(epoch, unit),
+        str(epoch.count),
+        show(evaluation_s(cell).value, unit),
+        show(training_s(cell).value, whole),
+    )
+
+
+def _seconds(values: Sequence[float | None]) -> Unit:
+    """The unit in which seconds are shown, as a divisor of seconds."""
+    unit = choose_unit("time", [None if value is None else value * 1e6 for value in values])
+    return Unit(unit.label, unit.divisor / 1e6, unit.digits)
+
+
+def target_table(data: TrainingData) -> TextTable | None:
+    """When each cell first reached a test accuracy; None without any that could be asked for."""
+    target = chosen_target(data)
+    if target is None:
+        return None
+    found = [time_to_accuracy(cell, target) for cell in data.trained]
+    unit = _seconds([one.train_s.value for one in found])
+    chosen = "" if data.target_accuracy is not None else ", the highest whole percent that all trainings reached"
+    return TextTable(
+        title=f"Training time to {target:g}% test accuracy{chosen}",
+        headings=(
+            "cell", "seeds that reached it", "epoch", f"time [{unit.label}]", f"low [{unit.label}]",
+            f"high [{unit.label}]",
+        ),
+        rows=tuple(_target_row(one, unit) for one in found),
+        notes=("up to and with the first epoch that reached it, evaluation apart; median and range over seeds",),
+        missing=tuple(_not_reached(one) for one in found if one.reached < one.seeds),
+    )  # fmt: skip
+
+
+def _target_row(found: TimeToAccuracy, unit: Unit) -> tuple[str, ...]:
+    return (
+        found.cell,
+        f"{found.reached} of {found.seeds}",
+        show(found.epoch.value, _EPOCH),
+        *_with_range(found.train_s, unit),
+    )
+
+
+def _not_reached(found: TimeToAccuracy) -> str:
+    lacking = found.seeds - found.reached
+    return (
+        f"{NA} (epoch, time; {found.cell}): {lacking} of {found.seeds} seeds did not reach {found.target:g}%, and a median "
+        "over the others alone would flatter"
+    )
+
+
+def difference_table(title: str, differences: Sequence[CellDifference]) -> TextTable | None:
+    """Cells beside those they are judged by; None without any."""
+    if not differences:
+        return None
+    return TextTable(
+        title=title,
+        headings=(
+            "cell", "against", "accuracy [%]", "difference [points]", "seed spread [points]", "seeds", "verdict",
+            "speedup [x]", "low [x]", "high [x]",
+        ),
+        rows=tuple(_difference_row(one) for one in differences),
+        notes=(
+            "difference: of median test accuracies; seed spread: the wider of the two ranges over seeds; a difference "
+            "within it is none that is shown",
+            "speedup: median epoch training time of the other over its own, with its 95% interval",
+        ),
+        missing=tuple(_unknown_spread(one) for one in differences if one.spread_points is None),
+    )  # fmt: skip
+
+
+def _difference_row(one: CellDifference) -> tuple[str, ...]:
+    points = NA if one.points is None else f"{one.points:+.2f}"
+    return (
+        one.cell,
+        one.against,
+        show(one.accuracy_percent, _PERCENT),
+        points,
+        show(one.spread_points, _POINTS),
+        str(one.seeds),
+        _VERDICTS[one.verdict],
+        *_with_range(one.speedup, _RATIO),
+    )
+
+
+def _unknown_spread(one: CellDifference) -> str:
+    return f"{NA} (seed spread; {one.cell}): {one.seeds} seeds, {FEWEST_SEEDS} are the fewest that show a spread"
+
+
+def _missing_trainings(data: TrainingData) -> list[str]:
+    """Why cells have no accuracy: never trained, or not all their epochs."""
+    lines = [f"{NA} ({cell.name}): {cell.missing}" for cell in data.cells if not cell.trainings]
+    for cell in data.trained:
+        short = [training for training in cell.trainings if not training.complete]
+        if short:
+            seeds = ", ".join(f"seed {one.seed} with {len(one.epochs)}" for one in short)
+            lines.append(f"{cell.name}: left out, as they have fewer than {data.planned_epochs} epochs: {seeds}")
+    return lines
+
+
+def _with_range(estimate: Estimate, unit: Unit) -> tuple[str, str, str]:
+    return show(estimate.value, unit), show(estimate.low, unit), show(estimate.high, unit)

@@ -1,0 +1,220 @@
+"""Trainings loaded, compared and tabulated; every expected number is worked out beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.training_data import TrainingData, load_training
+from dpscope.analysis.training_findings import training_findings
+from dpscope.analysis.training_output import cell_records, training_csv, training_json
+from dpscope.analysis.training_statistics import (
+    against_default,
+    against_single,
+    chosen_target,
+    difference,
+    epoch_train_s,
+    final_accuracy,
+    time_to_accuracy,
+)
+from dpscope.analysis.training_tables import training_tables
+from dpscope.profiling.run_store import DpscopeError
+from tests.trainings import plain_epochs, write_train_json
+
+
+def two_strategies(folder: Path) -> TrainingData:
+    """Single ends at 90, 92, 91 in epochs of 4 s; ddp at 91, 90.5, 92 in epochs of 2 s (the first of seed 0: 3 s)."""
+    epochs: list[dict[str, object]] = []
+    for seed, last in enumerate((90.0, 92.0, 91.0)):
+        epochs += plain_epochs("single", 1, seed, [80.0, 88.0, last], [4.0, 4.0, 4.0])
+    for seed, last in enumerate((91.0, 90.5, 92.0)):
+        epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0, last], [3.0 if seed == 0 else 2.0, 2.0, 2.0])
+    return load_training(write_train_json(folder, epochs))
+
+
+def test_a_train_json_of_another_program_loads(tmp_path: Path) -> None:
+    data = two_strategies(tmp_path)
+    assert [cell.name for cell in data.cells] == ["single-d1", "ddp-d2"]
+    assert data.manifest is None
+    assert data.planned_epochs == 3
+    single, ddp = data.cells
+    accuracy = final_accuracy(single)
+    assert (accuracy.value, accuracy.low, accuracy.high, accuracy.count) == (91.0, 90.0, 92.0, 3)
+    # Of 3, 2, 2, 2, 2, 2, 2, 2, 2 the median is 2; evaluation's 0.5 s is in none of them.
+    times = epoch_train_s(ddp)
+    assert (times.value, times.low, times.high, times.count) == (2.0, 2.0, 3.0, 9)
+
+
+def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Path) -> None:
+    single, ddp = two_strategies(tmp_path).cells
+    # Seeds of ddp reach 90% in their second epoch: after 3 + 2, 2 + 2 and 2 + 2 seconds.
+    found = time_to_accuracy(ddp, 90.0)
+    assert (found.reached, found.epoch.value) == (3, 2.0)
+    assert (found.train_s.value, found.train_s.low, found.train_s.high) == (4.0, 4.0, 5.0)
+    partly = time_to_accuracy(single, 91.0)  # seed 0 ends at 90
+    assert (partly.reached, partly.seeds) == (2, 3)
+    assert partly.train_s.value is None
+    nobody = time_to_accuracy(single, 99.0)
+    assert (nobody.reached, nobody.train_s.value, nobody.epoch.value) == (0, None, None)
+
+
+def test_the_target_is_what_was_asked_for_or_what_all_reached(tmp_path: Path) -> None:
+    data = two_strategies(tmp_path)
+    assert chosen_target(data) == 90.0  # the worst seed's best is 90
+    assert chosen_target(load_training(tmp_path, 91.0)) == 91.0
+    table = training_tables(load_training(tmp_path, 91.0))["time_to_accuracy"]
+    # single: 2 of 3; ddp: its seed 1 ends at 90.5
+    assert table.rows == (
+        ("single-d1", "2 of 3", "NA", "NA", "NA", "NA"),
+        ("ddp-d2", "2 of 3", "NA", "NA", "NA", "NA"),
+    )
+    assert len(table.missing) == 2
+    assert "1 of 3 seeds did not reach 91%" in table.missing[0]
+
+
+def test_a_difference_within_the_seeds_is_none_that_is_shown(tmp_path: Path) -> None:
+    (one,) = against_single(two_strategies(tmp_path))
+    assert (one.cell, one.against) == ("ddp-d2", "single-d1")
+    # Medians 91 and 91; ranges 92 - 90 = 2 and 92 - 90.5 = 1.5: the wider counts.
+    assert (one.points, one.spread_points, one.verdict) == (0.0, 2.0, "no_difference_shown")
+    assert one.speedup.value == 2.0  # medians 4 s and 2 s
+    assert one.speedup.count == 9
+
+
+def test_a_difference_beyond_the_seeds_is_told(tmp_path: Path) -> None:
+    epochs: list[dict[str, object]] = []
+    for seed in range(3):
+        epochs += plain_epochs("single", 1, seed, [95.0 + 0.1 * seed], [4.0])
+        epochs += plain_epochs("dp", 2, seed, [93.0 + 0.2 * seed], [5.0])
+    data = load_training(write_train_json(tmp_path, epochs))
+    (one,) = against_single(data)
+    # 93.2 - 95.1 = -1.9, beyond the wider range of 0.4; 4 s / 5 s = 0.8
+    assert one.points == pytest.approx(-1.9)
+    assert one.spread_points == pytest.approx(0.4)
+    assert one.verdict == "below"
+    assert one.speedup.value == 0.8
+    told = [finding for finding in training_findings(data) if finding.code == "accuracy_difference"]
+    assert [finding.severity for finding in told] == ["warning"]
+    assert "-1.90 points" in told[0].message
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds_show_no_spread(tmp_path: Path, seeds: int) -> None:
+    epochs: list[dict[str, object]] = []
+    for seed in range(seeds):
+        epochs += plain_epochs("single", 1, seed, [95.0 + seed], [4.0])
+        epochs += plain_epochs("ddp", 2, seed, [80.0 + seed], [2.0])
+    data = load_training(write_train_json(tmp_path, epochs))
+    (one,) = against_single(data)
+    assert (one.points, one.spread_points, one.verdict) == (-15.0, None, "too_few_samples")
+    table = training_tables(data)["accuracy_beside_speedup"]
+    assert table.rows[0][4] == "NA"
+    assert f"{seeds} seeds" in table.missing[0]
+    assert "few_seeds" in {finding.code for finding in training_findings(data)}
+
+
+def test_variants_are_set_beside_their_default_and_the_single_device(tmp_path: Path) -> None:
+    epochs: list[dict[str, object]] = []
+    for seed in range(3):
+        epochs += plain_epochs("single", 1, seed, [90.0 + seed], [4.0], batch_size=32, global_batch_size=32)
+        epochs += plain_epochs(
+            "single", 1, seed, [90.0 + seed], [4.0], variant="accumulate-2", batch_size=32, global_batch_size=32
+        )
+        for variant in ("", "hook-fp16", "accumulate-2"):
+            epochs += plain_epochs(
+                "ddp", 2, seed, [90.0 + seed], [2.0], variant=variant, batch_size=16, global_batch_size=32
+            )
+    data = load_training(write_train_json(tmp_path, epochs))
+    assert {(one.cell, one.against) for one in against_default(data)} == {
+        ("single-d1-b32-accumulate-2", "single-d1-b32"),
+        ("ddp-d2-b16-hook-fp16", "ddp-d2-b16"),
+        ("ddp-d2-b16-accumulate-2", "ddp-d2-b16"),
+    }
+    assert {(one.cell, one.against) for one in against_single(data)} == {
+        ("ddp-d2-b16", "single-d1-b32"),
+        ("ddp-d2-b16-hook-fp16", "single-d1-b32"),
+        ("ddp-d2-b16-accumulate-2", "single-d1-b32-accumulate-2"),
+    }
+
+
+def test_the_same_global_batch_is_preferred_to_the_same_batch_per_device(tmp_path: Path) -> None:
+    epochs: list[dict[str, object]] = []
+    for batch in (16, 32):
+        epochs += plain_epochs("single", 1, 0, [90.0], [4.0], batch_size=batch, global_batch_size=batch)
+    epochs += plain_epochs("ddp", 2, 0, [90.0], [2.0], batch_size=16, global_batch_size=32)
+    (one,) = against_single(load_training(write_train_json(tmp_path, epochs)))
+    assert one.against == "single-d1-b32"
+
+
+def test_a_training_cut_short_is_left_out_of_accuracy_and_told(tmp_path: Path) -> None:
+    epochs = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0]) + plain_epochs("ddp", 2, 1, [99.0], [2.0])
+    data = load_training(write_train_json(tmp_path, epochs))
+    accuracy = final_accuracy(data.cells[0])
+    assert (accuracy.value, accuracy.count) == (90.0, 1)
+    (finding,) = [one for one in training_findings(data) if one.code == "training_incomplete"]
+    assert "seed 1 has 1" in finding.message
+    assert any("seed 1 with 1" in note for note in training_tables(data)["accuracy"].missing)
+
+
+def test_a_loss_that_is_not_finite_is_a_finding_and_no_number(tmp_path: Path) -> None:
+    data = load_training(
+        write_train_json(tmp_path, plain_epochs("ddp", 2, 0, [50.0, 10.0], [2.0, 2.0], losses=[1.0, None]))
+    )
+    (finding,) = [one for one in training_findings(data) if one.code == "training_diverged"]
+    assert "epoch 2" in finding.message
+    assert training_tables(data)["accuracy"].rows[0][7] == "NA"
+
+
+def test_fractions_given_as_percent_are_doubted(tmp_path: Path) -> None:
+    fractions = load_training(write_train_json(tmp_path / "a", plain_epochs("ddp", 2, 0, [0.97], [2.0])))
+    assert "accuracy_not_percent" in {finding.code for finding in training_findings(fractions)}
+    percent = load_training(write_train_json(tmp_path / "b", plain_epochs("ddp", 2, 0, [97.0], [2.0])))
+    assert "accuracy_not_percent" not in {finding.code for finding in training_findings(percent)}
+
+
+GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not a"),
+        ('{"epochs": []}', "holds no epoch"),
+        ("[]", "is not a"),
+        (json.dumps({"epochs": [{"strategy": "ddp"}]}), "devices"),
+        (json.dumps({"epochs": [{**GOOD, "strategy": "horovod"}]}), "strategy"),
+        (json.dumps({"epochs": [{**GOOD, "test_accuracy": 101.0}]}), "percent"),
+        (json.dumps({"epochs": [{**GOOD, "devices": 0}]}), "devices 0"),
+        (json.dumps({"epochs": [{**GOOD, "train_s": 0.0}]}), "train_s 0"),
+        (json.dumps({"epochs": [{**GOOD, "evaluation_s": -1.0}]}), "evaluation_s"),
+        (json.dumps({"epochs": [GOOD, GOOD]}), "epoch 1 follows epoch 1"),
+        (json.dumps({"epochs": [GOOD, {**GOOD, "epoch": 3}]}), "epoch 3 follows epoch 1"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "train.json").write_text(content)
+    with pytest.raises(DpscopeError, match=said) as caught:
+        load_training(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "train.json" in str(caught.value)
+
+
+def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
+    data = two_strategies(tmp_path)
+    content: dict[str, Any] = json.loads(training_json(data))["training"]
+    assert len(content["epochs"]) == 18
+    assert {epoch["cell"] for epoch in content["epochs"]} == {"single-d1", "ddp-d2"}
+    assert content["cells"][1]["test_accuracy_percent"] == 91.0
+    assert content["differences"][0]["speedup"]["value"] == 2.0
+    assert content["time_to_accuracy"][1]["train_s"]["value"] == 4.0
+    header, *rows = training_csv(data).splitlines()
+    assert header.split(",")[:2] == ["cell", "strategy"]
+    assert len(rows) == 2
+    assert cell_records(data)[0]["training_s"] == 12.0  # three epochs of 4 s
+
+
+def test_a_cell_is_not_different_from_itself(tmp_path: Path) -> None:
+    single, _ = two_strategies(tmp_path).cells
+    same = difference(single, single)
+    assert (same.points, same.verdict) == (0.0, "no_difference_shown")

@@ -1,0 +1,70 @@
+"""Trainings made by hand: epochs of known accuracy and time, as dpscope stores them and as other programs might."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpscope.profiling.train_types import EpochRecord
+
+
+def plain_epochs(
+    strategy: str,
+    devices: int,
+    seed: int,
+    accuracies: Sequence[float],
+    train_s: Sequence[float],
+    losses: Sequence[float | None] | None = None,
+    **more: object,
+) -> list[dict[str, object]]:
+    """Epochs with no more than the fields every train.json has, and `more`."""
+    return [
+        {
+            "strategy": strategy,
+            "devices": devices,
+            "seed": seed,
+            "epoch": index + 1,
+            "train_loss": loss,
+            "train_accuracy": accuracy,
+            "test_loss": loss,
+            "test_accuracy": accuracy,
+            "learning_rate": 0.1,
+            "train_s": seconds,
+            "evaluation_s": 0.5,
+            **more,
+        }
+        for index, (accuracy, seconds, loss) in enumerate(
+            zip(accuracies, train_s, losses or [1.0] * len(accuracies), strict=True)
+        )
+    ]
+
+
+def write_train_json(folder: Path, epochs: Sequence[dict[str, object]]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.json").write_text(json.dumps({"epochs": list(epochs)}))
+    return folder
+
+
+def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accuracy: float = 50.0) -> EpochRecord:
+    """An epoch as a training stores it; 2 s of training each."""
+    strategy, devices, batch = cell.split("-")[:3]
+    return EpochRecord(
+        cell=cell,
+        strategy=strategy,  # type: ignore[arg-type]
+        devices=int(devices[1:]),
+        variant="",
+        batch_size=int(batch[1:]),
+        global_batch_size=int(devices[1:]) * int(batch[1:]),
+        seed=seed,
+        epoch=epoch,
+        train_loss=1.0 / epoch,
+        train_accuracy=test_accuracy,
+        test_loss=2.0 / epoch,
+        test_accuracy=test_accuracy,
+        learning_rate=0.1,
+        train_s=2.0,
+        evaluation_s=0.5,
+        trained_s=2.0 * epoch,
+        ended_at_s=1_700_000_000.0 + 3 * epoch,
+        train_samples=1440,
+        test_samples=360,
+    )
