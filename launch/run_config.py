@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Literal, get_args, get_origin
@@ -34,17 +34,25 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     names; lists may be given as lists or as text. `flags` holds only the flags that were given; None counts as
     not given. Raises DpscopeError naming field, value and fix.
     """
+    given, origins = given_settings(config_path, flags, RunConfig.__struct_fields__)
+    return build_config(given, origins)
+
+
+def given_settings(
+    config_path: Path | None, flags: dict[str, object], fields: Sequence[str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """What a file and flags say of `fields`, and where each was said, such as ``--lr``; raises DpscopeError."""
     given: dict[str, object] = {}
     origins: dict[str, str] = {}
     if config_path is not None:
         for key, value in _read_toml(config_path).items():
-            field = _field_name(key, f"{config_path}: {key}")
+            field = _field_name(key, f"{config_path}: {key}", fields)
             given[field], origins[field] = value, f"{config_path}: {key} ="
     for key, value in flags.items():
         if value is not None:
-            field = _field_name(key, f"--{key}")
+            field = _field_name(key, f"--{key}", fields)
             given[field], origins[field] = value, flag_name(field)
-    return _build(given, origins)
+    return given, origins
 
 
 def flag_name(field: str) -> str:
@@ -54,7 +62,7 @@ def flag_name(field: str) -> str:
 
 def parse_devices(text: str) -> tuple[int, ...]:
     """Device counts from ``1,2,4``; raises ValueError."""
-    return tuple(sorted({_whole_number(part) for part in text.split(",")}))
+    return tuple(sorted(set(whole_numbers(text))))
 
 
 def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
@@ -65,7 +73,12 @@ def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
     growing = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
     if growing:
         return (int(growing[1]),), int(growing[2])
-    return tuple(sorted({_whole_number(part) for part in text.split(",")})), None
+    return tuple(sorted(set(whole_numbers(text)))), None
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Numbers from ``6,8``, in their order; raises ValueError."""
+    return tuple(_whole_number(part) for part in text.split(","))
 
 
 def _whole_number(text: str) -> int:
@@ -83,16 +96,17 @@ def _read_toml(path: Path) -> dict[str, object]:
         raise DpscopeError(f"--config {path}: not TOML: {error}; correct that line") from error
 
 
-def _field_name(key: str, origin: str) -> str:
+def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
     name = key.replace("-", "_")
     field = _FIELD_OF_FLAG.get(name, name)
-    if field not in RunConfig.__struct_fields__:
-        known = ", ".join(sorted(_FLAG_OF_FIELD.get(name, name) for name in RunConfig.__struct_fields__))
+    if field not in fields:
+        known = ", ".join(sorted(_FLAG_OF_FIELD.get(name, name) for name in fields))
         raise DpscopeError(f"{origin}: no such setting; known are {known}")
     return field
 
 
-def _build(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
+def build_config(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
+    """The configuration from the values of its fields, lists as lists or text; raises DpscopeError."""
     values = dict(given)
     for field, parse in _TEXT_PARSERS.items():
         if isinstance(values.get(field), str | int | float):
@@ -103,11 +117,11 @@ def _build(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
     try:
         config = msgspec.convert(values, RunConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise DpscopeError(_conversion_message(str(error), values, origins)) from error
+        raise DpscopeError(conversion_message(str(error), RunConfig, _CHOICES, values, origins)) from error
     config = _in_order(config)
     for field, ok, fix in _checks(config):
         if not ok:
-            raise DpscopeError(f"{origins.get(field, flag_name(field))} {_shown(getattr(config, field))}: {fix}")
+            raise DpscopeError(f"{origins.get(field, flag_name(field))} {shown(getattr(config, field))}: {fix}")
     _check_together(config, origins)
     return config
 
@@ -124,12 +138,7 @@ def _in_order(config: RunConfig) -> RunConfig:
 
 
 def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]) -> None:
-    text = str(values[field])
-    try:
-        parsed = parse(text)
-    except ValueError as error:
-        example = _EXAMPLES.get(field, "1,2,4")
-        raise DpscopeError(f"{origins[field]} {text}: {error}; write it as {example}") from error
+    parsed = read_text(str(values[field]), parse, origins[field], _EXAMPLES.get(field, "1,2,4"))
     if field == "batch_sizes":
         assert isinstance(parsed, tuple)
         values["batch_sizes"], growth = parsed
@@ -140,32 +149,43 @@ def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], ob
         values[field] = parsed
 
 
+def read_text(text: str, parse: Callable[[str], object], origin: str, example: str) -> object:
+    """What `parse` makes of a text; its ValueError becomes a DpscopeError that says where the text stood."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise DpscopeError(f"{origin} {text}: {error}; write it as {example}") from error
+
+
 _TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "devices": parse_devices,
     "batch_sizes": parse_batch_sizes,
     "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
     **variants.TEXT_PARSERS,
 }
+_CHOICES = {
+    "strategies": "single, dp, ddp",
+    "device": "auto, cuda, cpu",
+    "scaling": "weak, strong, both",
+    "data": "synthetic, fake, digits, cifar10",
+    "amp": "off, bf16, fp16",
+    **variants.CHOICES,
+}
 _EXAMPLES = {"batch_sizes": "32,128 or 32x4", **variants.EXAMPLES}
 
 
-def _conversion_message(error: str, values: dict[str, object], origins: dict[str, str]) -> str:
+def conversion_message(
+    error: str, kind: type[msgspec.Struct], choices: dict[str, str], values: dict[str, object], origins: dict[str, str]
+) -> str:
+    """One line on a value that does not fit its field of `kind`, from msgspec's error."""
     where = re.search(r"at `\$\.(\w+)", error)
     field = where[1] if where else ""
     reason = error.partition(" - at ")[0]
     if "Invalid enum value" in reason:
-        choices = {
-            "strategies": "single, dp, ddp",
-            "device": "auto, cuda, cpu",
-            "scaling": "weak, strong, both",
-            "data": "synthetic, fake, digits, cifar10",
-            "amp": "off, bf16, fp16",
-            **variants.CHOICES,
-        }
         reason = f"unknown; choose from {choices.get(field, 'the documented values')}"
-    elif field in RunConfig.__struct_fields__:
-        reason = f"must be {_in_words(RunConfig.__annotations__[field])}"
-    return f"{origins.get(field, flag_name(field))} {_shown(values.get(field))}: {reason}"
+    elif field in kind.__struct_fields__:
+        reason = f"must be {_in_words(kind.__annotations__[field])}"
+    return f"{origins.get(field, flag_name(field))} {shown(values.get(field))}: {reason}"
 
 
 def _in_words(kind: object) -> str:
@@ -181,7 +201,8 @@ def _in_words(kind: object) -> str:
     )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A setting's value as it is written on the command line."""
     return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
 
 
