@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
+from dpscope.launch.attended_job import attend_job, job_failure
 from dpscope.launch.calibration_worker import MEASURED_NAME, SETTINGS_NAME, Measured
-from dpscope.launch.job_files import read_progress
-from dpscope.launch.job_outcome import job_outcome
 from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.torchrun import TorchrunJob, torchrun_prefix
+from dpscope.launch.torchrun import torchrun_prefix
 from dpscope.profiling.calibration_types import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
 from dpscope.profiling.environment import collect_environment, device_findings, open_nvml, usable_cores
 from dpscope.profiling.interconnect import group_rate, interconnect
@@ -67,28 +65,12 @@ def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Conso
     processes = max(settings.devices)
     command = [*torchrun_prefix(processes, folder), "-m", "dpscope.launch.calibration_worker", str(folder.path)]
     stop = StopRequest()
-    with stop.listening(), console.status("Calibrating: starting") as status:
-        job = TorchrunJob(command, folder, threads=max(1, usable_cores() // processes))
-        try:
-            how, exit_status = job.wait(
-                settings.timeout_s,
-                lambda state: status.update(f"Calibrating: {state or 'starting'}"),
-                lambda: stop.requested,
-            )
-        finally:
-            left = job.end()
-    if left:
-        console.print(
-            f"warning: processes {', '.join(map(str, left))} cannot be ended; restart the machine if they stay"
-        )
-    if how == "stopped":
-        raise DpscopeError("calibration interrupted: nothing is saved")
-    if exit_status == 0 and (folder.path / MEASURED_NAME).exists():
+    threads = max(1, usable_cores() // processes)
+    with stop.listening():
+        end = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console)
+    if end == ("exited", 0) and (folder.path / MEASURED_NAME).exists():
         return read_json(folder.path / MEASURED_NAME, Measured)
-    outcome = job_outcome(folder, exit_status, settings.timeout_s, read_progress(folder.path))
-    for line in outcome.log_tail:
-        console.print(Text(line, style="dim"), soft_wrap=True)
-    raise DpscopeError(f"calibration failed, nothing is saved: {outcome.message}")
+    raise job_failure(folder, end, settings.timeout_s, "calibration failed, nothing is saved", console)
 
 
 def _rates(settings: CalibrationSettings, links: Interconnect, link_gbps: float | None) -> dict[int, LinkRate]:

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.launch.attended_job import tell_survivors
 from dpscope.launch.job_files import read_progress, remove_job_files
 from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
 from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, new_manifest
@@ -53,7 +53,7 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
         console.print(Text(text), soft_wrap=True)
 
     with locked(run.path, wait=False, note=note):
-        _tell_survivors(end_leftovers(run), console)
+        tell_survivors(end_leftovers(run), console)
         if fresh or not is_run_folder(run.path):
             _remove_measurements(run)  # the manifest goes first: cells without one are half removed
         manifest = _open_manifest(run, description)
@@ -62,15 +62,6 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
 
             download_data(description.config)
         return _Sweep(run, manifest, description, console).measure()
-
-
-def _tell_survivors(processes: Sequence[int], console: Console) -> None:
-    if processes:
-        console.print(
-            f"warning: processes {', '.join(str(process) for process in processes)} cannot be ended: they wait for a "
-            "device or a file system; what runs beside them is slower. Restart the machine if they stay.",
-            soft_wrap=True,
-        )
 
 
 def _remove_measurements(run: RunFolder) -> None:
@@ -165,7 +156,7 @@ class _Sweep:
         try:
             how, exit_status = torchrun.wait(timeout_s, self._progress.state, lambda: self._stop.requested)
         finally:
-            _tell_survivors(torchrun.end(), self._console)
+            tell_survivors(torchrun.end(), self._console)
         last_pass = read_progress(folder.path)
         if how == "stopped":
             return interrupted(folder, last_pass)

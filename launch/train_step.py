@@ -84,7 +84,8 @@ class TrainStep:
     def _add_gradients(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
         with record_function(FORWARD):
-            logits = self.model(images).float()
+            outputs = self.model(images)
+            logits = outputs if outputs.dtype == torch.float64 else outputs.float()
             loss = nn.functional.cross_entropy(logits, labels, label_smoothing=self._label_smoothing)
             self._on_forward(logits.detach(), labels, loss.detach())
             if weight != 1:

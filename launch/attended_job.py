@@ -1,0 +1,58 @@
+"""A torchrun job that somebody waits for on a terminal: its state shown, its end seen to. Imports no torch."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from dpscope.launch.job_files import read_progress
+from dpscope.launch.job_outcome import job_outcome
+from dpscope.launch.stop_request import StopRequest
+from dpscope.launch.torchrun import JobWait, TorchrunJob
+from dpscope.profiling.run_store import DpscopeError, JobFolder
+
+JobEnd = tuple[JobWait, int | None]
+"""How waiting ended, and torchrun's exit status if it did."""
+
+
+def attend_job(
+    command: Sequence[str],
+    folder: JobFolder,
+    threads: int,
+    timeout_s: float,
+    title: str,
+    stop: StopRequest,
+    console: Console,
+) -> JobEnd:
+    """Run a job to its end, to its time limit or to a request to stop; no process of it is left behind."""
+    with console.status(f"{title}: starting") as status:
+        job = TorchrunJob(command, folder, threads)
+        try:
+            return job.wait(
+                timeout_s,
+                lambda state: status.update(f"{title}: {state or 'starting'}"),
+                lambda: stop.requested,
+            )
+        finally:
+            tell_survivors(job.end(), console)
+
+
+def job_failure(folder: JobFolder, end: JobEnd, timeout_s: float, what: str, console: Console) -> DpscopeError:
+    """`what` failed and why, in one line; the last lines of the ranks that failed are printed."""
+    how, exit_status = end
+    if how == "stopped":
+        return DpscopeError(f"{what}: interrupted")
+    outcome = job_outcome(folder, exit_status, timeout_s, read_progress(folder.path))
+    for line in outcome.log_tail:
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    return DpscopeError(f"{what}: {outcome.message}")
+
+
+def tell_survivors(processes: Sequence[int], console: Console) -> None:
+    """Warn of processes that outlive even SIGKILL."""
+    if processes:
+        console.print(
+            f"warning: processes {', '.join(str(process) for process in processes)} cannot be ended: they wait for a "
+            "device or a file system; what runs beside them is slower. Restart the machine if they stay.",
+            soft_wrap=True,
+        )
