@@ -17,7 +17,7 @@ from dpscope.launch.hand_command import hand_command
 from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.out_folder import LOCK_NAME, check_writable
 from dpscope.launch.plan import (
-    CIFAR_RESNET,
+    OWN_MODELS,
     make_plan,
     plan_findings,
     resolve,
@@ -25,6 +25,7 @@ from dpscope.launch.plan import (
 )
 from dpscope.launch.progress import duration_text
 from dpscope.launch.torchrun import torchrun_command
+from dpscope.profiling.equality_types import EQUALITY_NAME
 from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, RunFolder, is_run_folder
 from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
 
@@ -68,8 +69,8 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
     devices = resolve_devices(config.device)
     resolved = resolve(config, devices)
     check_data(resolved)
-    if resolved.model != CIFAR_RESNET:  # the one name that needs no torch to be known
-        _check_model(resolved.model)
+    if resolved.model not in OWN_MODELS:
+        check_model_here(resolved.model)
     run = RunFolder(out)
     _check_out(run, resolved, fresh)
     plan = make_plan(resolved, devices.kind)
@@ -90,10 +91,11 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
     )
 
 
-def _check_model(name: str) -> None:
+def check_model_here(name: str) -> None:
+    """As `workloads.check_model`, a user's module being found from the working directory, as it is in workers."""
     from dpscope.launch.workloads import check_model
 
-    if os.getcwd() not in sys.path:  # as in the workers
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     check_model(name)
 
@@ -129,10 +131,10 @@ def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is none that `dpscope calibrate`, or a run killed while it began or began afresh, leaves."""
+    """Whether a file is none that another command, or a run killed while it began or began afresh, leaves."""
     if path.name in ("cells", "report"):
         return not (path.parent / LOCK_NAME).exists()
-    return path.name != LOCK_NAME and path.stem != Path(CALIBRATION_NAME).stem
+    return path.name != LOCK_NAME and path.stem not in (Path(CALIBRATION_NAME).stem, Path(EQUALITY_NAME).stem)
 
 
 def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False) -> PlanDescription:

@@ -1,0 +1,71 @@
+"""Runs the jobs of `dpscope equal`, one after the other; what they leave is compared by analysis. Imports no torch."""
+
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from dpscope.launch.attended_job import attend_job, job_failure
+from dpscope.launch.job_files import remove_job_files
+from dpscope.launch.out_folder import check_writable, locked
+from dpscope.launch.stop_request import StopRequest
+from dpscope.launch.torchrun import torchrun_prefix
+from dpscope.profiling.equality_types import (
+    EQUALITY_FOLDER,
+    EQUALITY_NAME,
+    SETTINGS_NAME,
+    EqualityJob,
+    EqualitySettings,
+)
+from dpscope.profiling.run_store import DpscopeError, JobFolder, write_json
+
+
+def run_equality(settings: EqualitySettings, out: Path, console: Console) -> None:
+    """Train under every strategy and leave what each process saved in `out`, in place of an earlier comparison.
+
+    The jobs' processes end with this call whatever happens; signals end it early. Raises DpscopeError with the cause in
+    one line when a job fails, passes its time limit or is stopped, or when `out` holds something else.
+    """
+    check_writable(out)
+
+    def note(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    with locked(out, wait=False, note=note):
+        _clear(out)
+        write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
+        if settings.config.download:
+            from dpscope.launch.image_sets import download_data
+
+            download_data(settings.config)
+        stop = StopRequest()
+        with stop.listening():
+            for number, job in enumerate(settings.jobs, start=1):
+                title = f"[{number}/{len(settings.jobs)}] {job.cell.name}"
+                _run_job(settings, job, out, title, stop, console)
+
+
+def _clear(out: Path) -> None:
+    folder = out / EQUALITY_FOLDER
+    if folder.exists() and not (folder / SETTINGS_NAME).exists() and any(folder.iterdir()):
+        raise DpscopeError(f"--out {out}: its {EQUALITY_FOLDER} was not made by dpscope equal; name another folder")
+    (out / EQUALITY_NAME).unlink(missing_ok=True)
+    for job in folder.glob("*/"):
+        shutil.rmtree(job)
+
+
+def _run_job(
+    settings: EqualitySettings, job: EqualityJob, out: Path, title: str, stop: StopRequest, console: Console
+) -> None:
+    folder = JobFolder(job.folder(out))
+    command = [
+        *torchrun_prefix(job.cell.processes, folder),
+        *("-m", "dpscope.launch.equality_worker", str(out), job.cell.name),
+    ]
+    timeout_s = settings.config.timeout_s
+    end = attend_job(command, folder, settings.threads_per_process, timeout_s, title, stop, console)
+    if folder.status() != "ok":
+        raise job_failure(folder, end, timeout_s, f"{job.cell.name} failed, nothing is compared", console)
+    remove_job_files(folder.path)
+    console.print(Text(f"{title}: done"), soft_wrap=True)

@@ -1,0 +1,59 @@
+"""What is done to a model before trainings are compared: nothing drawn at random, batch norm frozen or synchronised."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_RANDOM_LAYERS = ("dropout", "stochasticdepth")
+
+
+def switch_off_random_layers(model: nn.Module) -> list[str]:
+    """Put dropout and its like into evaluation mode, where they pass everything on; returns their names.
+
+    What they draw follows from the generator of each process and thread, which no two strategies share.
+    """
+    found = []
+    for name, module in model.named_modules():
+        if any(word in type(module).__name__.lower() for word in _RANDOM_LAYERS):
+            module.eval()
+            found.append(name)
+    return found
+
+
+def freeze_batch_norm(model: nn.Module, images: Tensor) -> None:
+    """Have every batch norm use the statistics of `images` from now on; its weight and bias go on learning.
+
+    The statistics a model is built with (mean 0, variance 1) would not do: nothing would be normalised, and a deep
+    network's first losses then overflow.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative mean: after one batch, that batch's statistics
+    with torch.no_grad():
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+
+
+def batch_norms_by_batch(model: nn.Module) -> list[str]:
+    """Names of the batch norms that normalise by what is in their batch, rather than by frozen statistics."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    ]
+
+
+def to_double(model: nn.Module) -> nn.Module:
+    """The model in double precision, taking batches in single precision as before."""
+
+    def widen(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(one.double() if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
+
+    model.register_forward_pre_hook(widen)
+    return model.double()

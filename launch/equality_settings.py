@@ -1,0 +1,128 @@
+"""What `dpscope equal` is asked for: from flags to settings with nothing left to choose. Imports torch only where GPUs may be."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dpscope.launch.data_files import check_data
+from dpscope.launch.devices import DeviceType, resolve_devices
+from dpscope.launch.plan import CIFAR_RESNET, resolve, threads_per_process
+from dpscope.launch.planned_run import check_model_here
+from dpscope.launch.run_config import load_config
+from dpscope.profiling.equality_types import EqualityJob, EqualitySettings, Precision, Training
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, RunConfig, Strategy
+
+DEFAULT_BATCH_SIZE: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
+DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}
+"""Of `dpscope equal` where they are not those of `dpscope run`; rounding grows with the learning rate."""
+
+
+def equality_settings(
+    flags: Mapping[str, object],
+    precision: Precision = "float64",
+    freeze_batch_norm: bool = False,
+    sync_batch_norm: bool = False,
+) -> EqualitySettings:
+    """Settings from the command's flags, those of `dpscope run` and its own.
+
+    Raises DpscopeError naming the flag, its value and what to give instead.
+    """
+    given = load_config(None, {**DEFAULTS, **flags})
+    devices = resolve_devices(given.device)
+    config = resolve(_with_batch(given, devices.kind, flags), devices)
+    _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
+    check_data(config)
+    if config.model != CIFAR_RESNET:  # the one name that needs no torch to be known
+        check_model_here(config.model)
+    return EqualitySettings(
+        config=config,
+        device=devices.kind,
+        threads_per_process=threads_per_process(config),
+        precision=precision,
+        freeze_batch_norm=freeze_batch_norm,
+        sync_batch_norm=sync_batch_norm,
+        jobs=_jobs(config, devices.kind, precision, freeze_batch_norm),
+    )
+
+
+def _with_batch(config: RunConfig, kind: DeviceType, flags: Mapping[str, object]) -> RunConfig:
+    """The configuration with a global batch, and with epochs that end within the steps unless samples are given."""
+    if config.batch_growth is not None or len(config.batch_sizes or (0,)) != 1:
+        raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
+    batch_size = config.batch_sizes[0] if config.batch_sizes else DEFAULT_BATCH_SIZE[kind]
+    samples = config.samples if flags.get("samples") else samples_of_two_epochs(batch_size, config.steps or 0)
+    return msgspec.structs.replace(config, batch_sizes=(batch_size,), samples=samples)
+
+
+def samples_of_two_epochs(batch_size: int, steps: int) -> int:
+    """Samples of an epoch that ends with a short batch half way through the steps: what is lost there then shows.
+
+    >>> samples_of_two_epochs(8, 20)
+    77
+    """
+    steps_per_epoch = max(2, steps // 2)
+    return (steps_per_epoch - 1) * batch_size + batch_size // 2 + 1
+
+
+def _check(config: RunConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
+    """Raise DpscopeError for settings that cannot be compared."""
+    assert config.devices is not None
+    assert config.batch_sizes is not None
+    counts, batch_size = config.devices, config.batch_sizes[0]
+    if len(config.strategies) < 2:
+        raise DpscopeError(f"--strategy {config.strategies[0]}: one has nothing to be compared with; give two or three")
+    if len(counts) != 1 or counts[0] < 2:
+        shown = ",".join(str(count) for count in counts)
+        raise DpscopeError(f"--devices {shown}: give one count of 2 or more; a single device takes part by --strategy")
+    if batch_size % counts[0]:
+        raise DpscopeError(
+            f"--batch-size {batch_size}: {counts[0]} devices cannot share a global batch of {batch_size} equally; "
+            f"choose a multiple of {counts[0]}"
+        )
+    if batch_size > config.samples:
+        raise DpscopeError(
+            f"--batch-size {batch_size}: the data set has {config.samples} samples; choose a smaller one"
+        )
+    if sync_batch_norm:
+        _check_sync(config.strategies, kind, freeze_batch_norm)
+
+
+def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch_norm: bool) -> None:
+    fix = "compare with --freeze-batch-norm instead"
+    if kind == "cpu":
+        raise DpscopeError(f"--sync-batch-norm on the CPU: torch's SyncBatchNorm needs GPUs; {fix}")
+    if freeze_batch_norm:
+        raise DpscopeError(
+            "--sync-batch-norm with --freeze-batch-norm: frozen statistics need no synchronising; give one"
+        )
+    if not {"single", "ddp"} <= set(strategies):
+        raise DpscopeError(
+            f"--sync-batch-norm with --strategy {','.join(strategies)}: it makes DDP agree with single; add both"
+        )
+
+
+def _jobs(config: RunConfig, kind: DeviceType, precision: Precision, frozen: bool) -> tuple[EqualityJob, ...]:
+    """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares."""
+    assert config.devices is not None
+    other: Precision = "float32" if precision == "float64" else "float64"
+    jobs = []
+    for index, strategy in enumerate(config.strategies):
+        trainings = [Training(kind="compared", precision=precision)]
+        if index == 0:
+            trainings.append(Training(kind="rounding", precision=other))
+        if strategy == "single" and not frozen:
+            trainings.append(Training(kind="in_shares", precision=precision, shares=config.devices[0]))
+        jobs.append(EqualityJob(cell=_cell(config, kind, strategy), trainings=tuple(trainings)))
+    return tuple(jobs)
+
+
+def _cell(config: RunConfig, kind: DeviceType, strategy: Strategy) -> Cell:
+    assert config.devices is not None
+    assert config.batch_sizes is not None
+    devices = 1 if strategy == "single" else config.devices[0]
+    return Cell(
+        strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,
+        devices=devices,
+        batch_size=config.batch_sizes[0] // devices,
+    )

@@ -1,0 +1,147 @@
+"""One process's part in the trainings of one cell of `dpscope equal`: k steps from the seed, everything kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import distributed, nn
+
+from dpscope.launch.equality_forward import ForwardRecorder
+from dpscope.launch.equality_models import (
+    batch_norms_by_batch,
+    freeze_batch_norm,
+    switch_off_random_layers,
+    to_double,
+)
+from dpscope.launch.equality_recording import TrainingRecorder
+from dpscope.launch.image_sets import Batch
+from dpscope.launch.input_data import BatchStream, open_stream
+from dpscope.launch.job_devices import devices_of, join_process_group
+from dpscope.launch.micro_batches import MicroBatching
+from dpscope.launch.strategies import wrap
+from dpscope.launch.train_step import TrainStep
+from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.launch.workloads import Workload, build_workload
+from dpscope.profiling.equality_types import EqualityJob, EqualitySettings, Training
+from dpscope.profiling.run_types import Cell
+
+
+def run_job(
+    settings: EqualitySettings, job: EqualityJob, place: TorchrunPlace, out: Path, report: Callable[[str], None]
+) -> None:
+    """Train and save all of a job's trainings in this process; `report` is told which training begins."""
+    torch.set_num_threads(settings.threads_per_process)
+    device = devices_of(job.cell, settings.device, place)[0]
+    _compute_reproducibly()
+    if job.cell.strategy == "ddp":
+        join_process_group(device, settings.config.timeout_s)
+    for training in job.trainings:
+        report(training.kind.replace("_", " "))
+        _Process(settings, job.cell, training, place, device).train(job.folder(out) / training.kind)
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+def _compute_reproducibly() -> None:
+    """Full precision and one algorithm per operation: TF32 keeps 10 bits of a mantissa, and timing chooses algorithms."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+class KeptBatches:
+    """A stream that keeps the images it handed out last."""
+
+    def __init__(self, batches: BatchStream) -> None:
+        self._batches = batches
+        self.steps_per_epoch = batches.steps_per_epoch
+        self.loader_workers = batches.loader_workers
+        self.epoch = batches.epoch
+        self.samples = batches.samples
+        self.images = torch.empty(0)
+
+    def next_batch(self) -> Batch:
+        """The next (images, labels)."""
+        self.images, labels = self._batches.next_batch()
+        self.epoch, self.samples = self._batches.epoch, self._batches.samples
+        return self.images, labels
+
+    def start_epoch(self, epoch: int, step: int = 0) -> None:
+        """The next batch is that of `epoch` and its `step`."""
+        self._batches.start_epoch(epoch, step)
+
+    def leave_out_short_batches(self) -> None:
+        """From the next epoch on, hand out whole batches only."""
+        self._batches.leave_out_short_batches()
+
+
+class _Process:
+    """One process of one training."""
+
+    def __init__(
+        self,
+        settings: EqualitySettings,
+        cell: Cell,
+        training: Training,
+        place: TorchrunPlace,
+        device: torch.device,
+    ) -> None:
+        self._settings = settings
+        self._cell = cell
+        self._training = training
+        self._rank = place.rank
+        self._device = device
+
+    def train(self, folder: Path) -> None:
+        """Take the steps and save what was kept of them."""
+        torch.manual_seed(self._settings.config.seed)
+        workload = build_workload(self._settings.config.model)
+        model = workload.model.to(self._device).train()
+        random_layers = switch_off_random_layers(model)
+        if self._training.kind == "in_shares" and not batch_norms_by_batch(model):
+            return  # shares would make no difference
+        if self._settings.freeze_batch_norm:
+            freeze_batch_norm(model, self._first_images(workload))
+        if self._settings.sync_batch_norm and self._cell.strategy == "ddp":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        if self._training.precision == "float64":
+            model = to_double(model)
+        forward = ForwardRecorder(model)
+        recorder = TrainingRecorder(model, forward)
+        self._take_steps(model, self._stream(workload), recorder)
+        shuffled = self._settings.config.data != "synthetic"
+        recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled)
+
+    def _take_steps(self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder) -> None:
+        wrapped = wrap(model, self._cell.strategy, self._cell.devices, self._device)
+        kept = KeptBatches(batches)
+        micro_batching = MicroBatching(count=self._training.shares)
+        train_step = TrainStep(wrapped, kept, self._settings.config, self._device, micro_batching)
+
+        def before_the_optimizer(optimizer: Any, arguments: Any, keywords: Any) -> None:
+            recorder.add_gradients()
+
+        train_step.optimizer.register_step_pre_hook(before_the_optimizer)
+        for step in range(self._settings.steps):
+            train_step()
+            assert train_step.last_loss is not None
+            recorder.add_step(train_step.last_loss.item())
+            recorder.samples.add(step, kept.epoch, kept.samples, kept.images)
+
+    def _stream(self, workload: Workload) -> BatchStream:
+        rank = self._rank if self._cell.strategy == "ddp" else 0
+        return open_stream(self._settings.config, self._fed(self._cell.strategy == "ddp"), workload, rank, self._device)
+
+    def _fed(self, one_share: bool) -> Cell:
+        """The cell as its batches are cut: a single device gets what DataParallel gets, padding included."""
+        share = self._settings.global_batch_size // self._settings.devices
+        return Cell(strategy="ddp" if one_share else "dp", devices=self._settings.devices, batch_size=share)
+
+    def _first_images(self, workload: Workload) -> torch.Tensor:
+        """The first global batch, the same for every process."""
+        config = msgspec.structs.replace(self._settings.config, workers=0, workers_total=None)
+        return open_stream(config, self._fed(False), workload, 0, self._device).next_batch()[0].to(self._device)
