@@ -14,6 +14,8 @@ from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
 
 CIFAR_RESNET = "resnet18_cifar"
+SMALL_RESNET = "resnet8_cifar"
+OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET)  # the names that need no torch to be known
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
 

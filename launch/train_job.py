@@ -17,7 +17,8 @@ from dpscope.launch.evaluation import evaluate, shard
 from dpscope.launch.image_sets import test_images
 from dpscope.launch.input_data import open_stream
 from dpscope.launch.job_devices import devices_of, join_process_group, synchronise
-from dpscope.launch.learning_rate import LearningRateSchedule, scaled_learning_rate
+from dpscope.launch.learning_rate import LearningRateSchedule
+from dpscope.launch.learning_rate_scaling import scaled_learning_rate
 from dpscope.launch.learning_sums import Learned, LearningSums
 from dpscope.launch.micro_batches import micro_batching
 from dpscope.launch.strategies import wrap

@@ -11,7 +11,7 @@ import msgspec
 from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.out_folder import locked
-from dpscope.launch.plan import CIFAR_RESNET, PASS_THROUGH_REASON, resolve, too_large
+from dpscope.launch.plan import OWN_MODELS, PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.run_config import load_config
 from dpscope.launch.shared_manifest import free_repeat, manifest_with
 from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
@@ -193,7 +193,7 @@ def _check_measurable(cell: Cell, config: RunConfig) -> None:
     if reason := too_large(cell, config):
         raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
     check_data(config)
-    if config.model != CIFAR_RESNET:  # the one name that needs no torch to be known
+    if config.model not in OWN_MODELS:
         from dpscope.launch.workloads import check_model
 
         check_model(config.model)

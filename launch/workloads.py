@@ -1,4 +1,4 @@
-"""The models dpscope can train: CIFAR's ResNet-18, torchvision's classification models, the user's own."""
+"""The models dpscope can train: CIFAR's ResNet-18 and ResNet-8, torchvision's classification models, the user's own."""
 
 import difflib
 import importlib
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.plan import CIFAR_RESNET
+from dpscope.launch.plan import CIFAR_RESNET, OWN_MODELS, SMALL_RESNET
+from dpscope.launch.small_resnet import SmallResNet
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import ParameterSizes, TensorSize
 
@@ -46,13 +47,15 @@ class AutocastModel(nn.Module):
 def build_workload(name: str) -> Workload:
     """Build the model called `name`, on the CPU, from the current random state.
 
-    `name` is ``resnet18_cifar``, a torchvision classification model (224 x 224 pixels, 1000 classes), or
+    `name` is ``resnet18_cifar``, ``resnet8_cifar``, a torchvision classification model (224 x 224 pixels, 1000 classes), or
     ``package.module:function``, found from the working directory. That function takes no arguments and returns
     a module, which then is fed 3 x 32 x 32 pixels and 10 classes, or a tuple (module, shape of a sample,
     classes). Raises DpscopeError for a name that leads nowhere.
     """
     if name == CIFAR_RESNET:
         return Workload(model=cifar_resnet18(), input_shape=(3, 32, 32), classes=10)
+    if name == SMALL_RESNET:
+        return Workload(model=SmallResNet(), input_shape=(3, 32, 32), classes=10)
     if ":" in name:
         return _user_workload(name)
     return _torchvision_workload(name)
@@ -70,7 +73,7 @@ def cifar_resnet18() -> nn.Module:
 
 def check_model(name: str) -> None:
     """Raise DpscopeError for a name that leads nowhere; builds nothing. Imports the user's module."""
-    if name == CIFAR_RESNET:
+    if name in OWN_MODELS:
         return
     if ":" in name:
         _user_function(name)
@@ -111,7 +114,7 @@ def _tensor_size(tensor: Tensor) -> TensorSize:
 def _check_torchvision_name(name: str) -> None:
     known = classification_models()
     if name not in known:
-        close = difflib.get_close_matches(name, [CIFAR_RESNET, *known], n=3)
+        close = difflib.get_close_matches(name, [*OWN_MODELS, *known], n=3)
         hint = f"did you mean {', '.join(close)}? Otherwise" if close else f"{CIFAR_RESNET} is the default;"
         raise DpscopeError(
             f"--model {name}: no such model; {hint} name a torchvision classification model or your own "

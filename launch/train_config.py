@@ -1,0 +1,103 @@
+"""From a TOML file and flags to a TrainConfig, validated at once. Imports no torch."""
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from dpscope.launch.plan import SMALL_RESNET
+from dpscope.launch.run_config import (
+    build_config,
+    conversion_message,
+    flag_name,
+    given_settings,
+    read_text,
+    shown,
+    whole_numbers,
+)
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+from dpscope.profiling.train_types import TrainConfig
+
+MEASURING_FIELDS = ("seed", "warmup_steps", "steps", "epochs", "traced_steps", "repeats")
+"""Settings of a measurement that a training does not have, or has under another name."""
+
+_DEFAULTS: dict[str, object] = {
+    "data": "digits",
+    "model": SMALL_RESNET,
+    "scaling": "strong",
+    "learning_rate": 0.1,
+    "timeout_s": 7 * 24 * 3600.0,
+    "epochs": 10,
+}
+_RUN_FIELDS = tuple(field for field in RunConfig.__struct_fields__ if field not in MEASURING_FIELDS)
+_LEARNING_FIELDS = tuple(field for field in TrainConfig.__struct_fields__ if field != "run")
+_EXAMPLES = {"seeds": "0,1,2", "milestones": "6,8"}
+_CHOICES = {"learning_rate_scaling": "none, sqrt, linear"}
+
+
+def load_train_config(config_path: Path | None, flags: dict[str, object]) -> TrainConfig:
+    """The configuration of a TOML file overlaid by flags, as `run_config.load_config` reads them.
+
+    Raises DpscopeError naming field, value and fix.
+    """
+    given, origins = given_settings(config_path, flags, (*_RUN_FIELDS, *_LEARNING_FIELDS))
+    values = {**_DEFAULTS, **given}
+    if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
+        values.setdefault("workers", RunConfig().workers)
+    values.setdefault("workers", 0)
+    run = build_config({field: values[field] for field in _RUN_FIELDS if field in values}, origins)
+    _check_shared(run, origins)
+    learning = {field: values[field] for field in _LEARNING_FIELDS if field in values}
+    return _learning_config(run, learning, origins)
+
+
+def _learning_config(run: RunConfig, values: dict[str, object], origins: dict[str, str]) -> TrainConfig:
+    for field, example in _EXAMPLES.items():
+        value = values.get(field)
+        if isinstance(value, str | int | float):
+            values[field] = read_text(str(value), whole_numbers, origins[field], example) if value != "" else ()
+        elif isinstance(value, list | tuple):
+            values[field] = tuple(value)
+    try:
+        config = msgspec.convert({"run": run, **values}, TrainConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise DpscopeError(conversion_message(str(error), TrainConfig, _CHOICES, values, origins)) from error
+    config = msgspec.structs.replace(
+        config, seeds=tuple(dict.fromkeys(config.seeds)), milestones=tuple(sorted(set(config.milestones)))
+    )
+    for field, holds, fix in _checks(config):
+        if not holds:
+            raise DpscopeError(f"{origins.get(field, flag_name(field))} {shown(getattr(config, field))}: {fix}")
+    return config
+
+
+def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:
+    """(field, whether it holds, the fix) of every field of learning that can be wrong by itself."""
+    return [
+        ("epochs", config.epochs >= 1, "must be 1 or more"),
+        ("seeds", bool(config.seeds), "no seed; write it as 0,1,2"),
+        ("seeds", all(0 <= seed < 2**63 for seed in config.seeds), "every seed must be 0 or more and below 2^63"),
+        ("milestones", min(config.milestones, default=1) >= 1, "every milestone must be 1 epoch or more"),
+        ("gamma", 0 < config.gamma < math.inf, "must be a number above 0"),
+        ("warmup_epochs", config.warmup_epochs >= 0, "must be 0 or more"),
+        ("label_smoothing", 0 <= config.label_smoothing < 1, "must be 0 or more and below 1"),
+        ("eval_batch_size", config.eval_batch_size >= 1, "must be 1 or more"),
+    ]
+
+
+def _check_shared(run: RunConfig, origins: dict[str, str]) -> None:
+    """Raise DpscopeError for settings that a measurement can have and a training cannot."""
+    if run.data == "synthetic":
+        raise DpscopeError(
+            f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
+        )
+    if run.scaling == "both":
+        raise DpscopeError(
+            f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
+        )
+    if run.batch_growth is not None:
+        raise DpscopeError(
+            f"{origins['batch_sizes']} {shown(run.batch_sizes)}x{run.batch_growth}: name each batch size to train with, "
+            "such as 32,128"
+        )

@@ -1,0 +1,118 @@
+"""What a training run will train: its cells, their learning rates, and what about them misleads. Imports no torch."""
+
+import math
+
+import msgspec
+
+from dpscope.launch.devices import Devices, DeviceType
+from dpscope.launch.learning_rate_scaling import batch_growth, scaled_learning_rate
+from dpscope.launch.plan import make_plan, plan_findings, resolve
+from dpscope.launch.run_config import shown
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, Finding, PlannedCell
+from dpscope.profiling.train_types import PlannedTraining, TrainConfig
+
+DEFAULT_BATCH_SIZE = 32
+
+
+def resolve_training(config: TrainConfig, devices: Devices) -> TrainConfig:
+    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
+    run = resolve(config.run, devices)
+    if config.run.batch_sizes is None:
+        assert run.devices is not None
+        multiple = 1 if run.scaling == "weak" else math.lcm(*run.devices)
+        batch_size = math.ceil(DEFAULT_BATCH_SIZE / multiple) * multiple
+        run = resolve(msgspec.structs.replace(config.run, batch_sizes=(batch_size,)), devices)
+    return msgspec.structs.replace(config, run=run)
+
+
+def make_train_plan(config: TrainConfig, kind: DeviceType) -> tuple[PlannedTraining, ...]:
+    """The cells of a resolved configuration, each batch size's single device first.
+
+    Under strong scaling, training's default, each listed batch is trained on whole by one device and divided among several:
+    every strategy takes the same steps. Under weak scaling each device gets the listed batch. A single-device cell is
+    planned whether or not 1 is among the device counts. Raises DpscopeError when nothing is left to train.
+    """
+    run = config.run
+    assert run.devices is not None
+    with_single = run.devices if "single" not in run.strategies else tuple(sorted({1, *run.devices}))
+    planned = make_plan(msgspec.structs.replace(run, devices=with_single), kind)
+    assert run.batch_sizes is not None
+    # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
+    chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in run.batch_sizes]
+    order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
+    chosen.sort(key=lambda one: (_listed_batch(config, one.cell), one.cell.devices, order[one.cell.strategy]))
+    if all(one.skip_reason for one in chosen):
+        raise DpscopeError(f"nothing to train: {chosen[0].cell.name}: {chosen[0].skip_reason}")
+    return tuple(_planned_training(config, one) for one in chosen)
+
+
+def _listed_batch(config: TrainConfig, cell: Cell) -> int:
+    return cell.batch_size if config.run.scaling == "weak" else cell.global_batch_size
+
+
+def _planned_training(config: TrainConfig, planned: PlannedCell) -> PlannedTraining:
+    samples = config.run.samples
+    return PlannedTraining(
+        planned=planned,
+        learning_rate=scaled_learning_rate(config, planned.cell),
+        train_samples=samples,
+        repeated_samples=-samples % planned.cell.devices,  # as DistributedSampler does
+    )
+
+
+def train_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...], kind: DeviceType) -> tuple[Finding, ...]:
+    """What about this plan will mislead a reader who is not told."""
+    found = [*plan_findings(config.run, kind)]
+    late = [milestone for milestone in config.milestones if milestone >= config.epochs]
+    if late:
+        found.append(
+            Finding(
+                severity="warning",
+                code="milestone_after_the_end",
+                message=f"--milestones {shown(late)}: with {config.epochs} epochs the learning rate is never cut there; "
+                "a milestone takes effect after that many epochs.",
+                next_step=f"Use milestones below {config.epochs}, or more --epochs.",
+            )
+        )
+    if config.warmup_epochs >= config.epochs:
+        found.append(
+            Finding(
+                severity="warning",
+                code="warmup_to_the_end",
+                message=f"--warmup-epochs {config.warmup_epochs}: with {config.epochs} epochs the learning rate grows to "
+                "the end of the training.",
+                next_step=f"Use fewer than {config.epochs} warm-up epochs.",
+            )
+        )
+    return (*found, *_scaling_findings(config, plan), *_repeated_findings(plan))
+
+
+def _scaling_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...]) -> list[Finding]:
+    if config.learning_rate_scaling == "none" or any(batch_growth(config, one.cell) > 1 for one in plan):
+        return []
+    return [
+        Finding(
+            severity="info",
+            code="learning_rate_not_scaled",
+            message=f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
+            f"single device it is compared with, so that all learn with {config.run.learning_rate:g}.",
+            next_step="Use --scaling weak, under which the global batch grows with the devices.",
+        )
+    ]
+
+
+def _repeated_findings(plan: tuple[PlannedTraining, ...]) -> list[Finding]:
+    repeated = {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}
+    if not repeated:
+        return []
+    counts = ", ".join(f"{samples} of them with {devices} devices" for devices, samples in repeated.items())
+    return [
+        Finding(
+            severity="info",
+            code="samples_repeated",
+            message=f"{plan[0].train_samples} samples cannot be shared evenly: an epoch trains twice on {counts}. "
+            "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
+            next_step="Nothing, unless the data set is so small that this matters: then use device counts that divide it.",
+        )
+    ]
