@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "bandwidth", "flag"]
-Group = Literal["cell", "time", "communication", "estimates", "predictions", "bandwidth", "checks"]
+Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
+Group = Literal["cell", "time", "communication", "estimates", "predictions", "bandwidth", "learning", "checks"]
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,17 @@ COLUMNS = (
         "communication_of_calibration", "comm. of calib.", "share", "bandwidth", "By communication, of the calibration"
     ),
     Column("transfer_of_calibration", "transfer of calib.", "share", "bandwidth", "By transfer, of the calibration"),
+    Column("test_accuracy_percent", "test accuracy", "percent", "learning", "After training: median over seeds"),
+    Column("test_accuracy_percent_low", "accuracy low", "percent", "learning", "Lowest test accuracy of a seed"),
+    Column("test_accuracy_percent_high", "accuracy high", "percent", "learning", "Highest test accuracy of a seed"),
+    Column("test_accuracy_seeds", "seeds", "count", "learning", "Complete trainings behind the accuracy"),
+    Column(
+        "trained_global_batch_size",
+        "trained with batch",
+        "count",
+        "learning",
+        "Global batch of the trainings; where the cell's own was not trained, the one that was",
+    ),
     Column("tracer_cost", "tracer cost", "ratio", "checks", "Median traced step / median untraced step"),
     Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
     Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),

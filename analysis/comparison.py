@@ -13,6 +13,7 @@ from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_c
 from dpscope.analysis.sample_statistics import ratio_estimate
 from dpscope.analysis.summary_row import Row
 from dpscope.analysis.summary_row import minus as _minus
+from dpscope.analysis.training_columns import put_accuracy
 from dpscope.analysis.variants import opponents, singles_like
 from dpscope.profiling.calibration_types import Calibration
 
@@ -70,6 +71,8 @@ def compare(
     """
     sources = CostSources(link_gbps, calibration)
     rows = {name: summarise_cell(data, singles_like(run, data.cell), sources) for name, data in run.cells.items()}
+    for name, row in rows.items():
+        put_accuracy(row, run.cells[name].cell, run.manifest.config, run.training)
     table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
     return Comparison(
         table=table.convert_dtypes(),

@@ -13,6 +13,7 @@ from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.sample_statistics import Estimate, verdict
 from dpscope.analysis.scaling_findings import scaling_findings
 from dpscope.analysis.subtraction import FORMULAS
+from dpscope.analysis.training_findings import training_findings
 from dpscope.analysis.units import show_time
 from dpscope.analysis.variants import overlap_findings
 from dpscope.profiling.run_types import Finding
@@ -41,6 +42,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *overlap_findings(run),
         *(finding for cell in run.measured for finding in _straggler(cell)),
         *_setting(run),
+        *(training_findings(run.training) if run.training else ()),
     ]
     return sorted(_merged(findings), key=lambda finding: _ORDER[finding.severity])
 

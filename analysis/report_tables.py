@@ -10,6 +10,7 @@ from dpscope.analysis.prediction_findings import collective_table
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.scaling_findings import law_table, scaling_table
 from dpscope.analysis.tables import TextTable, gap_table, views_by_name
+from dpscope.analysis.training_tables import TRAINING_TABLES, training_tables
 from dpscope.analysis.wait_tables import run_waits
 
 _SOURCES = {
@@ -29,12 +30,14 @@ _MAIN = (
     "identity",
     "predictions",
     "collectives",
+    "learning",
+    *TRAINING_TABLES,
     "checks",
 )
 
 
 def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
-    """All tables by name, in the order of a page: times, scaling, where time goes, estimates, models, checks.
+    """All tables by name, in the order of a page: times, scaling, where time goes, estimates, models, learning, checks.
 
     A table about which the run says nothing is left out.
     """
@@ -58,6 +61,8 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "bandwidth": views.get("bandwidth"),
         "utilisation": views.get("utilisation"),
         "projection": projection_table(run),
+        "learning": views.get("learning"),
+        **(training_tables(run.training) if run.training else {}),
         "checks": views["checks"],
     }
     return {name: table for name, table in tables.items() if table is not None and table.rows}

@@ -16,6 +16,7 @@ from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.step_timeline import StepTimeline
 from dpscope.analysis.stragglers import waits_caused
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.training_data import TrainingData, holds_training, load_training
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
 
@@ -84,26 +85,31 @@ class NothingMeasuredError(DpscopeError):
 
 @dataclass(frozen=True)
 class RunData:
-    """A run: its manifest and its cells by name, in the plan's order."""
+    """A run: its manifest, its cells by name, in the plan's order, and what was trained in the same folder."""
 
     folder: RunFolder
     manifest: Manifest
     cells: dict[str, CellData]
+    training: TrainingData | None = None
 
     @property
     def measured(self) -> list[CellData]:
         return [cell for cell in self.cells.values() if cell.measured]
 
 
-def load_run(path: Path, progress: Progress = lambda _: None) -> RunData:
-    """Read a run folder, traces and all. Raises DpscopeError when it is none or nothing in it was measured."""
+def load_run(path: Path, progress: Progress = lambda _: None, target_accuracy: float | None = None) -> RunData:
+    """Read a run folder, traces, trainings and all; `target_accuracy` is as in `load_training`.
+
+    Raises DpscopeError when it is none or nothing in it was measured.
+    """
     folder = RunFolder(path)
     manifest = folder.manifest()
     cells = {}
     for planned in manifest.plan:
         progress(planned.cell.name)
         cells[planned.cell.name] = load_cell(folder, planned)
-    run = RunData(folder, manifest, cells)
+    training = load_training(path, target_accuracy) if holds_training(path) else None
+    run = RunData(folder, manifest, cells, training)
     if not run.measured:
         raise NothingMeasuredError(_nothing_measured(path, run))
     return run

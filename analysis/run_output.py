@@ -12,6 +12,7 @@ from dpscope.analysis.model_output import prediction_records, scaling_records
 from dpscope.analysis.report import Report
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
+from dpscope.analysis.training_output import training_content
 
 UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""
@@ -20,8 +21,9 @@ UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us",
 def run_json(report: Report) -> str:
     """An object with the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, findings.
 
-    Unknown is null. `cells` has the comparison's columns and `missing` (column -> why); the rows of traces also name cell
-    and repeat. `dp_phases` and `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
+    And `training`, which is `training_content`, null where nothing was trained in the folder. Unknown is null. `cells` has
+    the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat. `dp_phases` and
+    `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
     """
     reasons: dict[str, dict[str, str]] = {}
     for (cell, column), why in report.comparison.reasons.items():
@@ -41,6 +43,7 @@ def run_json(report: Report) -> str:
             "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
             "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),
             "memory": memory_records(report),
+            "training": training_content(report.run.training) if report.run.training else None,
             "findings": msgspec.to_builtins(report.findings),
         },
         indent=2,

@@ -99,12 +99,20 @@ _VIEWS = (
         several_only=True,
     ),
     View(
+        "learning",
+        "Accuracy beside speedup",
+        (
+            "cell", "weak_speedup", "strong_speedup", "test_accuracy_percent", "test_accuracy_percent_low",
+            "test_accuracy_percent_high", "test_accuracy_seeds", "trained_global_batch_size",
+        ),
+    ),
+    View(
         "checks",
         "Checks",
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
 )  # fmt: skip
-_OPTIONAL = frozenset({"predictions", "bandwidth"})  # left out where all they could show is missing,
+_OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
 _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 

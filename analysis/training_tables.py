@@ -21,6 +21,9 @@ from dpscope.analysis.training_statistics import (
 )
 from dpscope.analysis.units import NA, Unit, choose_unit, show
 
+TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_to_accuracy", "variant_accuracy")
+"""Names of the tables, in the order people read them."""
+
 _PERCENT = Unit("%", 1.0, 2)
 _POINTS = Unit("points", 1.0, 2)
 _LOSS = Unit("", 1.0, 4)
@@ -41,8 +44,8 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
     Where no target accuracy was asked for, the time to the highest whole percent that all trainings reached is shown.
     """
     tables = {
-        "accuracy": accuracy_table(data),
-        "accuracy_beside_speedup": difference_table(
+        "test_accuracy": accuracy_table(data),
+        "training_speedup": difference_table(
             "Accuracy beside the speedup of training, against one device", against_single(data)
         ),
         "training_time": time_table(data),

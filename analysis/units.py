@@ -38,6 +38,8 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
         )
     elif quantity == "share":
         return Unit("%", 0.01, 1)
+    elif quantity == "percent":
+        return Unit("%", 1.0, 2)
     elif quantity == "bandwidth":
         label, divisor = "GB/s", 1.0
     elif quantity == "ratio":

@@ -108,7 +108,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, seeds: int) -> None:
     data = load_training(write_train_json(tmp_path, epochs))
     (one,) = against_single(data)
     assert (one.points, one.spread_points, one.verdict) == (-15.0, None, "too_few_samples")
-    table = training_tables(data)["accuracy_beside_speedup"]
+    table = training_tables(data)["training_speedup"]
     assert table.rows[0][4] == "NA"
     assert f"{seeds} seeds" in table.missing[0]
     assert "few_seeds" in {finding.code for finding in training_findings(data)}
@@ -154,7 +154,7 @@ def test_a_training_cut_short_is_left_out_of_accuracy_and_told(tmp_path: Path) -
     assert (accuracy.value, accuracy.count) == (90.0, 1)
     (finding,) = [one for one in training_findings(data) if one.code == "training_incomplete"]
     assert "seed 1 has 1" in finding.message
-    assert any("seed 1 with 1" in note for note in training_tables(data)["accuracy"].missing)
+    assert any("seed 1 with 1" in note for note in training_tables(data)["test_accuracy"].missing)
 
 
 def test_a_loss_that_is_not_finite_is_a_finding_and_no_number(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_loss_that_is_not_finite_is_a_finding_and_no_number(tmp_path: Path) ->
     )
     (finding,) = [one for one in training_findings(data) if one.code == "training_diverged"]
     assert "epoch 2" in finding.message
-    assert training_tables(data)["accuracy"].rows[0][7] == "NA"
+    assert training_tables(data)["test_accuracy"].rows[0][7] == "NA"
 
 
 def test_fractions_given_as_percent_are_doubted(tmp_path: Path) -> None:
