@@ -10,6 +10,7 @@ out by hand beside the tables the trace is made of. `test_trace_generator` count
 `dp_trace`    one process, `nn.DataParallel` on 2 or 4 GPUs
 `ddp_trace`   one rank of 2 or 4, NCCL or RCCL; `DdpOptions` names its variants
 `gloo_trace`  one rank of 2 or 4 without a GPU
+`parallel_trace` one rank of a tensor-parallel, fully sharded, DLRM or pipeline job
 `relabel`     any loaded trace with other times, ids, streams and step numbers
 `write_trace` to `.json` or `.json.gz`, as Kineto writes it, on one line, indented, or cut short
 """
@@ -28,6 +29,8 @@ from tests.generated.model import (
     Trace,
 )
 from tests.generated.nccl_names import Generation
+from tests.generated.parallel_jobs import parallel_trace
+from tests.generated.parallel_schedule import Job
 from tests.generated.relabeling import relabel
 from tests.generated.writing import Layout, cut_file, trace_text, write_trace
 
@@ -41,6 +44,7 @@ __all__ = [
     "GeneratedTrace",
     "Generation",
     "Inputs",
+    "Job",
     "Layout",
     "Metadata",
     "Trace",
@@ -49,6 +53,7 @@ __all__ = [
     "ddp_trace",
     "dp_trace",
     "gloo_trace",
+    "parallel_trace",
     "relabel",
     "trace_text",
     "write_trace",

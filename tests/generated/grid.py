@@ -12,11 +12,13 @@ from tests.trace_generator import (
     GeneratedTrace,
     Generation,
     Inputs,
+    Job,
     Trace,
     Transport,
     ddp_trace,
     dp_trace,
     gloo_trace,
+    parallel_trace,
 )
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -64,7 +66,16 @@ def ddp_variants() -> dict[str, GeneratedTrace]:
     }
 
 
-DEVICE_TRACES = {**dp_variants(), **ddp_variants()}
+RANKS: dict[Job, int] = {
+    "tensor_data_parallel": 4, "tensor_parallel": 2, "fully_sharded": 4, "dlrm": 4, "pipeline": 2,
+}  # fmt: skip
+
+
+def parallel_variants() -> dict[str, GeneratedTrace]:
+    return {f"{job}-rank{rank}": parallel_trace(job, rank) for job, ranks in RANKS.items() for rank in range(ranks)}
+
+
+DEVICE_TRACES = {**dp_variants(), **ddp_variants(), **parallel_variants()}
 GLOO_TRACES = {f"gloo{size}-rank{rank}": gloo_trace(rank, size) for size in (2, 4) for rank in range(size)}
 ALL_TRACES = {**DEVICE_TRACES, **GLOO_TRACES}
 

@@ -20,6 +20,8 @@ _RECENT = {
     "all_gather": "ncclDevKernel_AllGather_RING_LL" + _STORAGE,
     "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL" + _STORAGE,
     "all_to_all": "ncclDevKernel_SendRecv" + _STORAGE,
+    "send": "ncclDevKernel_SendRecv" + _STORAGE,
+    "recv": "ncclDevKernel_SendRecv" + _STORAGE,
 }
 KERNEL_NAMES: dict[str, dict[str, str]] = {
     "nccl_2_8": {
@@ -53,4 +55,6 @@ OPERATORS: dict[str, tuple[str, str, str]] = {
     "all_gather": ("c10d::_allgather_base_", "nccl:_all_gather_base", "_allgather_base"),
     "reduce_scatter": ("c10d::_reduce_scatter_base_", "nccl:_reduce_scatter_base", "_reduce_scatter_base"),
     "all_to_all": ("c10d::alltoall_base_", "nccl:all_to_all", "all_to_all"),
+    "send": ("c10d::send", "nccl:send", "send"),
+    "recv": ("c10d::recv_", "nccl:recv", "recv"),
 }

@@ -1,0 +1,73 @@
+"""Tensor-parallel, fully sharded, DLRM and pipeline jobs: groups kept apart, each kind's factor, and no false DDP."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.trace_analysis import analyze_traces
+from tests.generated.grid import RANKS
+from tests.test_collective_cases import parallelism
+from tests.test_step_breakdown import analyzed, check_collectives, check_steps
+from tests.trace_generator import Job, Trace, parallel_trace, write_trace
+
+NAMED = {
+    "tensor_data_parallel": "DDP-like, and all-reduces of activations (tensor-parallel)",
+    "tensor_parallel": "not DDP: its backward pass all-reduces what others do too",
+    "fully_sharded": "sharded (FSDP- or ZeRO-like); seen",
+    "dlrm": "DDP-like, with all-to-alls",
+    "pipeline": "not DDP: it all-reduces no gradients, but sends and receives",
+}
+
+
+@pytest.mark.parametrize("job", RANKS)
+def test_every_number_of_the_job(tmp_path: Path, job: Job) -> None:
+    ranks = [parallel_trace(job, rank) for rank in range(RANKS[job])]
+    analysis = analyzed(tmp_path, *ranks)
+    for rank, generated in enumerate(ranks):
+        check_steps(analysis.steps, rank, generated)
+    check_collectives(analysis, ranks)
+    assert "collectives_unmatched" not in {finding.code for finding in analysis.findings}
+    assert parallelism(analysis).startswith(NAMED[job])
+
+
+def test_groups_that_run_at_once_are_kept_apart(tmp_path: Path) -> None:
+    """Two tensor-parallel and two data-parallel pairs: each collective is matched within its own pair."""
+    analysis = analyzed(tmp_path, *(parallel_trace("tensor_data_parallel", rank) for rank in range(4)))
+    table = analysis.collectives[analysis.collectives["step"] == 6]
+    pairs = table.groupby("match")["rank"].apply(lambda ranks: tuple(sorted(ranks)))
+    counts = pairs.value_counts()
+    # 4 all-reduces of activations in each of (0, 1) and (2, 3), one of gradients in (0, 2) and (1, 3)
+    assert counts.to_dict() == {(0, 1): 4, (2, 3): 4, (0, 2): 1, (1, 3): 1}
+    assert "5 process groups" not in parallelism(analysis)
+    assert "4 process groups" in parallelism(analysis)
+
+
+def test_messages_have_a_lower_bound_alone(tmp_path: Path) -> None:
+    """2,000,000 B: sent in 20 us; received in 120 us, most of them waiting."""
+    table = analyzed(tmp_path, *(parallel_trace("pipeline", rank) for rank in range(2))).collectives
+    own = table[table["step"] == 6].set_index(["rank", "kind"])["lower_bound_gbps"]
+    assert own[0, "send"] == pytest.approx(100.0)
+    assert own[1, "recv"] == pytest.approx(16.6667, rel=1e-4)
+
+
+def without_metadata(trace: Trace) -> Trace:
+    """Neither groups nor sizes, as traces of older versions: all-reduces are told by their operators alone."""
+    kept = ("External id", "correlation", "stream", "device", "Ev Idx")
+    events = [
+        {**event, "args": {name: value for name, value in event["args"].items() if name in kept}}
+        if event.get("ph") == "X"
+        else event
+        for event in trace["traceEvents"]
+    ]
+    return {**trace, "traceEvents": events}
+
+
+@pytest.mark.parametrize(
+    ("job", "says"), [("tensor_parallel", "not DDP: its backward pass"), ("dlrm", "DDP-like, with all-to-alls")]
+)
+def test_without_sizes_counts_tell_activations_from_gradients(tmp_path: Path, job: Job, says: str) -> None:
+    """Tensor parallel asks for 2 all-reduces in the forward pass and 2 in the backward pass; DLRM for one, backward."""
+    for rank in range(RANKS[job]):
+        trace = without_metadata(parallel_trace(job, rank).trace)
+        write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
+    assert parallelism(analyze_traces([tmp_path])).startswith(says)
