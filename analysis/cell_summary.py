@@ -196,6 +196,9 @@ def _mean(column: pd.Series) -> float | None:
 
 def _put_bandwidth(row: Row, data: CellData) -> None:
     windows, table = data.whole_windows(), data.collectives
+    if data.cell.strategy == "dp" and table.empty and len(windows):
+        _put_copies(row, data, windows)
+        return
     if windows.empty or table.empty:
         row.clear(
             ("bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us"),
@@ -220,6 +223,19 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
         "no matched all-reduce with a size",
         algbw_gbps=algbw,
         busbw_gbps=algbw * factor if algbw is not None and factor is not None else None,
+    )
+
+
+def _put_copies(row: Row, data: CellData, windows: pd.DataFrame) -> None:
+    """DataParallel without NCCL: bytes that a device sends to others, the mean over devices and steps."""
+    row.clear(
+        ("collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us"),
+        "moved by copies between devices: no collective",
+    )
+    own = data.copies.merge(windows[["repeat", "device", "step"]]) if len(data.copies) else data.copies
+    row.put(
+        "the trace shows neither a collective nor a copy between devices",
+        bytes_per_step=float(own["bytes"].sum()) / len(windows) if len(own) else None,
     )
 
 

@@ -35,6 +35,7 @@ class CellData:
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us
     collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
     dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
+    copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
     timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -129,7 +130,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     """One cell with all its repeats."""
     cell = planned.cell
     results = _results(folder, cell)
-    samples, steps, matched, dp_phases, ranks, checks = [], [], [], [], [], []
+    samples, steps, matched, dp_phases, copies, ranks, checks = [], [], [], [], [], [], []
     findings: list[Finding] = []
     timelines: list[tuple[int, StepTimeline]] = []
     for repeat, done in folder.done_repeats(cell):
@@ -150,6 +151,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
         dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
+        copies.append(copies_between_devices(analysis).assign(repeat=repeat))
         timelines = timelines or [(repeat, one.timeline) for one in analysis.summaries if one.timeline is not None]
         checks += _counter_checks(cell, done, own_ranks)
     data = CellData(
@@ -161,6 +163,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         steps=_concatenated(steps),
         collectives=_concatenated(matched),
         dp_phases=_concatenated(dp_phases),
+        copies=_concatenated(copies),
         timelines=tuple(timelines),
         counter_checks=tuple(checks),
     )
@@ -204,8 +207,13 @@ def _traffic(cell: Cell, ranks: list[RankResult], analysis: TraceAnalysis) -> li
         analysis.steps,
         analysis.collectives,
         [summary.range_counts for summary in analysis.summaries],
-        _concatenated([summary.copy_bytes for summary in analysis.summaries]),
+        copies_between_devices(analysis),
     )
+
+
+def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
+    """`peer_copies` of every rank: rank, device, step, bytes, count."""
+    return _concatenated([summary.copy_bytes.assign(rank=summary.rank) for summary in analysis.summaries])
 
 
 def _with_waits(analysis: TraceAnalysis) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Estimates, predictions and bandwidths of a cell made by hand: every expectation is worked out in the comments."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -8,10 +9,12 @@ import pytest
 from dpscope.analysis.cell_summary import summarise_cell
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.predictions import predict_cell
-from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.run_analysis import CellData, copies_between_devices
 from dpscope.analysis.summary_row import Row
+from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.profiling.run_types import Cell, CellOptions
 from tests.run_cells import all_reduces, calibration, cell_data, windows
+from tests.trace_generator import dp_trace, write_trace
 
 STEPS = 6
 
@@ -214,6 +217,21 @@ def test_dp_by_copies_is_predicted_from_the_link() -> None:
     assert found.number("compute_spread") == 0
     only_calibrated = row(data, CostSources(calibration=CALIBRATED))
     assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]
+
+
+def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
+    """Device 0 sends 15,728,640 + 38,560 B of model and 5,120 B of gradients, device 1 15,728,640 + 5,120 B back."""
+    generated = dp_trace(2, "peer_copy")
+    analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
+    cell = Cell(strategy="dp", devices=2, batch_size=8)
+    nothing = float("nan")
+    steps = analysis.steps.assign(repeat=0, transfer_us=nothing, wait_us=nothing)
+    data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=copies_between_devices(analysis).assign(repeat=0))
+    found = row(data, CostSources())
+    assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2
+    assert found.reasons["collectives_per_step"] == "moved by copies between devices: no collective"
+    lost = row(replace(data, copies=pd.DataFrame()), CostSources())
+    assert lost.reasons["bytes_per_step"] == "the trace shows neither a collective nor a copy between devices"
 
 
 def test_device_0_that_computes_longer_is_seen() -> None:
