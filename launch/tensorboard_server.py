@@ -17,6 +17,7 @@ def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -
     server = program.TensorBoard()
     # load_fast is a second process that would outlive a killed parent.
     arguments = ["--logdir", str(folder), "--host", host, "--port", str(port), "--load_fast", "false"]
+    arguments += ["--reload_interval", "1"]  # seconds; trainings are watched while they run
     server.configure(argv=["tensorboard", *arguments])
     try:
         address = server.launch()

@@ -58,7 +58,7 @@ def _log_in(wandb: Any) -> None:
     try:
         wandb.login()
     except wandb.errors.Error as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise DpscopeError(f"wandb cannot log in: {reason}; run `wandb login`, or mirror offline (--wandb)") from error
 
 

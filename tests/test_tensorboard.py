@@ -1,78 +1,18 @@
 """TensorBoard through its own HTTP endpoints, on servers that really run."""
 
-import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpscope.analysis.plugin_traces import write_plugin_copies
 from dpscope.profiling.run_store import DpscopeError
+from tests.tensorboard_pages import get, running, serving
 from tests.trace_generator import dp_trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 A100 = Path(__file__).parent / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 PLUGIN = "data/plugin/pytorch_profiler"
-
-
-@contextmanager
-def running(*command: str | Path) -> Iterator[str]:
-    """A server process, ended with the block; yields the address it prints."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.search(r"http://\S+/", line):
-                yield found[0]
-                return
-        pytest.fail(f"the server ended with status {process.wait()}")
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def get(
-    address: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    until: Callable[[Any], bool] = bool,
-    **query: str,
-) -> Any:
-    """A JSON answer; retried while the server still loads and `until` does not hold."""
-    url = f"{address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-    deadline = time.monotonic() + 60
-    while True:
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                content = answer.read()
-            found = json.loads(content) if content else None
-        except (urllib.error.HTTPError, urllib.error.URLError):
-            found = None
-        if found and until(found):
-            return found
-        assert time.monotonic() < deadline, f"{url} gives nothing"
-        time.sleep(0.3)
-
-
-SERVE = "from pathlib import Path; import sys; from dpscope.launch.tensorboard_server import serve; "
-SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
 
 
 def overlap_by_step(address: str, run: str) -> dict[str, dict[str, list[float]]]:
@@ -91,9 +31,7 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
     copies = write_plugin_copies(original, tmp_path / "dp", 0, 0)
     assert [path.name for path in copies] == ["0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"]
     original.unlink()
-    script = tmp_path / "serve.py"
-    script.write_text(f"if __name__ == '__main__':\n    {SERVE}\n")
-    with running(script, tmp_path) as address:
+    with serving(tmp_path, tmp_path) as address:
         steps = overlap_by_step(address, "a100")
         # tests/data/README.md: overlapped and exposed of steps 4, 5, 6
         for step, overlapped, exposed in ((4, 1825.259, 10163.762), (5, 1760.419, 10539.610), (6, 3731.349, 18856.094)):
@@ -134,7 +72,7 @@ def test_a_run_in_tensorboard(tmp_path: Path) -> None:
         texts = get(address, "data/plugin/text/text", run="report", tag="comparison/text_summary")
         assert "ddp-d2-b8" in texts[0]["text"]
         images = get(address, "data/plugin/images/tags", until=lambda found: "report" in found)
-        assert set(images["report"]) == {"step_split", "phases", "communication", "scaling"}
+        assert set(images["report"]) >= {"step_split", "phases", "communication", "scaling"}
         scalars = get(address, "data/plugin/scalars/scalars", run="ddp-d2-b8", tag="timed_step_ms")
         assert len(scalars) == 20
         assert get(address, f"{PLUGIN}/runs", until=lambda found: "ddp-d2-b8" in found["runs"])

@@ -1,0 +1,75 @@
+"""A TensorBoard server that really runs, asked through its own HTTP endpoints."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def running(*command: str | Path) -> Iterator[str]:
+    """A server process, ended with the block; yields the address it prints."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://\S+/", line):
+                yield found[0]
+                return
+        pytest.fail(f"the server ended with status {process.wait()}")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def get(
+    address: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    until: Callable[[Any], bool] = bool,
+    **query: str,
+) -> Any:
+    """A JSON answer; retried while the server still loads and `until` does not hold."""
+    url = f"{address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+    deadline = time.monotonic() + 60
+    while True:
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                content = answer.read()
+            found = json.loads(content) if content else None
+        except (urllib.error.HTTPError, urllib.error.URLError):
+            found = None
+        if found and until(found):
+            return found
+        assert time.monotonic() < deadline, f"{url} gives nothing"
+        time.sleep(0.3)
+
+
+SERVE = "from pathlib import Path; import sys; from dpscope.launch.tensorboard_server import serve; "
+SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
+
+
+@contextmanager
+def serving(logs: Path, scripts: Path) -> Iterator[str]:
+    """dpscope's server on a folder of event files; `scripts` takes the program that starts it."""
+    script = scripts / "serve.py"
+    script.write_text(f"if __name__ == '__main__':\n    {SERVE}\n")  # its loaders are processes that import it
+    with running(script, logs) as address:
+        yield address

@@ -1,0 +1,126 @@
+"""Curves of trainings: in TensorBoard while they run, through its own endpoints, and as figures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from dpscope.analysis.figure_style import COLOURS
+from dpscope.analysis.training_data import load_training
+from dpscope.analysis.training_figures import CAPTIONS, training_figures
+from dpscope.profiling.training_event_log import training_events
+from tests.tensorboard_pages import get, serving
+from tests.trainings import plain_epochs, record, write_train_json
+
+TAGS = {
+    "loss/train", "loss/test", "accuracy_percent/train", "accuracy_percent/test", "learning_rate",
+    "seconds/train_epoch", "seconds/evaluation", "seconds/trained",
+}  # fmt: skip
+
+
+def scalars(address: str, run: str, tag: str, count: int) -> list[list[float]]:
+    """[wall time, step, value] of a tag, once so many are there."""
+    answer: list[list[float]] = get(
+        address, "data/plugin/scalars/scalars", until=lambda found: len(found) >= count, run=run, tag=tag
+    )
+    return answer
+
+
+def test_epochs_appear_while_the_training_goes_on(tmp_path: Path) -> None:
+    """A server reads along: each epoch is there before the next one is written."""
+    run = "training/ddp-d2-b16/seed0"
+    epochs = [record(epoch=epoch, test_accuracy=50.0 + 10 * epoch) for epoch in (1, 2, 3)]
+    events = training_events(tmp_path, None)
+    events.write(epochs[:1])
+    with serving(tmp_path / "tensorboard", tmp_path) as address:
+        assert scalars(address, run, "accuracy_percent/test", 1)[0][1:] == [1, 60.0]
+        tags = get(address, "data/plugin/scalars/tags", until=lambda found: set(found.get(run, ())) >= TAGS)
+        assert set(tags[run]) == TAGS
+        events.write(epochs[:2])
+        assert scalars(address, run, "accuracy_percent/test", 2)[1] == [1_700_000_006.0, 2, 70.0]
+        events.write(epochs)
+        events.write([record("single-d1-b32")])
+        assert [step for _, step, _ in scalars(address, run, "loss/test", 3)] == [1, 2, 3]
+        assert scalars(address, "training/single-d1-b32/seed0", "seconds/trained", 1)[0][2] == 2.0
+        events.close()
+        sessions = hparams(address, count=2)
+    assert {group["hparams"]["strategy"] for group in sessions} == {"ddp", "single"}
+    (ddp,) = [group for group in sessions if group["hparams"]["strategy"] == "ddp"]
+    metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}
+    assert metrics["accuracy_percent/test"] == 80.0  # of the last epoch
+    assert ddp["hparams"]["seed"] == 0
+
+
+def hparams(address: str, count: int) -> list[dict[str, Any]]:
+    body = {
+        "experimentName": "", "allowedStatuses": ["STATUS_SUCCESS", "STATUS_UNKNOWN", "STATUS_RUNNING"],
+        "colParams": [], "startIndex": 0, "sliceSize": 10,
+    }  # fmt: skip
+    groups: list[dict[str, Any]] = get(
+        address,
+        "data/plugin/hparams/session_groups",
+        body,
+        until=lambda found: len(found.get("sessionGroups", [])) >= count,
+    )["sessionGroups"]
+    return groups
+
+
+def test_a_resumed_training_is_one_run_with_every_epoch_once(tmp_path: Path) -> None:
+    first = training_events(tmp_path, None)
+    first.write([record(epoch=1), record(epoch=2)])
+    first.close()
+    again = training_events(tmp_path, None)
+    again.write([record(epoch=1), record(epoch=2), record(epoch=3)])
+    again.write([record(epoch=1), record(epoch=2), record(epoch=3)])
+    again.close()
+    folder = tmp_path / "tensorboard" / "training" / "ddp-d2-b16" / "seed0"
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+    with serving(tmp_path / "tensorboard", tmp_path) as address:
+        found = scalars(address, "training/ddp-d2-b16/seed0", "loss/train", 3)
+    assert [(step, value) for _, step, value in found] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
+
+
+def drawn(tmp_path: Path) -> dict[str, Figure]:
+    epochs: list[dict[str, object]] = []
+    for seed in range(3):
+        epochs += plain_epochs("single", 1, seed, [80.0, 90.0 + seed], [4.0, 4.0], losses=[2.0, 0.1])
+        epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0 + seed], [2.0, 3.0], losses=[2.0, 0.5])
+    return training_figures(load_training(write_train_json(tmp_path, epochs)))
+
+
+def points(line: Line2D) -> list[list[float]]:
+    found: list[list[float]] = np.asarray(line.get_xydata()).tolist()
+    return found
+
+
+def test_figures_show_every_seed_thin_and_their_median_thick(tmp_path: Path) -> None:
+    figures = drawn(tmp_path)
+    assert set(figures) == set(CAPTIONS) == {"training_accuracy", "training_loss"}
+    by_epoch, by_time = figures["training_accuracy"].axes[2:]  # the lower row: test accuracy
+    lines = [line for line in by_time.get_lines() if line.get_color() == COLOURS["ddp"]]
+    assert len(lines) == 4
+    (middle,) = [line for line in lines if line.get_label() == "ddp-d2"]
+    assert middle.get_linewidth() > max(line.get_linewidth() for line in lines if line is not middle)
+    # Epochs of 2 and 3 s end at 2 and 5 s; the median of 90, 91, 92 is 91.
+    assert points(middle) == [[2.0, 70.0], [5.0, 91.0]]
+    (single,) = [line for line in by_epoch.get_lines() if line.get_label() == "single-d1"]
+    assert single.get_color() == COLOURS["single"]
+    assert points(single) == [[1.0, 80.0], [2.0, 91.0]]
+
+
+def test_losses_over_a_decade_take_a_logarithmic_axis(tmp_path: Path) -> None:
+    assert {axes.get_yscale() for axes in drawn(tmp_path)["training_loss"].axes} == {"log"}  # 2 to 0.1
+    flat = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[2.0, 0.5])
+    figures = training_figures(load_training(write_train_json(tmp_path / "flat", flat)))
+    assert {axes.get_yscale() for axes in figures["training_loss"].axes} == {"linear"}
+
+
+def test_a_training_that_diverged_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
+    epochs = plain_epochs("ddp", 2, 0, [80.0, 10.0], [2.0, 2.0], losses=[2.0, None])
+    figures = training_figures(load_training(write_train_json(tmp_path, epochs)))
+    (line,) = figures["training_loss"].axes[0].get_lines()
+    assert points(line)[0] == [1.0, 2.0]
+    assert len(figures["training_loss"].axes) == 4
