@@ -95,10 +95,10 @@ def _clock(origin: RankOrigin, reference: RankOrigin, moved_us: float, apart: _F
     return RankClock(
         rank=origin.rank,
         place_us=round(_recorded_us(origin, reference) + moved_us, 3),  # a trace states nanoseconds
-        moved_us=moved_us,
+        moved_us=round(moved_us, 3),
         collectives=len(known),
-        residual_us=float(np.median(known)) if len(known) else None,
-        worst_us=float(known.max()) if len(known) else None,
+        residual_us=round(float(np.median(known)), 3) if len(known) else None,
+        worst_us=round(float(known.max()), 3) if len(known) else None,
     )
 
 

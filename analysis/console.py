@@ -20,6 +20,7 @@ from dpscope.analysis.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.units import sentence
+from dpscope.profiling.run_types import Finding
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
@@ -93,10 +94,15 @@ def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: 
         _print_tables(trace_output.to_tables(analysis), output_format, console)
         if analysis.findings and output_format == "table":
             print_findings(console, analysis.findings)
-    cut_short = [finding for finding in analysis.findings if finding.code in _CUT_SHORT]
+    return trace_status(analysis.findings)
+
+
+def trace_status(findings: Sequence[Finding]) -> int:
+    """The exit status that findings about trace files mean: 2 and a line on standard error for one that was cut short."""
+    cut_short = [finding for finding in findings if finding.code in _CUT_SHORT]
     for finding in cut_short[:1]:
         sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
-    return 2 if cut_short else int(any(finding.severity == "error" for finding in analysis.findings))
+    return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
 def print_comparison(before: Path, after: Path, share: float, output_format: OutputFormat, console: Console) -> bool:

@@ -100,4 +100,5 @@ class Trace:
     events: EventTable
     has_accelerator: bool  # the trace shows a device, or calls of a device's runtime
     zero_ns: int = 0  # what the recording host's clock showed at the table's time 0
+    zero_us: int = 0  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
     findings: tuple[Finding, ...] = field(default=())

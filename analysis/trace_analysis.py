@@ -61,7 +61,7 @@ def analyze_traces(
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
     ranks.sort(key=lambda one: (one.summary.rank is None, one.summary.rank))
     summaries = [one.summary for one in ranks]
-    matched = _match([one.collectives for one in ranks], summaries)
+    matched = match_unique_ranks([one.collectives for one in ranks], [summary.rank for summary in summaries])
     findings += [finding for one in ranks for finding in one.findings]
     findings += [*matched.findings, *parallelism_finding([one.parallelism for one in summaries], matched.table)]
     return TraceAnalysis(
@@ -105,9 +105,9 @@ def _not_read(message: str) -> Finding:
     )
 
 
-def _match(rank_tables: list[pd.DataFrame], summaries: list[TraceSummary]) -> MatchedCollectives:
+def match_unique_ranks(rank_tables: list[pd.DataFrame], ranks: Sequence[int | None]) -> MatchedCollectives:
     """Match the ranks; files that claim the same rank are of different jobs, and are not matched at all."""
-    counts = Counter(summary.rank for summary in summaries)
+    counts = Counter(ranks)
     twice = sorted(str(rank) for rank, count in counts.items() if count > 1)
     if not twice:
         return match_ranks(rank_tables)

@@ -55,14 +55,13 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
         ranks = [FusedRank(reading.header.rank, builder.table())]
         damage = _damage_findings(path, reading, builder.rows, builder.without_time, builder.negative)
     reading.findings += damage
-    base_us = fused.base_us if builder.is_fused else builder.base_us
-    zero_ns = reading.header.base_ns + 1000 * (reading.subtracted_us + (base_us or 0))
+    zero_us = (fused.base_us if builder.is_fused else builder.base_us) or 0
     traces = []
     for index, rank in enumerate(ranks):
         events, duplicates = without_duplicates(rank.events, path)
         own = reading.findings if index == 0 else []
         source = str(path) if len(ranks) == 1 else f"{path} (rank {rank.rank})"
-        traces.append(_trace(source, rank.rank, reading.header, events, zero_ns, (*own, *duplicates)))
+        traces.append(_trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates)))
     return traces
 
 
@@ -111,11 +110,12 @@ def read_events(
 def _trace(
     source: str,
     rank: int | None,
-    header: Header,
+    reading: Reading,
     events: EventTable,
-    zero_ns: int,
+    zero_us: int,
     findings: tuple[Finding, ...],
 ) -> Trace:
+    header = reading.header
     on_device = events.is_category(Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET).any()
     return Trace(
         source=source,
@@ -126,7 +126,8 @@ def _trace(
         device_names=header.device_names,
         events=events,
         has_accelerator=bool(on_device) or any(name.startswith("nccl:") for name in events.names),
-        zero_ns=zero_ns,
+        zero_ns=header.base_ns + 1000 * (reading.subtracted_us + zero_us),
+        zero_us=zero_us,
         findings=findings,
     )
 

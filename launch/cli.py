@@ -110,12 +110,11 @@ def analyze(
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
     link_gbps: options.LinkGbps = None,
     target_efficiency: options.TargetEfficiency = None,
-    max_bytes: Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")] = None,
+    max_bytes: options.MaxBytes = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     options.check_numbers(link_gbps, target_efficiency)
-    if max_bytes is not None and max_bytes < 1:
-        raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
+    options.check_max_bytes(max_bytes)
     runs = [path for path in paths if is_run_folder(path) or (path / "cells").is_dir()]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
@@ -150,6 +149,21 @@ def compare(
 
     sound = print_comparison(before, after, parse_share(fail_over), output_format, Console())
     raise typer.Exit(0 if sound else 1)
+
+
+@app.command()
+def merge(
+    paths: Annotated[list[Path], typer.Argument(help="a run folder, or the traces of one job's ranks")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the merged trace, *.json or *.json.gz")],
+    cell: Annotated[str | None, typer.Option(help="which cell of a run, such as ddp-d2-b32")] = None,
+    repeat: Annotated[int | None, typer.Option(help="which repeat of it; the first unless told")] = None,
+    max_bytes: options.MaxBytes = None,
+) -> None:
+    """Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks."""
+    options.check_max_bytes(max_bytes)
+    from dpscope.analysis.merge_output import print_merge
+
+    raise typer.Exit(print_merge(paths, output, cell, repeat, max_bytes, Console()))
 
 
 @app.command()

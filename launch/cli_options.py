@@ -58,6 +58,7 @@ LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, f
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
+MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
 
 
 def check_numbers(link_gbps: float | None, target_efficiency: float | None = None) -> None:
@@ -66,3 +67,9 @@ def check_numbers(link_gbps: float | None, target_efficiency: float | None = Non
         raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
     if target_efficiency is not None and not 0 < target_efficiency <= 1:
         raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
+
+
+def check_max_bytes(max_bytes: int | None) -> None:
+    """Raises DpscopeError for a limit that leaves nothing to read."""
+    if max_bytes is not None and max_bytes < 1:
+        raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")

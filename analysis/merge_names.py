@@ -1,0 +1,133 @@
+"""The processes and threads of a merged trace: their numbers, names and order.
+
+All get fresh numbers. Kineto takes a device's index as its process id, so that all ranks' devices would be one process; and
+Perfetto names threads by their number alone, so that stream 7 of every device would bear the last one's name.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+RawEvent = dict[str, Any]
+
+PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
+_DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
+_THREAD_METADATA = frozenset({"thread_name", "thread_sort_index"})
+_PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for what it says of itself: shown as one
+_DEVICE_LABEL = re.compile(r"GPU (\d+)")
+
+
+class Numbers:
+    """Fresh numbers, each given once in a merged trace."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self) -> int:
+        self._last += 1
+        return self._last
+
+
+@dataclass
+class Process:
+    """One process of one rank: its number, what it was numbered in the rank's file, what is known of it."""
+
+    number: int
+    original: int | str
+    on_device: bool = False
+    has_operators: bool = False
+    told: dict[str, str] = field(default_factory=dict)  # its process_name and process_labels
+
+    def note(self, category: object) -> None:
+        """Learn from an event of this category what the process is."""
+        self.on_device = self.on_device or category in _DEVICE_CATEGORIES
+        self.has_operators = self.has_operators or category == "cpu_op"
+
+    @property
+    def label(self) -> str:
+        """CPU or GPU <index> where its label or its events say so, else its own name."""
+        told = self.told.get("process_labels", "")
+        if told == "CPU" or _DEVICE_LABEL.fullmatch(told):
+            return told
+        if self.on_device:
+            return f"GPU {self.original}"
+        return "CPU" if self.has_operators else self.told.get("process_name") or str(self.original)
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """The host before its devices, by their index, before whatever else."""
+        label = self.label
+        device = _DEVICE_LABEL.fullmatch(label)
+        return (0, "", 0) if label == "CPU" else (1, "", int(device[1])) if device else (2, label, 0)
+
+
+class RankTracks:
+    """The processes and threads of one rank, as its events name them."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+        self._processes: dict[int | str, Process] = {}
+        self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
+        self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = {}
+        self._process_told: dict[int | str, dict[str, str]] = {}
+
+    def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
+        """The process and the fresh number of a thread, or of a further lane of it."""
+        known = self._threads.get((pid, tid, lane))
+        if known is None:
+            known = self._threads[pid, tid, lane] = (self._process(pid), self._numbers.next())
+        return known
+
+    def _process(self, pid: int | str) -> Process:
+        if pid in _PROFILER:
+            pid = "profiler"
+        if pid not in self._processes:
+            told = self._process_told.setdefault(pid, {})
+            self._processes[pid] = Process(self._numbers.next(), pid, told=told)
+        return self._processes[pid]
+
+    def learn(self, event: RawEvent) -> None:
+        """Take in a metadata event."""
+        name, args = event.get("name"), event.get("args")
+        pid = hashable(event.get("pid"))
+        if not isinstance(args, dict):
+            return
+        if name in _THREAD_METADATA:
+            self._thread_args.setdefault((pid, hashable(event.get("tid"))), {})[str(name)] = args
+        for kind, key in (("process_name", "name"), ("process_labels", "labels")):
+            if name == kind and isinstance(args.get(key), str):
+                self._process_told.setdefault(pid, {})[kind] = args[key]
+
+    def process_of_device(self, device: int | None) -> Process:
+        """The process that shows a device; the host's for None, or where no process shows it."""
+        by_label = {process.label: process for process in self._processes.values()}
+        return by_label.get(f"GPU {device}") or by_label.get("CPU") or self._process("")
+
+    def metadata(self, position: int, title: str) -> Iterator[RawEvent]:
+        """Names and order of the processes and threads that hold events."""
+        for index, process in enumerate(sorted(self._processes.values(), key=lambda process: process.order)):
+            yield metadata_event("process_name", process.number, 0, name=f"{title} {process.label}")
+            if process.told:
+                labels = ", ".join(dict.fromkeys(process.told.values()))
+                yield metadata_event("process_labels", process.number, 0, labels=labels)
+            sort_index = position * PROCESS_STRIDE + index
+            yield metadata_event("process_sort_index", process.number, 0, sort_index=sort_index)
+        for (pid, tid, lane), (process, number) in self._threads.items():
+            own = self._thread_args.get((pid, tid), {})
+            fallback = f"thread {tid}" if isinstance(tid, int) else tid or "window"
+            name = str(own.get("thread_name", {}).get("name") or fallback).strip()
+            shown = f"{name} (lane {lane + 1})" if lane else name
+            yield metadata_event("thread_name", process.number, number, name=shown)
+            if "thread_sort_index" in own:
+                yield metadata_event("thread_sort_index", process.number, number, **own["thread_sort_index"])
+
+
+def metadata_event(kind: str, process: int, thread: int, /, **args: object) -> RawEvent:
+    """A trace event that tells of a process or thread."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": args}
+
+
+def hashable(value: object) -> int | str:
+    """A process's or thread's id as a trace gives it: a number or a name; -1 for anything else."""
+    return value if isinstance(value, int | str) else -1

@@ -1,0 +1,78 @@
+"""What `dpscope merge` prints: the ranks with their clocks, and what there is to say about them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from dpscope.analysis.console import trace_status
+from dpscope.analysis.merge_inputs import traces_of_run
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.terminal import print_findings, print_table
+from dpscope.analysis.trace_analysis import find_traces
+from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.trace_merge import MergedTrace, merge_traces
+from dpscope.analysis.units import NA, show_bytes
+from dpscope.profiling.run_store import DpscopeError, is_run_folder
+
+_VIEWER = "https://ui.perfetto.dev"
+
+
+def print_merge(
+    paths: Sequence[Path],
+    output: Path,
+    cell: str | None,
+    repeat: int | None,
+    max_bytes: int | None,
+    console: Console,
+) -> int:
+    """Merge a run's cell, or trace files; the exit status, as of `dpscope analyze` on trace files."""
+    runs = [path for path in paths if is_run_folder(path)]
+    if runs and len(paths) > 1:
+        raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
+    if runs:
+        chosen = traces_of_run(runs[0], cell, repeat)
+        files: Sequence[Path] = chosen.files
+        console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
+    elif cell is not None or repeat is not None:
+        raise DpscopeError("--cell and --repeat choose a job of a run folder; leave them away, or name a run folder")
+    else:
+        files, _ = find_traces(paths)
+    merged = merge_traces(files, output, max_bytes or DEFAULT_MAX_BYTES)
+    print_table(console, clock_table(merged))
+    if merged.findings:
+        print_findings(console, merged.findings)
+    events = sum(rank.events for rank in merged.ranks)
+    ranks = f"{len(merged.ranks)} ranks" if len(merged.ranks) > 1 else merged.ranks[0].title
+    told = f"{ranks}, {events:,} events, {show_bytes(output.stat().st_size)}"
+    console.print(f"\nMerged: {output} ({told}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
+    return trace_status(merged.findings)
+
+
+def clock_table(merged: MergedTrace) -> TextTable:
+    """A row per rank: its events and where its clock was set."""
+    rows = tuple(
+        (
+            rank.title,
+            f"{rank.events:,}",
+            str(rank.clock.collectives) if index else NA,
+            f"{rank.clock.moved_us:+,.3f}" if index else NA,
+            _microseconds(rank.clock.residual_us),
+            _microseconds(rank.clock.worst_us),
+        )
+        for index, rank in enumerate(merged.ranks)
+    )
+    return TextTable(
+        "Ranks and their clocks",
+        ("rank", "events", "matched", "clock moved [us]", "residual [us]", "worst [us]"),
+        rows,
+        (
+            f"the clock is that of {merged.ranks[0].title}; the others are set by the ends of the collectives matched with "
+            "ranks above them",
+            "residual: by how much such ends are apart afterwards, median and worst",
+        ),
+    )
+
+
+def _microseconds(value: float | None) -> str:
+    return NA if value is None else f"{value:,.3f}"

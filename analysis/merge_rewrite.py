@@ -1,0 +1,114 @@
+"""One rank's events as they stand in a merged trace: on the common time axis, their ids apart from other ranks' ids."""
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dpscope.analysis.merge_lanes import Place
+from dpscope.analysis.merge_names import RankTracks, RawEvent, hashable
+from dpscope.analysis.trace_events import Codec, finite
+
+ID_STRIDE = 10_000_000_000
+"""Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""
+
+_PAIRED_ARGS = frozenset({"correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id"})
+
+
+def _lenient(text: bytes) -> RawEvent | None:
+    """An event that is no strict JSON; what is no number becomes null."""
+    try:
+        value = json.loads(text.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_list = msgspec.json.Decoder(list[dict[str, Any]])
+RAW_EVENTS: Codec[RawEvent] = Codec(
+    chunk=_list.decode,
+    lax_chunk=_list.decode,
+    one=msgspec.json.Decoder(dict[str, Any]).decode,
+    lenient=_lenient,
+    is_event=lambda event: bool(event.get("ph")),
+    is_timed=lambda event: event.get("ts") is not None and event.get("dur") is not None,
+)
+"""Events with all their fields."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a rank goes: its position among the ranks; a time t of its file becomes t - `zero_us` + `place_us`."""
+
+    position: int
+    zero_us: int
+    place_us: float
+    moved: dict[Place, int]  # events that need a further lane of their thread
+
+
+class RankRewriter:
+    """Rewrites the events of one rank; counts those kept and those left out."""
+
+    def __init__(self, placement: Placement, tracks: RankTracks) -> None:
+        self.kept = 0
+        self.left_out = 0
+        self._placement = placement
+        self._tracks = tracks
+        self._moved_starts = {place[:3]: lane for place, lane in placement.moved.items()}
+
+    def rewritten(self, events: list[RawEvent]) -> Iterator[RawEvent]:
+        """The sound events, changed in place; metadata go to the tracks."""
+        for event in events:
+            if event.get("ph") == "M":
+                self._tracks.learn(event)
+            elif self._rewrite(event):
+                self.kept += 1
+                yield event
+            else:
+                self.left_out += 1
+
+    def _rewrite(self, event: RawEvent) -> bool:
+        """False for an event without a phase or without sound times."""
+        phase, start, duration = event.get("ph"), finite(event.get("ts")), None
+        if start is None or not isinstance(phase, str) or not phase:
+            return False
+        if phase == "X":
+            duration = finite(event.get("dur"))
+            if duration is None or duration < 0:
+                return False
+            event["dur"] = round(duration, 3)
+        self._put(event, start, duration)
+        event["ts"] = round(start - self._placement.zero_us + self._placement.place_us, 3) + 0.0  # no -0.0
+        if "id" in event:
+            event["id"] = self._id(event["id"])
+        args = event.get("args")
+        if isinstance(args, dict):
+            for key in _PAIRED_ARGS & args.keys():
+                args[key] = self._id(args[key])
+        return True
+
+    def _put(self, event: RawEvent, start: float, duration: float | None) -> None:
+        """Set process and thread; a flow goes where the event went that begins with it."""
+        pid, tid = hashable(event.get("pid")), hashable(event.get("tid"))
+        lane = 0
+        if self._moved_starts:
+            lanes = self._placement.moved
+            lane = (
+                self._moved_starts.get((pid, tid, start), 0)
+                if duration is None
+                else lanes.get((pid, tid, start, duration), 0)
+            )
+        process, event["tid"] = self._tracks.thread(pid, tid, lane)
+        event["pid"] = process.number
+        if duration is not None:
+            process.note(event.get("cat"))
+
+    def _id(self, value: object) -> object:
+        """An id of this rank alone. Perfetto pairs numbers only; one with no room behind the position is folded."""
+        base = self._placement.position * ID_STRIDE
+        if type(value) is int:
+            return base + value % ID_STRIDE
+        return base + zlib.crc32(value.encode("utf-8", "replace")) if isinstance(value, str) else value

@@ -1,0 +1,115 @@
+"""Tracks that a merged trace adds to those of its ranks: what communicates, how long it only waits, how long it transfers.
+
+A collective stands on the communication track for its whole duration. Where the traces of all its ranks tell, its beginning
+is on the wait track, until the latest rank came, and its end on the transfer track (see docs/measures.md).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.attribution import Attribution
+from dpscope.analysis.event_kind import Kind
+from dpscope.analysis.merge_lanes import lanes
+from dpscope.analysis.merge_names import Numbers, RankTracks, RawEvent, metadata_event
+from dpscope.analysis.units import plain, show_bytes
+from dpscope.profiling.phases import PREFIX
+
+CATEGORY = "dpscope"
+TRACKS = ("communication", "wait", "transfer", "peer copies", "host copies")
+"""In the order in which they stand above a device's streams, or a host's threads."""
+
+_ARGS = (
+    "kind", "bytes", "group", "sequence", "group_size", "step", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps",
+    "lower_bound_gbps", "queue_us",
+)  # fmt: skip
+_FIRST_PLACE = -1000  # threads are ordered by number: before all of a device's streams
+_SHORTEST_US = 0.001  # what a trace can tell
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something on one of the added tracks; times in microseconds of the rank's own table."""
+
+    track: str
+    device: int | None
+    name: str
+    start_us: float
+    duration_us: float
+    args: dict[str, object]
+
+
+def other_transfers(attribution: Attribution) -> list[Span]:
+    """What moves data between devices and is no collective: peer copies, and the ranges of dp-host's stand-ins."""
+    events = attribution.events
+    found = []
+    for kind, track in ((Kind.PEER_COPY, "peer copies"), (Kind.HOST_RANGE, "host copies")):
+        for row in np.flatnonzero(attribution.rows(kind)).tolist():
+            size = int(events.bytes[row])
+            on_device = kind == Kind.PEER_COPY
+            name = (
+                f"peer copy {show_bytes(size)}"
+                if on_device
+                else events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
+            )
+            device = int(events.device[row]) if on_device else None
+            args: dict[str, object] = {"bytes": size} if size >= 0 else {}
+            found.append(Span(track, device, name, float(events.start_us[row]), float(events.duration_us[row]), args))
+    return found
+
+
+def collective_spans(matched: pd.DataFrame) -> Iterator[Span]:
+    """The spans of one rank's rows of `match_ranks`' table. What is unknown has no argument."""
+    for row in matched.to_dict("records"):
+        known: dict[str, Any] = {str(key): plain(value) for key, value in row.items()}
+        args = {name: _shown(known[name]) for name in _ARGS if known.get(name) is not None}
+        size = known["bytes"]
+        name = (
+            f"{known['kind'] or 'collective'} {show_bytes(size)}" if size is not None else known["kind"] or "collective"
+        )
+        device, start, duration = known["device"], known["start_us"], known["duration_us"]
+        yield Span("communication", device, name, start, duration, args)
+        wait = known["wait_us"]
+        if wait is not None:
+            yield Span("transfer", device, f"transfer {name}", start + wait, duration - wait, args)
+            if wait >= _SHORTEST_US:
+                yield Span("wait", device, f"wait {name}", start, wait, args)
+
+
+def _shown(value: object) -> object:
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def track_events(spans: list[Span], place_us: float, tracks: RankTracks, numbers: Numbers) -> Iterator[RawEvent]:
+    """The added tracks' events, `place_us` after the table's times, and their threads' names and order."""
+    places = sorted({(TRACKS.index(span.track), span.device is not None, span.device or 0) for span in spans})
+    for order, on_device, index in places:
+        device = index if on_device else None
+        own = [span for span in spans if span.track == TRACKS[order] and span.device == device]
+        process = tracks.process_of_device(device).number
+        starts = np.array([span.start_us for span in own])
+        durations = np.array([span.duration_us for span in own])
+        lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
+        threads = [numbers.next() for _ in range(int(lane_of.max()) + 1)]
+        for lane, thread in enumerate(threads):
+            name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
+            yield metadata_event("thread_name", process, thread, name=name)
+            yield metadata_event("thread_sort_index", process, thread, sort_index=_FIRST_PLACE + 100 * order + lane)
+        for span, lane in zip(own, lane_of.tolist(), strict=True):
+            yield _event(span, place_us, process, threads[lane])
+
+
+def _event(span: Span, place_us: float, process: int, thread: int) -> RawEvent:
+    return {
+        "ph": "X",
+        "cat": CATEGORY,
+        "name": span.name,
+        "pid": process,
+        "tid": thread,
+        "ts": round(span.start_us + place_us, 3),
+        "dur": round(span.duration_us, 3),
+        "args": span.args,
+    }

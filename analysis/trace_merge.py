@@ -1,0 +1,219 @@
+"""The traces of a job's ranks as one trace for Perfetto and Chrome's viewer: one time axis, every rank named.
+
+The files are read twice, one after another: first for their tables, the clocks and the earliest time, then to write them. So
+memory holds the table of one rank and a chunk of text, however many ranks there are.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpscope.analysis.attribution import attribute
+from dpscope.analysis.clock_alignment import RankClock, RankOrigin, align_clocks
+from dpscope.analysis.collectives import collectives
+from dpscope.analysis.event_table import Trace
+from dpscope.analysis.merge_lanes import Place, TrackScan
+from dpscope.analysis.merge_names import Numbers, RankTracks, RawEvent
+from dpscope.analysis.merge_rewrite import RAW_EVENTS, Placement, RankRewriter
+from dpscope.analysis.merge_tracks import Span, collective_spans, other_transfers, track_events
+from dpscope.analysis.merge_writing import MergedFile, merged_file
+from dpscope.analysis.trace_analysis import match_unique_ranks
+from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.trace_columns import TableBuilder
+from dpscope.analysis.trace_events import DecodedChunk
+from dpscope.analysis.trace_reader import read_events, read_traces
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Finding
+
+_COUNTED_HERE = frozenset({"events_unreadable", "events_without_time", "negative_durations"})
+
+
+@dataclass(frozen=True)
+class MergedRank:
+    """One rank of a merged trace; metadata events are not counted, they are written anew."""
+
+    title: str
+    source: Path
+    clock: RankClock
+    events: int  # of the rank's file, written
+    left_out: int  # not readable, or without sound times
+    own_lanes: int  # events that partly overlap another of their thread and were given a lane
+
+
+@dataclass(frozen=True)
+class MergedTrace:
+    """What was written: `path`, the ranks in order, and what there is to say about them."""
+
+    path: Path
+    ranks: tuple[MergedRank, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class _RankFile:
+    """What the first reading of a file leaves."""
+
+    path: Path
+    trace: Trace  # without its events
+    collectives: pd.DataFrame
+    others: list[Span]
+    moved: dict[Place, int]
+    first_us: float  # of all its events, in the table's time
+
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        rank = self.trace.rank
+        return rank is None, rank or 0, str(self.path)
+
+
+def merge_traces(files: Sequence[Path], output: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> MergedTrace:
+    """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written whole or not at all.
+
+    The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
+    the output is one of the files or cannot be written.
+    """
+    _check_output(output, files)
+    ranks = sorted((_read(file, max_bytes) for file in files), key=lambda rank: rank.order)
+    tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
+    matched = match_unique_ranks(tables, [rank.trace.rank for rank in ranks])
+    origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
+    clocks = align_clocks(matched.table, origins)
+    first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
+    merged: list[MergedRank] = []
+    with merged_file(output) as file:
+        numbers = Numbers()
+        for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True)):
+            spans = [*collective_spans(matched.table[matched.table["rank"] == position]), *rank.others]
+            placed = replace(clock, place_us=round(clock.place_us - first_us, 3))
+            rewriter = _write_rank(file, rank, placed, title, spans, numbers, max_bytes)
+            merged.append(MergedRank(title, rank.path, clock, rewriter.kept, rewriter.left_out, len(rank.moved)))
+        file.close(_fields(ranks[0].trace, first_us, merged))
+    told = [*(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
+    return MergedTrace(output, tuple(merged), (*_kept_findings(told), *_findings(merged)))
+
+
+def _check_output(output: Path, files: Sequence[Path]) -> None:
+    if not output.name.endswith((".json", ".json.gz")):
+        raise DpscopeError(f"{output}: a merged trace is named *.json or *.json.gz; name it so with -o")
+    if not output.parent.is_dir():
+        raise DpscopeError(f"{output.parent} is no folder; make it first, or choose another place with -o")
+    if output.exists():
+        if not output.is_file():
+            raise DpscopeError(f"{output} is not a file; choose another place with -o")
+        for file in files:
+            if file.exists() and output.samefile(file):
+                raise DpscopeError(
+                    f"{output} is one of the traces to merge and is not overwritten; choose another place with -o"
+                )
+
+
+def _read(path: Path, max_bytes: int) -> _RankFile:
+    scan = TrackScan()
+    traces = read_traces(path, max_bytes, scan.add)
+    if len(traces) > 1:
+        raise DpscopeError(f"{path} holds {len(traces)} ranks already; merge the ranks' own files, or open it as it is")
+    trace = traces[0]
+    attribution = attribute(trace)
+    return _RankFile(
+        path=path,
+        trace=replace(trace, events=TableBuilder().table()),
+        collectives=collectives(attribution),
+        others=other_transfers(attribution),
+        moved=scan.moved(),
+        first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
+    )
+
+
+def _titles(ranks: Sequence[_RankFile]) -> list[str]:
+    """`rank 3`; with the file's name where that is no rank's alone."""
+    counts = Counter(rank.trace.rank for rank in ranks)
+    return [
+        f"rank {rank.trace.rank}"
+        if rank.trace.rank is not None and counts[rank.trace.rank] == 1
+        else f"{rank.path.name} ({position})"
+        for position, rank in enumerate(ranks)
+    ]
+
+
+def _write_rank(
+    file: MergedFile,
+    rank: _RankFile,
+    clock: RankClock,
+    title: str,
+    spans: list[Span],
+    numbers: Numbers,
+    max_bytes: int,
+) -> RankRewriter:
+    """Read a rank's file again and write its events, then its added tracks and its names."""
+    tracks = RankTracks(numbers)
+    placement = Placement(clock.rank, rank.trace.zero_us, clock.place_us, rank.moved)
+    rewriter = RankRewriter(placement, tracks)
+
+    def use(decoded: DecodedChunk[RawEvent], _: bytearray) -> None:
+        file.write(rewriter.rewritten(decoded.events))
+        rewriter.left_out += decoded.skipped
+
+    read_events(rank.path, max_bytes, RAW_EVENTS, use)
+    file.write(track_events(spans, clock.place_us, tracks, numbers))
+    file.write(tracks.metadata(clock.rank, title))
+    return rewriter
+
+
+def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> dict[str, Any]:
+    """What the merged trace says beside its events: as Kineto's fields where there are some, the rest under `dpscope`."""
+    fields: dict[str, Any] = {
+        "baseTimeNanoseconds": reference.zero_ns + round(first_us * 1e3),
+        "deviceProperties": [{"id": index, "name": name} for index, name in enumerate(reference.device_names)],
+    }
+    if reference.world_size is not None:
+        of_one = {"rank": reference.rank} if len(ranks) == 1 else {}
+        fields["distributedInfo"] = {"backend": reference.backend, "world_size": reference.world_size, **of_one}
+    described = [
+        {
+            "title": rank.title,
+            "source": rank.source.name,
+            "events": rank.events,
+            "left_out": rank.left_out,
+            "clock_moved_us": rank.clock.moved_us,
+            "matched_collectives": rank.clock.collectives,
+            "residual_us": rank.clock.residual_us,
+            "worst_residual_us": rank.clock.worst_us,
+        }
+        for rank in ranks
+    ]
+    return fields | {"dpscope": {"version": version("dpscope"), "clock_of": ranks[0].title, "ranks": described}}
+
+
+def _kept_findings(told: Sequence[Finding]) -> Iterator[Finding]:
+    yield from (finding for finding in told if finding.code not in _COUNTED_HERE)
+
+
+def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
+    if left_out := [rank for rank in ranks if rank.left_out]:
+        yield Finding(
+            severity="warning",
+            code="events_left_out",
+            message=f"{sum(rank.left_out for rank in left_out)} events are not readable or have no sound times and were left "
+            f"out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})",
+            next_step="trace again if they matter",
+        )
+    if unset := [rank.title for rank in ranks[1:] if not rank.clock.collectives]:
+        yield Finding(
+            severity="warning",
+            code="clocks_as_recorded",
+            message=f"{', '.join(unset)}: no collective that synchronises is shared with the ranks before: the clocks are as "
+            "recorded",
+            next_step="on one host they are one clock; of several hosts, merge traces that hold all-reduces of all ranks",
+        )
+    if moved := sum(rank.own_lanes for rank in ranks):
+        yield Finding(
+            severity="info",
+            code="events_in_lanes",
+            message=f"{moved} events partly overlap another of their thread and stand on a lane of their own beside it",
+            next_step="viewers would leave them out otherwise; gloo's ranges do that, as they begin when work is queued",
+        )
