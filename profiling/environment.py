@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpscope.profiling.interconnect import active_nvlinks
 from dpscope.profiling.run_types import DeviceState, Environment, Finding
 
 _SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
@@ -106,6 +107,7 @@ def _device_state(nvml: Any, handle: Any, index: int, own_process_ids: Sequence[
         other_process_ids=others,
         pcie_generation=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
         pcie_width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        active_nvlinks=len(active_nvlinks(nvml, handle)),
     )
 
 
@@ -206,6 +208,7 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     findings = list(dict.fromkeys(findings))
     findings += _mixed(states, "name", "mixed_devices", "GPU models differ")
     findings += _mixed(states, "pcie_width", "mixed_links", "PCIe link widths differ")
+    findings += _mixed(states, "active_nvlinks", "mixed_nvlinks", "Numbers of active NVLinks differ")
     return findings
 
 

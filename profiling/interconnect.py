@@ -69,8 +69,7 @@ def device_links(nvml: Any | None) -> tuple[DeviceLinks, ...]:
 
 def _gpu(nvml: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    numbers = range(_MOST_NVLINKS)
-    active = [link for link in numbers if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
+    active = active_nvlinks(nvml, handle)
     version = _nvlink_generation(nvml, handle, active[0]) if active else None
     name, uuid = (_text(_ask(nvml, f"nvmlDeviceGet{what}", handle)) for what in ("Name", "UUID"))
     rate = nvlink(version, len(active), name)
@@ -95,6 +94,11 @@ def _gpu(nvml: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
         far_ends=tuple(_address(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active),
         on_switch=kinds == {_SWITCH},
     )
+
+
+def active_nvlinks(nvml: Any, handle: Any) -> list[int]:
+    """Numbers of the NVLinks of a GPU that are up."""
+    return [link for link in range(_MOST_NVLINKS) if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
 
 
 def _nvlink_generation(nvml: Any, handle: Any, link: int) -> int | None:

@@ -159,6 +159,7 @@ class DeviceState(_Stored, frozen=True):
     other_process_ids: tuple[int, ...] | None = None  # compute processes that are not the run's own
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    active_nvlinks: int | None = None  # None in runs of older versions
 
 
 class Environment(_Stored, frozen=True):

@@ -26,6 +26,7 @@ class RecordedNvml:
             "CurrPcieLinkGeneration": (4, 4),
             "CurrPcieLinkWidth": (16, 16),
             "ComputeRunningProcesses": ([], []),
+            "NvLinks": (12, 12),
             **answers,
         }
 
@@ -37,6 +38,11 @@ class RecordedNvml:
 
     def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
         return b"550.54.15"
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+        if link >= 12:
+            raise self.NVMLError("invalid argument")
+        return int(link < self.answers["NvLinks"][handle])
 
     def __getattr__(self, name: str) -> Any:
         answers = self.answers[name.removeprefix("nvmlDeviceGet")]
@@ -83,9 +89,11 @@ def test_findings_of_unfair_devices() -> None:
         ComputeRunningProcesses=(processes(11, 12), processes(12)),
         Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         CurrPcieLinkWidth=(16, 8),
+        NvLinks=(12, 11),
     )
     found = {finding.code: finding for finding in device_findings(device_states(nvml, (12,)))}
-    assert set(found) == {"device_throttled", "device_shared", "mixed_devices", "mixed_links"}
+    assert set(found) == {"device_throttled", "device_shared", "mixed_devices", "mixed_links", "mixed_nvlinks"}
+    assert "1 x 12, 1 x 11" in found["mixed_nvlinks"].message
     assert "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C" in found["device_throttled"].message
     assert "GPU 0 is shared with other processes (11)" in found["device_shared"].message
     assert "1 x 16, 1 x 8" in found["mixed_links"].message
