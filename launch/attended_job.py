@@ -1,12 +1,12 @@
 """A torchrun job that somebody waits for on a terminal: its state shown, its end seen to. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.job_files import read_progress
-from dpscope.launch.job_outcome import job_outcome
+from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
 from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.torchrun import JobWait, TorchrunJob
 from dpscope.profiling.run_store import DpscopeError, JobFolder
@@ -27,14 +27,26 @@ def attend_job(
     """Run a job to its end, to its time limit or to a request to stop; no process of it is left behind."""
     with console.status(f"{title}: starting") as status:
         job = TorchrunJob(command, folder, threads)
-        try:
-            return job.wait(
-                timeout_s,
-                lambda state: status.update(f"{title}: {state or 'starting'}"),
-                lambda: stop.requested,
-            )
-        finally:
-            tell_survivors(job.end(), console)
+        return follow_job(job, timeout_s, lambda state: status.update(f"{title}: {state or 'starting'}"), stop, console)
+
+
+def follow_job(
+    job: TorchrunJob, timeout_s: float, on_state: Callable[[str | None], None], stop: StopRequest, console: Console
+) -> JobEnd:
+    """As `attend_job`, of a job that was started; `on_state` is told its state many times a second."""
+    try:
+        return job.wait(timeout_s, on_state, lambda: stop.requested)
+    finally:
+        tell_survivors(job.end(), console)
+
+
+def outcome_of(folder: JobFolder, end: JobEnd, timeout_s: float) -> JobOutcome:
+    """How a job ended that is over, one that was stopped included."""
+    how, exit_status = end
+    last_pass = read_progress(folder.path)
+    if how == "stopped":
+        return interrupted(folder, last_pass)
+    return job_outcome(folder, exit_status, timeout_s, last_pass)
 
 
 def job_failure(folder: JobFolder, end: JobEnd, timeout_s: float, what: str, console: Console) -> DpscopeError:

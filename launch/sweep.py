@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.attended_job import tell_survivors
-from dpscope.launch.job_files import read_progress, remove_job_files
-from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
+from dpscope.launch.attended_job import follow_job, outcome_of, tell_survivors
+from dpscope.launch.job_files import remove_job_files
+from dpscope.launch.job_outcome import JobOutcome
 from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, new_manifest
 from dpscope.launch.out_folder import locked
 from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
@@ -153,14 +153,8 @@ class _Sweep:
         folder = self._run.repeat(job.cell, job.repeat)
         timeout_s = self._description.config.timeout_s
         torchrun = TorchrunJob(job.command, folder, self._manifest.threads_per_process, self._run)
-        try:
-            how, exit_status = torchrun.wait(timeout_s, self._progress.state, lambda: self._stop.requested)
-        finally:
-            tell_survivors(torchrun.end(), self._console)
-        last_pass = read_progress(folder.path)
-        if how == "stopped":
-            return interrupted(folder, last_pass)
-        return job_outcome(folder, exit_status, timeout_s, last_pass)
+        end = follow_job(torchrun, timeout_s, self._progress.state, self._stop, self._console)
+        return outcome_of(folder, end, timeout_s)
 
     def _record_failure(self, job: PlannedJob, outcome: JobOutcome, took_s: float) -> CellResult:
         folder = self._run.repeat(job.cell, job.repeat)
