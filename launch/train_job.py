@@ -4,53 +4,31 @@ import functools
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import torch
 from torch import distributed, nn
 
 from dpscope.launch.augmentation import random_words
-from dpscope.launch.devices import DeviceType
 from dpscope.launch.evaluation import evaluate, shard
 from dpscope.launch.image_sets import test_images
 from dpscope.launch.input_data import open_stream
 from dpscope.launch.job_devices import devices_of, join_process_group, synchronise
 from dpscope.launch.learning_rate import LearningRateSchedule
-from dpscope.launch.learning_rate_scaling import scaled_learning_rate
 from dpscope.launch.learning_sums import Learned, LearningSums
 from dpscope.launch.micro_batches import micro_batching
 from dpscope.launch.strategies import wrap
 from dpscope.launch.train_loop import NoHooks, train
+from dpscope.launch.train_settings import TrainJob
 from dpscope.launch.train_state import TrainState
 from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace
 from dpscope.launch.workloads import Workload, build_workload, parameter_sizes
 from dpscope.profiling.run_store import DpscopeError, write_json
-from dpscope.profiling.run_types import Cell, RunConfig
-from dpscope.profiling.train_store import TrainingFolder
-from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainResult
+from dpscope.profiling.run_types import RunConfig
+from dpscope.profiling.train_types import EpochRecord, TrainResult
 
 _LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """What a job's processes are to train, and where it goes."""
-
-    config: TrainConfig
-    cell: Cell
-    seed: int
-    kind: DeviceType
-    threads: int
-    folder: TrainingFolder
-
-    @property
-    def settings(self) -> RunConfig:
-        """The settings shared with measuring, with this training's seed and learning rate."""
-        learning_rate = scaled_learning_rate(self.config, self.cell)
-        return msgspec.structs.replace(self.config.run, seed=self.seed, learning_rate=learning_rate)
 
 
 def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Callable[[str], None]) -> None:

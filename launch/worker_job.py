@@ -120,7 +120,7 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
     if cell_name not in cells:
         raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
     cell = cells[cell_name]
-    _check_place(cell, place)
+    check_place(cell, place)
     return WorkerJob(
         config=manifest.config,
         cell=cell,
@@ -147,7 +147,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         batch_size=config.batch_sizes[0],
         options=_only_options(config),
     )
-    _check_place(cell, place)
+    check_place(cell, place)
     _check_measurable(cell, config)
     local_devices = place.local_world_size if strategy == "ddp" else count
     # At least two shares: the cell this one will be compared with has two devices or more.
@@ -225,7 +225,8 @@ def _device_count(config: RunConfig, place: TorchrunPlace, gpus: int | None) -> 
     return config.devices[0]
 
 
-def _check_place(cell: Cell, place: TorchrunPlace) -> None:
+def check_place(cell: Cell, place: TorchrunPlace) -> None:
+    """Raise DpscopeError unless torchrun started as many processes as the cell has."""
     if cell.processes != place.world_size:
         raise DpscopeError(
             f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "

@@ -1,0 +1,29 @@
+"""What the processes of one training are told. Imports no torch."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from dpscope.launch.devices import DeviceType
+from dpscope.launch.learning_rate_scaling import scaled_learning_rate
+from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.profiling.train_store import TrainingFolder
+from dpscope.profiling.train_types import TrainConfig
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What a job's processes are to train, and where it goes."""
+
+    config: TrainConfig
+    cell: Cell
+    seed: int
+    kind: DeviceType
+    threads: int
+    folder: TrainingFolder
+
+    @property
+    def settings(self) -> RunConfig:
+        """The settings shared with measuring, with this training's seed and learning rate."""
+        learning_rate = scaled_learning_rate(self.config, self.cell)
+        return msgspec.structs.replace(self.config.run, seed=self.seed, learning_rate=learning_rate)

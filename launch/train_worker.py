@@ -1,0 +1,66 @@
+"""One process of a training under torchrun: it trains, tests and saves.
+
+    torchrun --standalone --nproc-per-node=2 -m dpscope.launch.train_worker --out R --cell ddp-d2-b16 --seed 0
+
+`dpscope train` starts it; it can be started by hand once R/train_manifest.json is there.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = os.getcwd()  # started by path: as launch/worker.py
+
+from dpscope.launch.parent_death import die_with_job
+
+if __name__ == "__main__":
+    die_with_job()  # before the imports below, which take longer than it takes to kill a run
+
+from dpscope.launch.train_settings import TrainJob
+from dpscope.launch.worker_job import TorchrunPlace, check_place
+from dpscope.launch.worker_process import Report, work
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.train_store import TrainFolder
+
+
+def main() -> None:
+    """Train the cell the arguments name."""
+    work(train_job_from_arguments, _train)
+
+
+def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> TrainJob:
+    """The job the arguments name in the folder's manifest; raises DpscopeError."""
+    parser = argparse.ArgumentParser(prog="train_worker.py", description="Train one cell; run it under torchrun.")
+    parser.add_argument("--out", type=Path, required=True, help="the run folder")
+    parser.add_argument("--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16")
+    parser.add_argument("--seed", type=int, required=True, help="one of its seeds")
+    options = parser.parse_args(arguments)
+    folder = TrainFolder(options.out)
+    manifest = folder.manifest()
+    cells = {one.cell.name: one.cell for one in manifest.plan if one.planned.skip_reason is None}
+    if options.cell not in cells:
+        raise DpscopeError(f"--cell {options.cell}: not in {folder.manifest_path}; it has {', '.join(cells)}")
+    cell = cells[options.cell]
+    check_place(cell, place)
+    return TrainJob(
+        config=manifest.config,
+        cell=cell,
+        seed=options.seed,
+        kind=manifest.device_type,
+        threads=manifest.threads_per_process,
+        folder=folder.training(cell, options.seed),
+    )
+
+
+def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: Report) -> None:
+    # Only now: torch takes seconds to import, and a mistake in the arguments should not.
+    from dpscope.launch.train_job import run_training
+
+    run_training(job, place, began_s, report)
+
+
+if __name__ == "__main__":
+    main()
