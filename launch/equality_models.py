@@ -57,3 +57,18 @@ def to_double(model: nn.Module) -> nn.Module:
 
     model.register_forward_pre_hook(widen)
     return model.double()
+
+
+def nudge(model: nn.Module, seed: int) -> None:
+    """Move every weight to one of its two neighbouring floating-point numbers, drawn at random.
+
+    Rounding in a sum of products is as good as relative changes of its terms by a few units in the last place (backward
+    error; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, section 3.1): this makes one such change,
+    of one unit.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            up = torch.rand(parameter.shape, generator=generator) < 0.5
+            target = torch.where(up, torch.inf, -torch.inf).to(parameter)
+            parameter.copy_(torch.nextafter(parameter, target))

@@ -107,7 +107,13 @@ class TrainingRecorder:
         self._weights.add([_flat(parameter) for parameter in self._named.values()])
 
     def save(
-        self, folder: Path, rank: int, batch_norms: Sequence[str], random_layers: Sequence[str], shuffled: bool
+        self,
+        folder: Path,
+        rank: int,
+        batch_norms: Sequence[str],
+        random_layers: Sequence[str],
+        shuffled: bool,
+        whole_weights: bool,
     ) -> None:
         """Write record and arrays of this process; the record last, so that it speaks of arrays that are there."""
         record_path, arrays_path = rank_paths(folder, rank)
@@ -116,7 +122,7 @@ class TrainingRecorder:
             **self._gradients.arrays(),
             **self._weights.arrays(),
             **self.samples.arrays(),
-            **(self._last_weights() if rank == 0 else {}),
+            **(self._last_weights() if whole_weights else {}),
         }
         with atomic_path(arrays_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]

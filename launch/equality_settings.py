@@ -42,7 +42,7 @@ def equality_settings(
         precision=precision,
         freeze_batch_norm=freeze_batch_norm,
         sync_batch_norm=sync_batch_norm,
-        jobs=_jobs(config, devices.kind, precision, freeze_batch_norm),
+        jobs=_jobs(config, devices.kind, freeze_batch_norm),
     )
 
 
@@ -102,17 +102,17 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
         )
 
 
-def _jobs(config: RunConfig, kind: DeviceType, precision: Precision, frozen: bool) -> tuple[EqualityJob, ...]:
+def _jobs(config: RunConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
     """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares."""
     assert config.devices is not None
-    other: Precision = "float32" if precision == "float64" else "float64"
     jobs = []
     for index, strategy in enumerate(config.strategies):
-        trainings = [Training(kind="compared", precision=precision)]
+        trainings = [Training(kind="compared")]
         if index == 0:
-            trainings.append(Training(kind="rounding", precision=other))
+            trainings.append(Training(kind="rounding"))
         if strategy == "single" and not frozen:
-            trainings.append(Training(kind="in_shares", precision=precision, shares=config.devices[0]))
+            trainings.append(Training(kind="in_shares", shares=config.devices[0]))
+            trainings.append(Training(kind="rounding_in_shares", shares=config.devices[0]))
         jobs.append(EqualityJob(cell=_cell(config, kind, strategy), trainings=tuple(trainings)))
     return tuple(jobs)
 

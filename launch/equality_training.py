@@ -12,6 +12,7 @@ from dpscope.launch.equality_forward import ForwardRecorder
 from dpscope.launch.equality_models import (
     batch_norms_by_batch,
     freeze_batch_norm,
+    nudge,
     switch_off_random_layers,
     to_double,
 )
@@ -102,19 +103,22 @@ class _Process:
         workload = build_workload(self._settings.config.model)
         model = workload.model.to(self._device).train()
         random_layers = switch_off_random_layers(model)
-        if self._training.kind == "in_shares" and not batch_norms_by_batch(model):
+        if self._training.shares > 1 and not batch_norms_by_batch(model):
             return  # shares would make no difference
         if self._settings.freeze_batch_norm:
             freeze_batch_norm(model, self._first_images(workload))
         if self._settings.sync_batch_norm and self._cell.strategy == "ddp":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        if self._training.precision == "float64":
+        if self._settings.precision == "float64":
             model = to_double(model)
+        if self._training.kind in ("rounding", "rounding_in_shares"):
+            nudge(model, self._settings.config.seed)
         forward = ForwardRecorder(model)
         recorder = TrainingRecorder(model, forward)
         self._take_steps(model, self._stream(workload), recorder)
         shuffled = self._settings.config.data != "synthetic"
-        recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled)
+        whole_weights = self._training.kind == "compared" and self._rank == 0
+        recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)
 
     def _take_steps(self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder) -> None:
         wrapped = wrap(model, self._cell.strategy, self._cell.devices, self._device)

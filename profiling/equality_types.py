@@ -13,7 +13,7 @@ gradient_hash, weight_hash      k x P  uint64: of all bytes of a tensor; equal h
 gradient_norm, weight_norm      k x P  float64: Euclidean norms of whole tensors
 gradient.<p>, weight.<p>  k x m    the stored elements of parameter p: all, or STORED_ELEMENTS drawn once for all trainings;
                                    gradients as the optimizer gets them (reduced), weights after the step
-last_weight.<p>           n        all elements after the last step, where not all were stored before (rank 0)
+last_weight.<p>           n        all elements after the last step, where not all were stored before (compared, rank 0)
 sample_step, sample_epoch, sample_index, sample_fingerprint, sample_entered   S   a row for each sample handed out: its step,
                                    epoch, index in the data set, hash of its pixels, how often it entered the model
 output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elements per sample of what module call c put out
@@ -30,11 +30,11 @@ EQUALITY_FOLDER = "equality"
 EQUALITY_NAME = "equality.json"
 SETTINGS_NAME = "settings.json"
 
-STORED_ELEMENTS = 4096  # of a parameter and step; fewer if it has fewer
+STORED_ELEMENTS = 2048  # of a parameter and step; fewer if it has fewer
 OUTPUT_ELEMENTS = 16  # per sample and module call
 
 Precision = Literal["float32", "float64"]
-TrainingKind = Literal["compared", "rounding", "in_shares"]
+TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"]
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,13 +44,13 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Training(_Stored, frozen=True):
     """k steps from the seed.
 
-    `compared` is the strategy as it trains. `rounding` is the reference in the other precision: their distance is what
-    rounding does. `in_shares` is the single device that takes a batch in the shares which the other strategies' devices get,
-    one after the other: what it computes per batch (as batch norm does) it then computes per share.
+    `compared` is the strategy as it trains. `rounding` is the reference once more, each weight moved to a neighbouring
+    number before the first step: what it then differs by is what rounding grows to. `in_shares` is the single device that
+    takes a batch in the shares which the other strategies' devices get, one after the other: what it computes per batch (as
+    batch norm does) it then computes per share. `rounding_in_shares` is that with its weights moved.
     """
 
     kind: TrainingKind
-    precision: Precision
     shares: int = 1  # forward passes a step's batch is cut into
 
 

@@ -1,0 +1,89 @@
+"""From what the trainings of `dpscope equal` saved to equality.json: every pair judged, every difference named or explained."""
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from dpscope.analysis.equality_batch_norm import batch_norm_finding, statistics_of
+from dpscope.analysis.equality_data import EqualityData, TrainingData
+from dpscope.analysis.equality_differences import output_differences, training_differences
+from dpscope.analysis.equality_findings import (
+    rank_mistakes,
+    sample_mistakes,
+    setting_findings,
+    unexplained_findings,
+)
+from dpscope.analysis.equality_pairs import JudgedPair, judge_pair, pair_result
+from dpscope.analysis.equality_ranks import rank_result
+from dpscope.analysis.equality_result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankResult, StepTolerance
+from dpscope.analysis.equality_tolerance import judged_steps, output_tolerance, tolerances
+from dpscope.profiling.equality_types import EQUALITY_NAME
+from dpscope.profiling.run_store import write_json
+
+
+def compare_trainings(data: EqualityData) -> EqualityReport:
+    """Judge all pairs of strategies, and the ranks of each, by a tolerance measured on the reference."""
+    settings, reference = data.settings, data.compared[0]
+    moved = _moved(data)
+    rounding = pd.concat([training_differences(*pair) for pair in moved], ignore_index=True)
+    tolerance = tolerances(rounding, settings)
+    of_outputs = output_tolerance(pd.concat([output_differences(*pair) for pair in moved]), settings)
+    judged = judged_steps(tolerance, rounding)
+    pairs = [judge_pair(*pair, tolerance, judged) for pair in itertools.combinations(data.compared, 2)]
+    ranks = [_rank_result(training, data) for training in data.compared if len(training.ranks) > 1]
+    samples = {training.name: training.samples() for training in data.compared}
+
+    mistakes = [*sample_mistakes(samples, reference.ranks[0].record.shuffled), *rank_mistakes(ranks)]
+    expected = {
+        _names(pair): batch_norm_finding(pair, pairs, data, tolerance, of_outputs) for pair in pairs if not pair.agree
+    }
+    explained = {names: finding for names, finding in expected.items() if finding is not None}
+    unexplained = [pair for pair in pairs if not pair.agree and _names(pair) not in explained]
+    return EqualityReport(
+        schema_version=EQUALITY_SCHEMA_VERSION,
+        settings=settings,
+        reference=reference.name,
+        losses={training.name: tuple(training.losses().tolist()) for training in data.compared},
+        tolerances=_step_tolerances(tolerance),
+        pairs=tuple(pair_result(pair, _names(pair) in explained) for pair in pairs),
+        ranks=tuple(ranks),
+        findings=(
+            *(mistake.finding for mistake in mistakes),
+            *unexplained_findings(unexplained, mistakes, of_outputs),
+            *explained.values(),
+            *setting_findings(data, samples, judged, pairs),
+        ),
+    )
+
+
+def save_report(report: EqualityReport, out: Path) -> Path:
+    """Write equality.json into the run folder; returns its path."""
+    write_json(out / EQUALITY_NAME, report)
+    return out / EQUALITY_NAME
+
+
+def _moved(data: EqualityData) -> list[tuple[TrainingData, TrainingData]]:
+    """Trainings beside themselves with moved weights."""
+    moved = [(data.compared[0], data.rounding)]
+    if data.in_shares is not None and data.rounding_in_shares is not None:
+        moved.append((data.in_shares, data.rounding_in_shares))
+    return moved
+
+
+def _rank_result(training: TrainingData, data: EqualityData) -> RankResult:
+    """The ranks of a training, beside another one that should agree with it, if there is one."""
+    scope = statistics_of(training, data.settings)
+    alike = [one for one in data.compared if one is not training and statistics_of(one, data.settings) == scope]
+    if scope == "share" and data.in_shares is not None:
+        alike.append(data.in_shares)
+    return rank_result(training, alike[-1] if alike else data.compared[0])
+
+
+def _names(pair: JudgedPair) -> tuple[str, str]:
+    return pair.reference.name, pair.other.name
+
+
+def _step_tolerances(tolerance: pd.DataFrame) -> tuple[StepTolerance, ...]:
+    return tuple(msgspec.convert(row, StepTolerance) for row in tolerance.reset_index().to_dict("records"))

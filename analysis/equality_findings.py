@@ -1,0 +1,186 @@
+"""What a comparison means, as findings: mistakes named at the step where they first matter, expected differences explained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dpscope.analysis.equality_batch_norm import first_output_apart
+from dpscope.analysis.equality_data import EqualityData
+from dpscope.analysis.equality_pairs import JudgedPair
+from dpscope.analysis.equality_result import Difference, RankResult
+from dpscope.analysis.equality_samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
+from dpscope.profiling.run_types import Finding
+
+_SHOWN = 5  # indices named in a message
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A finding of severity error, and the training that is to blame."""
+
+    training: str
+    finding: Finding
+
+
+Samples = Mapping[str, pd.DataFrame]
+"""Tables of samples (`TrainingData.samples`) by the training's name, the reference's first."""
+
+
+def sample_mistakes(samples: Samples, shuffled: bool) -> list[Mistake]:
+    """Other samples than the reference's, samples lost between loader and model, epochs in the same order."""
+    reference_name, reference = next(iter(samples.items()))
+    found: list[Mistake] = []
+    for name, table in samples.items():
+        repeated = repeated_epoch(table) if shuffled else None
+        if repeated is not None:
+            found.append(
+                _mistake(
+                    name,
+                    "epoch_order_repeated",
+                    f"{name} takes the samples of epoch {repeated.epoch}, from step {repeated.step} on, in the order of "
+                    f"the epoch before ({repeated.steps_compared} steps compared)",
+                    "call the sampler's set_epoch at the beginning of every epoch",
+                )
+            )
+        found += _lost(name, table)
+        other = sample_difference(reference, table)
+        if other is not None and (repeated is None or other.step < repeated.step):
+            found.append(
+                _mistake(
+                    name,
+                    "samples_differ",
+                    f"from step {other.step} on {name} trains on other samples than {reference_name}: in that step "
+                    f"{_listed(other.missing, 'is', 'are')} missing and {_listed(other.extra, 'is', 'are')} too many",
+                    "look at how the sampler shares an epoch out: at remainders that no rank gets, at shuffling and seeds",
+                )
+            )
+    return found
+
+
+def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
+    lost = lost_samples(table)
+    if lost is None:
+        return
+    if lost.never:
+        yield _mistake(
+            name,
+            "samples_lost",
+            f"from step {lost.step} on {name} loses samples between loader and model: in that step "
+            f"{_listed(lost.never, 'enters', 'enter')} no device's forward",
+            "look at how a batch is scattered: at a remainder that no device gets",
+        )
+    if lost.repeatedly:
+        yield _mistake(
+            name,
+            "samples_repeated",
+            f"from step {lost.step} on {name} trains on samples more than once: in that step "
+            f"{_listed(lost.repeatedly, 'enters', 'enter')} several forwards",
+            "look at how a batch is scattered: at shares that overlap",
+        )
+
+
+def rank_mistakes(ranks: Sequence[RankResult]) -> list[Mistake]:
+    """Processes of one training that are not what the others are."""
+    found = []
+    for result in ranks:
+        if not result.same_bits:
+            apart = ", ".join(str(rank) for rank in result.ranks_apart)
+            found.append(
+                _mistake(
+                    result.training,
+                    "ranks_apart",
+                    f"{result.training}: from step {result.first_step} on rank {apart} has {result.what}s of its own "
+                    f"({result.tensor} differs by {result.relative:.2g} of its norm from another rank's): they are not "
+                    "averaged there",
+                    "look for what keeps the average from that rank: no_sync, a communication hook, a graph of its own",
+                )
+            )
+    return found
+
+
+def unexplained_findings(
+    pairs: Sequence[JudgedPair], mistakes: Sequence[Mistake], output_tolerance: float
+) -> list[Finding]:
+    """Differences of pairs in which neither training has a mistake that was named."""
+    blamed = {mistake.training for mistake in mistakes}
+    return [
+        _unexplained(pair, pair.first, output_tolerance)
+        for pair in pairs
+        if pair.first is not None and not blamed & {pair.reference.name, pair.other.name}
+    ]
+
+
+def _unexplained(pair: JudgedPair, first: Difference, output_tolerance: float) -> Finding:
+    tensor = f" of {first.tensor}" if first.tensor else ""
+    output = first_output_apart(pair, output_tolerance)
+    where = f"; in the first forward {output[0]} is the first to put out something else" if output else ""
+    return Finding(
+        severity="error",
+        code="unexplained_difference",
+        message=f"{pair.other.name} differs from {pair.reference.name} from step {first.step} on: the {first.what}{tensor} "
+        f"by {first.relative:.2g} of its norm, where rounding may make {first.tolerance:.2g}{where}",
+        next_step="find what the two compute differently in that step; equality.json lists every tensor",
+    )
+
+
+def setting_findings(
+    data: EqualityData, samples: Samples, judged_steps: int, pairs: Sequence[JudgedPair]
+) -> Iterator[Finding]:
+    """What was not compared, or was switched off for the comparison."""
+    reference = data.compared[0]
+    yield from _judged(data, judged_steps, all(pair.same_bits for pair in pairs))
+    if off := reference.ranks[0].record.random_layers:
+        yield Finding(
+            severity="info",
+            code="random_layers_off",
+            message=f"dropout and the like are switched off here ({_named(off)}): what they draw differs between strategies",
+            next_step="nothing to do; with them, strategies learn the same only on average",
+        )
+    table = samples[reference.name]
+    if not reference.ranks[0].record.shuffled:
+        return
+    if table["epoch"].nunique() < 2:
+        yield Finding(
+            severity="info",
+            code="no_epoch_boundary",
+            message=f"no epoch ended within {data.settings.steps} steps: shuffling anew (set_epoch) was not tested",
+            next_step="give more --steps, or fewer --samples",
+        )
+    if padding := repeated_samples(table):
+        yield Finding(
+            severity="info",
+            code="samples_padded",
+            message=f"an epoch takes {padding} sample(s) twice, so that all shares are equal, under every strategy alike",
+            next_step="nothing to do; a data set that the devices divide needs none",
+        )
+
+
+def _judged(data: EqualityData, judged_steps: int, same_bits: bool) -> Iterator[Finding]:
+    if judged_steps == data.settings.steps or same_bits:
+        return
+    other = "--dtype float64, or " if data.settings.precision == "float32" else ""
+    yield Finding(
+        severity="warning",
+        code="rounding_grows",
+        message=f"only the first {judged_steps} of {data.settings.steps} steps are judged: from then on training amplifies "
+        "rounding beyond 1% of the values, or diverges, and a mistake could hide in that",
+        next_step=f"use {other}a smaller --lr",
+    )
+
+
+def _mistake(training: str, code: str, message: str, next_step: str) -> Mistake:
+    return Mistake(training, Finding(severity="error", code=code, message=message, next_step=next_step))
+
+
+def _listed(samples: Sequence[int], one: str, several: str) -> str:
+    if not samples:
+        return f"none {one}"
+    shown = ", ".join(str(sample) for sample in samples[:_SHOWN])
+    more = f" and {len(samples) - _SHOWN} more" if len(samples) > _SHOWN else ""
+    return f"sample {shown} {one}" if len(samples) == 1 else f"samples {shown}{more} {several}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

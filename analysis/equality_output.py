@@ -1,0 +1,121 @@
+"""What people see of a comparison: the pairs, the tolerance and what rounding did, the findings; and its JSON."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from dpscope.analysis.equality_comparison import compare_trainings, save_report
+from dpscope.analysis.equality_data import load_equality
+from dpscope.analysis.equality_result import EqualityReport, PairResult
+from dpscope.analysis.equality_tolerance import LARGEST_TOLERANCE, SAFETY
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.terminal import print_findings, print_table
+from dpscope.analysis.units import NA, sentence
+
+_ROWS = 6  # of the table of tolerances
+
+
+def show_equality(out: Path, output_format: Literal["table", "json"], console: Console) -> bool:
+    """Compare what lies in `out`, write equality.json, print it; whether nothing differs that is not explained."""
+    report = compare_trainings(load_equality(out))
+    path = save_report(report, out)
+    if output_format == "json":
+        sys.stdout.write(path.read_text())
+        return report.sound
+    console.print(f"\n[bold]{sentence(headline(report))}[/]", highlight=False)
+    for table in (pair_table(report), tolerance_table(report)):
+        print_table(console, table)
+    if report.findings:
+        print_findings(console, report.findings)
+    console.print(f"\nComparison: {path}", highlight=False, soft_wrap=True)
+    return report.sound
+
+
+def headline(report: EqualityReport) -> str:
+    """The outcome in one line."""
+    settings = report.settings
+    over = f"over {settings.steps} steps of {settings.global_batch_size} samples in {settings.precision}"
+    if not report.sound:
+        return f"a difference {over} is not explained: see the findings"
+    if any(pair.verdict == "explained" for pair in report.pairs):
+        return (
+            f"{', '.join(report.losses)} learn the same {over} but for batch norm, whose statistics differ as expected"
+        )
+    return f"{', '.join(report.losses)} learn the same {over}"
+
+
+def pair_table(report: EqualityReport) -> TextTable:
+    """A row per pair: the largest relative differences of the judged steps, and the first beyond the tolerance."""
+    notes = [
+        f"largest relative differences of the judged steps; reference: {report.reference}; bit-equal: gradients and weights",
+    ]
+    for ranks in report.ranks:
+        if ranks.same_bits:
+            notes.append(
+                f"{ranks.training}: its {ranks.ranks} ranks have the same gradients and weights, bit for bit, in every step"
+            )
+    sampled = [
+        tensor for pair in report.pairs for tensor in pair.tensors if tensor.elements < tensor.elements_at_last_step
+    ]
+    if sampled:
+        notes.append(
+            "of large tensors a sample of elements is compared in every step, all of the weights after the last"
+        )
+    headings = (
+        "pair",
+        "verdict",
+        "judged steps",
+        "loss",
+        "gradient",
+        "weight",
+        "first beyond",
+        "in",
+        "there",
+        "tolerance",
+    )
+    return TextTable("Trainings in pairs", headings, tuple(_pair_row(pair) for pair in report.pairs), tuple(notes))
+
+
+def _pair_row(pair: PairResult) -> tuple[str, ...]:
+    judged = pair.steps[: pair.judged_steps]
+    largest = [
+        _number(max((getattr(step, what) for step in judged), default=None)) for what in ("loss", "gradient", "weight")
+    ]
+    name = f"{pair.reference} / {pair.other}"
+    first = pair.first_difference
+    if first is None:
+        return (name, pair.verdict, str(pair.judged_steps), *largest, "none", "", "", "")
+    where = f"{first.what} {first.tensor}".strip()
+    apart = (f"step {first.step}", where, _number(first.relative), _number(first.tolerance))
+    return (name, pair.verdict, str(pair.judged_steps), *largest, *apart)
+
+
+def tolerance_table(report: EqualityReport) -> TextTable:
+    """Some of the steps, the last among them: what rounding did, and what is tolerated."""
+    steps = report.tolerances
+    every = max(1, -(-len(steps) // (_ROWS - 1)))
+    shown = [step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1]
+    rows = tuple(
+        (
+            str(one.step),
+            *(_number(getattr(one, f"{what}_rounding")) for what in ("loss", "gradient", "weight")),
+            *(_number(getattr(one, what)) for what in ("loss", "gradient", "weight")),
+        )
+        for one in shown
+    )
+    headings = (
+        "step",
+        *(f"rounding: {what}" for what in ("loss", "gradient", "weight")),
+        *(f"tolerance: {what}" for what in ("loss", "gradient", "weight")),
+    )
+    note = (
+        f"rounding: how far {report.reference} gets from itself when every weight begins one unit in the last place apart; "
+        f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"
+    )
+    return TextTable("Rounding, and what is tolerated", headings, rows, (note,))
+
+
+def _number(value: float | None) -> str:
+    return NA if value is None else "0" if value == 0 else f"{value:.1e}"

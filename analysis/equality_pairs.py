@@ -1,0 +1,104 @@
+"""Two trainings judged by the tolerance: where they first are apart, and how far."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from dpscope.analysis.equality_data import TrainingData
+from dpscope.analysis.equality_differences import training_differences
+from dpscope.analysis.equality_result import Difference, PairResult, StepDistance, TensorDistance, Verdict
+from dpscope.analysis.equality_tolerance import WHATS, largest_per_step
+
+
+@dataclass(frozen=True)
+class JudgedPair:
+    """Differences of two trainings beside their tolerances; columns of `differences`: COLUMNS, tolerance, over."""
+
+    reference: TrainingData
+    other: TrainingData
+    differences: pd.DataFrame
+    judged_steps: int
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether gradients and weights are equal bit for bit."""
+        tensors = self.differences[self.differences["what"] != "loss"]
+        return bool(tensors["same_bits"].all())
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference beyond its tolerance: the loss's before gradients' before weights', the largest of its kind."""
+        over = self.differences[self.differences["over"]]
+        if over.empty:
+            return None
+        at_step = over[over["step"] == over["step"].min()]
+        what = next(what for what in WHATS if (at_step["what"] == what).any())
+        of_kind = at_step[at_step["what"] == what]
+        return _difference(of_kind.sort_values("relative").iloc[-1])
+
+    @property
+    def agree(self) -> bool:
+        """Whether they are equal bit for bit, or within the tolerance at every judged step."""
+        return self.same_bits or self.first is None
+
+
+def judge_pair(reference: TrainingData, other: TrainingData, tolerance: pd.DataFrame, judged_steps: int) -> JudgedPair:
+    """Compare two trainings by the tolerances of each step (`equality_tolerance.tolerances`)."""
+    differences = training_differences(reference, other)
+    per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
+    differences = differences.merge(per_row, on=["step", "what"], how="left", sort=False)
+    over = (differences["relative"] > differences["tolerance"]) & (differences["step"] < judged_steps)
+    return JudgedPair(reference, other, differences.assign(over=over), judged_steps)
+
+
+def pair_result(pair: JudgedPair, explained: bool) -> PairResult:
+    """What is stored of a pair; `explained`: a difference of it is no mistake."""
+    verdict: Verdict = "different"
+    if pair.agree:
+        verdict = "bit-equal" if pair.same_bits else "equal"
+    elif explained:
+        verdict = "explained"
+    per_step = largest_per_step(pair.differences)
+    return PairResult(
+        reference=pair.reference.name,
+        other=pair.other.name,
+        verdict=verdict,
+        judged_steps=pair.judged_steps,
+        first_difference=pair.first,
+        steps=tuple(msgspec.convert(row, StepDistance) for row in per_step.reset_index().to_dict("records")),
+        tensors=_tensors(pair),
+    )
+
+
+def _tensors(pair: JudgedPair) -> tuple[TensorDistance, ...]:
+    judged = pair.differences[pair.differences["step"] < pair.judged_steps]
+    tables = judged[judged["what"] != "loss"].groupby(["what", "tensor"], sort=False)
+    return tuple(_distance(table) for _, table in tables)
+
+
+def _distance(table: pd.DataFrame) -> TensorDistance:
+    """Of the rows of one tensor."""
+    over = table.loc[table["over"], "step"]
+    return TensorDistance(
+        what=table["what"].iloc[0],
+        tensor=table["tensor"].iloc[0],
+        absolute=float(table["absolute"].max()),
+        relative=float(table["relative"].max()),
+        first_step_over=int(over.min()) if len(over) else None,
+        elements=int(table["elements"].iloc[0]),
+        elements_at_last_step=int(table["elements"].iloc[-1]),
+    )
+
+
+def _difference(row: "pd.Series[Any]") -> Difference:
+    return Difference(
+        step=int(row["step"]),
+        what=row["what"],
+        tensor=row["tensor"],
+        absolute=float(row["absolute"]),
+        relative=float(row["relative"]),
+        tolerance=float(row["tolerance"]),
+        elements=int(row["elements"]),
+    )

@@ -1,0 +1,105 @@
+"""What `equality.json` holds, as types. A difference that is not finite is null."""
+
+from typing import Literal
+
+import msgspec
+
+from dpscope.profiling.equality_types import EqualitySettings
+from dpscope.profiling.run_types import Finding
+
+EQUALITY_SCHEMA_VERSION = 1
+
+What = Literal["loss", "gradient", "weight"]
+Verdict = Literal["bit-equal", "equal", "explained", "different"]
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every stored type."""
+
+
+class Difference(_Stored, frozen=True):
+    """One tensor (of the loss, an empty name) at one step, counted from 0."""
+
+    step: int
+    what: What
+    tensor: str
+    absolute: float  # the largest of its elements
+    relative: float  # as analysis/equality_differences.py defines it
+    tolerance: float  # of `relative`
+    elements: int  # compared
+
+
+class StepTolerance(_Stored, frozen=True):
+    """What counts as equal at one step, and what rounding alone was seen to do: relative differences."""
+
+    step: int
+    loss: float
+    gradient: float
+    weight: float
+    loss_rounding: float
+    gradient_rounding: float
+    weight_rounding: float
+
+
+class StepDistance(_Stored, frozen=True):
+    """The largest relative difference of any tensor at one step."""
+
+    step: int
+    loss: float
+    gradient: float
+    weight: float
+
+
+class TensorDistance(_Stored, frozen=True):
+    """The largest differences of one tensor over the judged steps."""
+
+    what: What
+    tensor: str
+    absolute: float
+    relative: float
+    first_step_over: int | None  # its tolerance
+    elements: int  # compared at every step
+    elements_at_last_step: int
+
+
+class PairResult(_Stored, frozen=True):
+    """Two trainings. `bit-equal` speaks of gradients and weights: a loss is a mean, formed differently."""
+
+    reference: str
+    other: str
+    verdict: Verdict
+    judged_steps: int  # the first ones, before rounding has grown too far to tell
+    first_difference: Difference | None  # beyond the tolerance
+    steps: tuple[StepDistance, ...]
+    tensors: tuple[TensorDistance, ...]
+
+
+class RankResult(_Stored, frozen=True):
+    """Whether all processes of a training had the same gradients and weights after every step, bit for bit."""
+
+    training: str
+    ranks: int
+    same_bits: bool
+    first_step: int | None  # at which they had not
+    what: What | None
+    tensor: str | None
+    relative: float | None  # the largest difference to rank 0 at that step
+    ranks_apart: tuple[int, ...]  # that are not what the others or the reference are
+
+
+class EqualityReport(_Stored, frozen=True):
+    """`equality.json`."""
+
+    schema_version: int
+    settings: EqualitySettings
+    reference: str
+    losses: dict[str, tuple[float, ...]]  # per training and step, of the global batch
+    tolerances: tuple[StepTolerance, ...]
+    pairs: tuple[PairResult, ...]
+    ranks: tuple[RankResult, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing differs that is not explained."""
+        return all(finding.severity != "error" for finding in self.findings)
