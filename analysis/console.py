@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,10 @@ from dpscope.analysis.run_output import run_json
 from dpscope.analysis.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.training_report import print_training, show_training
+from dpscope.analysis.training_tables import training_tables
 from dpscope.analysis.units import sentence
+from dpscope.profiling.run_store import is_run_folder
 from dpscope.profiling.run_types import Finding
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
@@ -28,48 +32,60 @@ _CUT_SHORT = frozenset({"trace_truncated", "gzip_damaged"})
 _IN_TABLES = frozenset({"communication_measured", "estimates"})  # said again in the report, in words
 
 
-def load(path: Path) -> RunData:
+@dataclass(frozen=True)
+class Targets:
+    """What the user has told or wants a run to be judged against; None is unknown, or nothing."""
+
+    link_gbps: float | None = None  # of the link, one way
+    efficiency: float | None = None  # 0..1
+    accuracy: float | None = None  # percent
+
+
+def load(path: Path, target_accuracy: float | None = None) -> RunData:
     """Load a run, telling on standard error which cell is being read."""
     with Console(stderr=True).status("Reading traces") as status:
-        return load_run(path, lambda cell: status.update(f"Reading traces: {cell}"))
+        return load_run(path, lambda cell: status.update(f"Reading traces: {cell}"), target_accuracy)
 
 
-def report_of(path: Path, link_gbps: float | None, target_efficiency: float | None = None) -> Report:
+def report_of(path: Path, targets: Targets) -> Report:
     """The report of a run, with the calibration that lies in its folder, if one does."""
     calibration = load_calibration(path) if calibration_path(path).exists() else None
-    return make_report(load(path), link_gbps, calibration, target_efficiency)
+    return make_report(load(path, targets.accuracy), targets.link_gbps, calibration, targets.efficiency)
 
 
-def show_run(path: Path, link_gbps: float | None, target_efficiency: float | None, console: Console) -> bool:
-    """Analyze a run, write its report, print what matters."""
-    report = report_of(path, link_gbps, target_efficiency)
+def show_run(path: Path, targets: Targets, console: Console) -> bool:
+    """Analyze a run, write its report, print what matters; of a folder with trainings alone, these."""
+    if not is_run_folder(path):
+        return show_training(path, targets.accuracy, console)
+    report = report_of(path, targets)
     page = write_report(report)
     console.print(f"\n[bold]{sentence(headline(report))}[/]", highlight=False)
     console.print(setting(report), style="dim", highlight=False)
     for table in terminal_tables(report.run, report.comparison):
         print_table(console, table)
-    print_missing(console, tables.missing_reasons(report.comparison))
+    print_missing(console, [*tables.missing_reasons(report.comparison), *_untrained(report.run)])
     print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
     console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
     return report.sound
 
 
-def print_run(
-    path: Path,
-    output_format: OutputFormat,
-    classic: bool,
-    link_gbps: float | None,
-    target_efficiency: float | None,
-    console: Console,
-) -> bool:
+def _untrained(run: RunData) -> list[str]:
+    """Why values of the trainings' tables are missing."""
+    shown = training_tables(run.training).values() if run.training else ()
+    return [reason for table in shown for reason in table.missing]
+
+
+def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: Targets, console: Console) -> bool:
     """A run in a format other programs read, or its classic tables; nothing is written."""
-    report = report_of(path, link_gbps, target_efficiency)
+    if not is_run_folder(path) and not classic:
+        return print_training(path, output_format, targets.accuracy)
+    report = report_of(path, targets)
     if output_format == "json":
         sys.stdout.write(run_json(report) + "\n")
     elif output_format == "csv" and not classic:
         sys.stdout.write(tables.comparison_csv(report.comparison))
     elif classic:
-        _print_tables(classic_tables(report.run, report.comparison, link_gbps), output_format, console)
+        _print_tables(classic_tables(report.run, report.comparison, targets.link_gbps), output_format, console)
     else:
         _print_tables(list(report_tables(report.run, report.comparison).values()), output_format, console)
     return report.sound

@@ -16,9 +16,10 @@ from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.step_timeline import StepTimeline
 from dpscope.analysis.stragglers import waits_caused
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.training_data import TrainingData, holds_training, load_training
+from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
+from dpscope.profiling.train_store import holds_epochs
 
 Progress = Callable[[str], None]
 
@@ -109,7 +110,7 @@ def load_run(path: Path, progress: Progress = lambda _: None, target_accuracy: f
     for planned in manifest.plan:
         progress(planned.cell.name)
         cells[planned.cell.name] = load_cell(folder, planned)
-    training = load_training(path, target_accuracy) if holds_training(path) else None
+    training = load_training(path, target_accuracy) if holds_epochs(path) else None
     run = RunData(folder, manifest, cells, training)
     if not run.measured:
         raise NothingMeasuredError(_nothing_measured(path, run))

@@ -13,10 +13,8 @@ import msgspec
 
 from dpscope.profiling.run_store import DpscopeError, read_json
 from dpscope.profiling.run_types import CellStrategy, Finding
+from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 from dpscope.profiling.train_types import TrainManifest, TrainResult
-
-TRAIN_NAME = "train.json"
-TRAIN_MANIFEST_NAME = "train_manifest.json"
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,24 +110,24 @@ class TrainingData:
         return [cell for cell in self.cells if cell.trainings]
 
 
-def holds_training(folder: Path) -> bool:
-    """Whether a folder has trainings to show."""
-    return (folder / TRAIN_NAME).is_file()
-
-
 def load_training(folder: Path, target_accuracy: float | None = None) -> TrainingData:
     """Read a run folder's trainings; `target_accuracy` (percent) is what the time is asked to.
 
     Raises DpscopeError, in one line, for files that cannot be what they should.
     """
-    path = folder / TRAIN_NAME
+    stored_in = TrainFolder(folder)
+    path = stored_in.log_path
     stored = read_json(path, _TrainFile)
     if not stored.epochs:
-        raise DpscopeError(f"{path} holds no epoch; train with `dpscope train --out {folder}`")
+        failures = [
+            f"{one.cell.name}, seed {one.seed}: {one.status}: {one.message}" for one in failed_trainings(folder)
+        ]
+        why = f": {failures[0]}" if failures else f"; train with `dpscope train --out {folder}`"
+        raise DpscopeError(f"{path} holds no epoch{why}")
     for index, epoch in enumerate(stored.epochs):
         if wrong := _wrong(epoch):
             raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")
-    manifest = _manifest(folder)
+    manifest = stored_in.manifest() if is_train_folder(folder) else None
     planned = manifest.config.epochs if manifest else _longest(stored.epochs)
     cells = _cells(path, stored.epochs, planned)
     findings = dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings))
@@ -141,11 +139,6 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
         findings=tuple(findings),
         target_accuracy=target_accuracy,
     )
-
-
-def _manifest(folder: Path) -> TrainManifest | None:
-    path = folder / TRAIN_MANIFEST_NAME
-    return read_json(path, TrainManifest) if path.exists() else None
 
 
 def _wrong(epoch: Epoch) -> str | None:
@@ -222,8 +215,9 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list
 
 def failed_trainings(folder: Path) -> list[TrainResult]:
     """Trainings of a run folder that ended otherwise than well."""
-    results = [read_json(path, TrainResult) for path in sorted((folder / "training").glob("*/seed*/result.json"))]
-    return [result for result in results if result.status != "ok"]
+    folders = [TrainingFolder(path) for path in sorted((folder / TRAININGS_NAME).glob("*/seed*"))]
+    results = [training.result() for training in folders]
+    return [result for result in results if result is not None and result.status != "ok"]
 
 
 def _failure(folder: Path, cell: str) -> str | None:

@@ -24,12 +24,13 @@ from dpscope.analysis.units import NA
 
 
 def training_json(data: TrainingData) -> str:
-    """The trainings alone, as JSON."""
-    return json.dumps({"training": training_content(data)}, indent=2)
+    """Trainings without measurements: an object with `training` and the list `findings`."""
+    content = {"training": training_content(data), "findings": msgspec.to_builtins(training_findings(data))}
+    return json.dumps(content, indent=2)
 
 
 def training_content(data: TrainingData) -> dict[str, object]:
-    """An object with the lists cells, differences, variants, time_to_accuracy, epochs, findings; unknown is None."""
+    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is None."""
     target = chosen_target(data)
     return {
         "cells": cell_records(data),
@@ -42,7 +43,6 @@ def training_content(data: TrainingData) -> dict[str, object]:
             for training in cell.trainings
             for epoch in training.epochs
         ],
-        "findings": msgspec.to_builtins(training_findings(data)),
     }
 
 

@@ -31,10 +31,10 @@ _COUNT = Unit("", 1.0, 0)
 _EPOCH = Unit("", 1.0, 1)  # the median of an even number of seeds may lie between two
 _RATIO = Unit("x", 1.0, 2)
 _VERDICTS = {
-    "no_difference_shown": "no difference shown",
+    "no_difference_shown": "none shown",
     "above": "higher",
     "below": "lower",
-    "too_few_samples": "spread unknown",
+    "too_few_samples": "unknown",
 }
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dpscope.launch import cli_options as options
 from dpscope.profiling.run_store import DpscopeError, is_run_folder
+from dpscope.profiling.train_store import holds_epochs
 
 app = typer.Typer(
     help="Measure what data-parallel training costs on this machine, and where the time goes.",
@@ -88,11 +89,11 @@ def run(
         describe_plan(settings, out, console, fresh)
         return
     outcome = run_sweep(settings, out, fresh, console)
-    from dpscope.analysis.console import show_run
+    from dpscope.analysis.console import Targets, show_run
 
     sound = False
     try:
-        sound = show_run(out, link_gbps, target_efficiency, console)
+        sound = show_run(out, Targets(link_gbps, target_efficiency), console)
     except DpscopeError as error:  # the settings were sound: what failed, failed while measuring
         if outcome.ok:
             raise
@@ -110,25 +111,27 @@ def analyze(
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
     link_gbps: options.LinkGbps = None,
     target_efficiency: options.TargetEfficiency = None,
+    target_accuracy: options.TargetAccuracy = None,
     max_bytes: options.MaxBytes = None,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
-    options.check_numbers(link_gbps, target_efficiency)
+    options.check_numbers(link_gbps, target_efficiency, target_accuracy)
     options.check_max_bytes(max_bytes)
-    runs = [path for path in paths if is_run_folder(path) or (path / "cells").is_dir()]
+    runs = [path for path in paths if is_run_folder(path) or (path / "cells").is_dir() or holds_epochs(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     if classic and not runs:
         raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
-    from dpscope.analysis.console import print_run, print_traces, show_run
+    from dpscope.analysis.console import Targets, print_run, print_traces, show_run
 
     console = Console()
     if not runs:
         raise typer.Exit(print_traces(paths, output_format, max_bytes, console))
+    targets = Targets(link_gbps, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
-        sound = show_run(runs[0], link_gbps, target_efficiency, console)
+        sound = show_run(runs[0], targets, console)
     else:
-        sound = print_run(runs[0], output_format, classic, link_gbps, target_efficiency, console)
+        sound = print_run(runs[0], output_format, classic, targets, console)
     raise typer.Exit(0 if sound else 1)
 
 
@@ -228,12 +231,12 @@ def tensorboard(
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars, and the traces."""
     options.check_numbers(link_gbps)
-    from dpscope.analysis.console import report_of
+    from dpscope.analysis.console import Targets, report_of
     from dpscope.analysis.tensorboard_export import export_tensorboard
     from dpscope.launch.tensorboard_server import serve
 
     console = Console()
-    folder = export_tensorboard(report_of(run, link_gbps))
+    folder = export_tensorboard(report_of(run, Targets(link_gbps)))
 
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)

@@ -56,13 +56,18 @@ Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wand
 WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
 LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
+TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
 MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
 
 
-def check_numbers(link_gbps: float | None, target_efficiency: float | None = None) -> None:
+def check_numbers(
+    link_gbps: float | None, target_efficiency: float | None = None, target_accuracy: float | None = None
+) -> None:
     """Raises DpscopeError for a link's rate or a target that is no such number."""
+    if target_accuracy is not None and not 0 < target_accuracy <= 100:
+        raise DpscopeError(f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%")
     if link_gbps is not None and not (math.isfinite(link_gbps) and link_gbps > 0):
         raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
     if target_efficiency is not None and not 0 < target_efficiency <= 1:

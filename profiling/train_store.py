@@ -78,6 +78,11 @@ class TrainFolder:
         return read_json(self.log_path, TrainLog)
 
 
+def holds_epochs(path: Path) -> bool:
+    """Whether a folder has a train.json, dpscope's own or another program's."""
+    return (path / TRAIN_LOG_NAME).is_file()
+
+
 def is_train_folder(path: Path) -> bool:
     """Whether something was trained with this run folder."""
     return (path / TRAIN_MANIFEST_NAME).is_file()

@@ -19,6 +19,7 @@ READ_BY_ANALYSIS = {
     "link_types",
     "link_specifications",
     "train_types",
+    "train_store",
     "training_mirror",
     "training_event_log",
 }
