@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.attended_job import attend_job, job_failure
-from dpscope.launch.job_files import remove_job_files
 from dpscope.launch.out_folder import check_writable, locked
 from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.torchrun import torchrun_prefix
@@ -67,5 +66,4 @@ def _run_job(
     end = attend_job(command, folder, settings.threads_per_process, timeout_s, title, stop, console)
     if folder.status() != "ok":
         raise job_failure(folder, end, timeout_s, f"{job.cell.name} failed, nothing is compared", console)
-    remove_job_files(folder.path)
     console.print(Text(f"{title}: done"), soft_wrap=True)
