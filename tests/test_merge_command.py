@@ -1,0 +1,120 @@
+"""`dpscope merge`: which job of a run, what it prints, how it refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.merge_inputs import traces_of_run
+from dpscope.analysis.merge_output import print_merge
+from dpscope.analysis.trace_merge import merge_traces
+from dpscope.profiling.run_store import DpscopeError
+from tests.trace_generator import cut_file, ddp_trace, write_trace
+from tests.trace_rules import violations
+
+ROOT = Path(__file__).parents[1]
+RUN = ROOT / "examples/run_cpu"
+
+
+def merge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpscope.launch.cli", "merge", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_run_is_merged_by_its_cell_of_several_ranks(tmp_path: Path) -> None:
+    output = tmp_path / "merged.json"
+    done = merge(RUN, "-o", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ddp-d2-b8, repeat 0\n")
+    assert "residual" in done.stdout
+    assert "https://ui.perfetto.dev" in done.stdout
+    trace = json.loads(output.read_text())
+    assert violations(trace) == []
+    ranks = trace["dpscope"]["ranks"]
+    assert [rank["title"] for rank in ranks] == ["rank 0", "rank 1"]
+    assert ranks[1]["matched_collectives"] == 3  # an all-reduce in each of three steps
+    assert ranks[1]["residual_us"] <= ranks[1]["worst_residual_us"]
+
+
+def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
+    write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    cut_file(write_trace(ddp_trace(1, 2).trace, tmp_path / "rank1.json"), 0.6)
+    done = merge(tmp_path, "-o", tmp_path / "merged.json.gz")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "rank1.json ends before its events do" in done.stderr
+    assert (tmp_path / "merged.json.gz").exists()
+
+
+def refused(paths: list[Path], output: Path, cell: str | None = None, repeat: int | None = None) -> str:
+    with pytest.raises(DpscopeError) as caught:
+        print_merge(paths, output, cell, repeat, None, Console(quiet=True))
+    told = str(caught.value)
+    assert "\n" not in told
+    return told
+
+
+def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
+    trace = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    before = trace.read_bytes()
+    done = merge(trace, "-o", trace)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"dpscope: {trace} is one of the traces to merge and is not overwritten; choose another place with -o\n"
+    )
+    assert trace.read_bytes() == before
+
+
+def test_other_mistakes(tmp_path: Path) -> None:
+    trace = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    output = tmp_path / "merged.json"
+    (tmp_path / "a.json").mkdir()
+    assert "is no folder; make it first" in refused([trace], tmp_path / "missing" / "merged.json")
+    assert "is named *.json or *.json.gz" in refused([trace], tmp_path / "merged.pftrace")
+    assert "is not a file" in refused([trace], tmp_path / "a.json")
+    assert "does not exist" in refused([tmp_path / "nothing.json"], output)
+    assert "choose a job of a run folder" in refused([trace], output, repeat=1)
+    assert "give it alone" in refused([RUN, trace], output)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "rank0.json"]
+
+
+def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
+    files = [write_trace(ddp_trace(rank, 2).trace, tmp_path / f"rank{rank}.json") for rank in (0, 1)]
+    output = tmp_path / "merged.json"
+    merge_traces(files, output)
+    # Its folder named again holds the output, too: it is an input then, and is kept.
+    before = output.read_bytes()
+    assert "is one of the traces to merge" in refused([tmp_path], output)
+    assert "holds 2 ranks already" in refused([output], tmp_path / "other.json")
+    assert output.read_bytes() == before
+
+
+def test_cells_and_repeats_are_chosen_by_name() -> None:
+    chosen = traces_of_run(RUN, "dp-host-d2-b8", 1)
+    assert (chosen.cell.name, chosen.repeat) == ("dp-host-d2-b8", 1)
+    assert [file.relative_to(RUN).as_posix() for file in chosen.files] == [
+        "cells/dp-host-d2-b8/repeat1/traces/0_0.pt.trace.json.gz"
+    ]
+    with pytest.raises(DpscopeError, match="name one of single-d1-b8, dp-host-d2-b8, ddp-d2-b8 with --cell"):
+        traces_of_run(RUN, "ddp-d4-b8")
+    with pytest.raises(DpscopeError, match="no finished repeat 7; name one of 0, 1 with --repeat"):
+        traces_of_run(RUN, repeat=7)
+
+
+def test_of_several_jobs_one_must_be_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    cell = next(planned for planned in manifest["plan"] if planned["cell"]["strategy"] == "ddp")
+    manifest["plan"].append({"cell": {**cell["cell"], "batch_size": 16}})
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(run / "cells/ddp-d2-b8", run / "cells/ddp-d2-b16")
+    with pytest.raises(DpscopeError, match="name one of ddp-d2-b8, ddp-d2-b16 with --cell"):
+        traces_of_run(run)
+    shutil.rmtree(run / "cells")
+    with pytest.raises(DpscopeError, match="holds no cell with traces"):
+        traces_of_run(run)

@@ -1,0 +1,140 @@
+"""Damaged traces and events that viewers would drop: left out and counted, or moved to a lane; the file is always sound."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.merge_lanes import lanes
+from dpscope.analysis.trace_merge import merge_traces
+from dpscope.profiling.run_store import DpscopeError
+from tests.trace_generator import cut_file, ddp_trace, write_trace
+from tests.trace_rules import violations
+
+HEAD = '{"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, "traceEvents": [\n'
+SOUND = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 8, "ts": 100.5, "dur": 2.25, "args": {}}'
+BAD = (
+    SOUND.replace("100.5", "NaN"),
+    SOUND.replace("2.25", "-2.25"),
+    SOUND.replace(', "ts": 100.5', ""),
+    SOUND.replace(', "dur": 2.25', ""),
+    SOUND.replace('"ph": "X", ', ""),
+    SOUND.replace('"name": "aten::add"', '"name": "aten::"add""'),
+)
+
+
+def trace_file(folder: Path, *events: str, name: str = "rank0.json", encoding: str = "utf-8") -> Path:
+    path = folder / name
+    path.write_bytes((HEAD + ",\n".join(events) + "\n]}").encode(encoding))
+    return path
+
+
+def strict(path: Path) -> dict[str, Any]:
+    """As a viewer reads it: no NaN, no Infinity, only UTF-8."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    loaded = json.loads(path.read_bytes().decode("utf-8"), parse_constant=refuse)
+    assert violations(loaded) == []
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def test_bad_events_are_left_out_and_counted(tmp_path: Path) -> None:
+    made = merge_traces([trace_file(tmp_path, SOUND, *BAD, SOUND)], tmp_path / "merged.json")
+    assert made.ranks[0].events == 2
+    assert made.ranks[0].left_out == len(BAD)
+    found = [finding for finding in made.findings if finding.code == "events_left_out"]
+    assert found[0].message.startswith("6 events")
+    assert [(event["name"], event["dur"]) for event in complete(strict(made.path))] == [("aten::add", 2.25)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ('"tab\there"', "tab\there"),
+        ('"half \\ud800 of one"', "half ? of one"),
+        ('"quoted \\"name\\" <script>"', 'quoted "name" <script>'),
+    ],
+)
+def test_odd_names_stay_readable(tmp_path: Path, name: str, shown: str) -> None:
+    path = trace_file(tmp_path, SOUND.replace('"aten::add"', name), SOUND)
+    assert complete(strict(merge_traces([path], tmp_path / "merged.json").path))[0]["name"] == shown
+
+
+def test_what_is_no_utf8_is_replaced(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, SOUND.replace("add", "\xe4dd"), SOUND, encoding="latin-1")
+    assert complete(strict(merge_traces([path], tmp_path / "merged.json").path))[0]["name"] == "aten::�dd"
+
+
+def test_odd_arguments_do_not_spoil_the_file(tmp_path: Path) -> None:
+    huge = str(2**70)
+    path = trace_file(
+        tmp_path, SOUND.replace("{}", f'{{"loss": NaN, "address": {huge}, "correlation": {huge}}}'), SOUND
+    )
+    args = complete(strict(merge_traces([path], tmp_path / "merged.json").path))[0]["args"]
+    assert args["loss"] is None
+    assert args["address"] == 2**70
+    assert args["correlation"] == 2**70 % 10**10  # folded to where the rank's ids are
+
+
+def test_times_since_1970_keep_their_nanoseconds(tmp_path: Path) -> None:
+    # No float holds 1711964646123456.789: differences must still be exact.
+    starts = ("1711964646123456.789", "1711964646123456.790", "1711964646123999.001")
+    path = trace_file(tmp_path, *(SOUND.replace("100.5", start).replace("2.25", "0.001") for start in starts))
+    trace = strict(merge_traces([path], tmp_path / "merged.json").path)
+    assert [event["ts"] for event in complete(trace)] == [0.0, 0.001, 542.212]
+    assert trace["baseTimeNanoseconds"] == 1711964646123456789
+
+
+def test_a_file_cut_short_is_merged_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json.gz")
+    cut = cut_file(write_trace(ddp_trace(1, 2).trace, tmp_path / "rank1.json.gz"), 0.6)
+    made = merge_traces([whole, cut], tmp_path / "merged.json")
+    assert {"gzip_damaged", "trace_truncated"} <= {finding.code for finding in made.findings}
+    assert 0 < made.ranks[1].events < made.ranks[0].events
+    strict(made.path)
+
+
+def test_an_event_that_partly_overlaps_gets_a_lane_and_takes_its_flow_along(tmp_path: Path) -> None:
+    first = '{"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 7, "tid": 8, "ts": 10, "dur": 20}'
+    second = first.replace('"ts": 10', '"ts": 25').replace("all_reduce", "broadcast")
+    inside = first.replace('"ts": 10, "dur": 20', '"ts": 12, "dur": 18').replace("all_reduce", "inside")
+    flow = '{"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 3, "pid": 7, "tid": 8, "ts": 25}'
+    path = trace_file(tmp_path, first, second, inside, flow)
+    made = merge_traces([path], tmp_path / "merged.json")
+    assert made.ranks[0].own_lanes == 1
+    trace = strict(made.path)
+    names = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    where = {(event["ph"], event["name"]): names[event["tid"]] for event in trace["traceEvents"] if event["ph"] in "Xs"}
+    assert where["X", "gloo:all_reduce"] == where["X", "gloo:inside"] == "thread 8"
+    assert where["X", "gloo:broadcast"] == where["s", "ac2g"] == "thread 8 (lane 2)"
+
+
+def test_lanes_by_hand() -> None:
+    # Track 0: [0, 10), in it [2, 10); [5, 12) leaves the first, so lane 1; [10, 11) follows the first. Track 1 is its own.
+    track = np.array([0, 0, 0, 0, 1])
+    start = np.array([0.0, 2.0, 5.0, 10.0, 6.0])
+    duration = np.array([10.0, 8.0, 7.0, 1.0, 20.0])
+    assert lanes(track, start, duration).tolist() == [0, 0, 1, 0, 0]
+    assert lanes(track, start + 1.7e15, duration).tolist() == [0, 0, 1, 0, 0]
+    assert lanes(track[:0], start[:0], duration[:0]).tolist() == []
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    good = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json.gz")
+    bad = tmp_path / "rank1.json"
+    bad.write_text("no trace")
+    output = tmp_path / "merged.json"
+    output.write_text("older")
+    with pytest.raises(DpscopeError, match=r"rank1\.json is not a torch\.profiler trace"):
+        merge_traces([good, bad], output)
+    assert output.read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "rank0.json.gz", "rank1.json"]

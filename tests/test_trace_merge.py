@@ -1,0 +1,258 @@
+"""Merged traces: sound for Perfetto, nothing lost, clocks where they belong, the same measures read from them."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.analysis.trace_merge import MergedTrace, merge_traces
+from tests.trace_generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
+from tests.trace_rules import violations
+
+ROOT = Path(__file__).parents[1]
+V100 = sorted((ROOT / "tests/data/v100x8_ddp_dlrm").glob("*.json.gz"))
+A100 = [ROOT / "tests/data/a100x2_ddp_resnet50_rank0.json.gz"]
+GLOO = sorted((ROOT / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces").glob("*.json.gz"))
+Event = dict[str, Any]
+
+
+def load(path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    loaded = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def merged(files: Sequence[Path], folder: Path) -> "Merged":
+    made = merge_traces(files, folder / "merged.json.gz")
+    trace = load(made.path)
+    assert violations(trace) == []
+    return trace, made
+
+
+Merged = tuple[dict[str, Any], MergedTrace]
+
+
+@pytest.fixture(scope="module")
+def v100(tmp_path_factory: pytest.TempPathFactory) -> Merged:
+    """The eight V100 ranks merged, named in the wrong order."""
+    return merged(list(reversed(V100)), tmp_path_factory.mktemp("v100"))
+
+
+def written(folder: Path, *traces: dict[str, Any]) -> list[Path]:
+    return [write_trace(trace, folder / f"rank{rank}.json.gz") for rank, trace in enumerate(traces)]
+
+
+def processes(trace: dict[str, Any]) -> dict[int, str]:
+    events = trace["traceEvents"]
+    return {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+
+
+def added(trace: dict[str, Any], track: str) -> dict[str, list[Event]]:
+    """The events of an added track, its further lanes among them, by the name of its process."""
+    events = trace["traceEvents"]
+    threads = {
+        event["tid"] for event in events if event["name"] == "thread_name" and event["args"]["name"].startswith(track)
+    }
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["tid"] in threads and event["cat"] == "dpscope":
+            found.setdefault(processes(trace)[event["pid"]], []).append(event)
+    return found
+
+
+def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
+    """What no merge may change of events: phase, category, name, duration and arguments that are no ids."""
+    ids = {"correlation", "External id", "wait_on_cuda_event_record_corr_id"}
+    return Counter(
+        (
+            event["ph"],
+            event.get("cat"),
+            event["name"],
+            round(float(event.get("dur", 0)), 3),
+            json.dumps({key: value for key, value in event.get("args", {}).items() if key not in ids}, sort_keys=True),
+        )
+        for event in events
+        if event["ph"] != "M" and event.get("cat") != "dpscope"
+    )
+
+
+@pytest.mark.parametrize("files", [V100, A100, GLOO], ids=["v100x8", "a100", "gloo"])
+def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path) -> None:
+    trace, made = merged(files, tmp_path)
+    check_contents(files, trace, made)
+    check_measures(files, made)
+
+
+def check_contents(files: list[Path], trace: dict[str, Any], made: MergedTrace) -> None:
+    originals = [load(file)["traceEvents"] for file in files]
+    assert contents(trace["traceEvents"]) == sum((contents(events) for events in originals), Counter())
+    assert [rank.events for rank in made.ranks] == [sum(event["ph"] != "M" for event in events) for events in originals]
+    assert made.findings == ()
+    for position, events in enumerate(originals):
+        of_rank = [event for event in trace["traceEvents"] if event.get("id", -1) // 10**10 == position]
+        for phase in "sf":  # each with the rank's position before its digits
+            ids = sorted((event["cat"], event["id"]) for event in events if event["ph"] == phase)
+            assert sorted((one["cat"], one["id"] % 10**10) for one in of_rank if one["ph"] == phase) == ids
+
+
+def check_measures(files: list[Path], made: MergedTrace) -> None:
+    before, after = analyze_traces(files), analyze_traces([made.path])
+    assert len(before.steps) > 0
+    assert len(before.collectives) > 0
+    # Times are rounded to the nanosecond once more: 0.002 us for the difference of two.
+    pd.testing.assert_frame_equal(before.steps, after.steps, rtol=0, atol=0.002)
+    columns = [
+        "rank",
+        "device",
+        "step",
+        "kind",
+        "sequence",
+        "bytes",
+        "group_size",
+        "duration_us",
+        "transfer_us",
+        "wait_us",
+    ]
+    pd.testing.assert_frame_equal(before.collectives[columns], after.collectives[columns], rtol=0, atol=0.002)
+
+
+def links(events: Sequence[Event]) -> tuple[int, int, int]:
+    """Kernels, those of them whose launch is there, and those that a flow arrives at."""
+    kernels = {event["args"]["correlation"] for event in events if event.get("cat") == "kernel"}
+    launches = {event["args"]["correlation"] for event in events if event.get("cat") == "cuda_runtime"}
+    flows = {event["id"] for event in events if event.get("cat") == "ac2g" and event["ph"] == "f"}
+    return len(kernels), len(kernels & launches), len(kernels & flows)
+
+
+def test_correlations_stay_with_their_launches_and_flows(v100: Merged) -> None:
+    each = [links(load(file)["traceEvents"]) for file in V100]
+    assert links(v100[0]["traceEvents"]) == tuple(sum(counts) for counts in zip(*each, strict=True))
+    assert min(each[0]) > 100
+
+
+def test_ranks_are_named_and_in_order(v100: Merged) -> None:
+    trace, _ = v100
+    order = {
+        event["pid"]: event["args"]["sort_index"]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_sort_index"
+    }
+    shown = [name for pid, name in sorted(processes(trace).items(), key=lambda item: order[item[0]])]
+    assert shown == [f"rank {rank} {part}" for rank in range(8) for part in ("CPU", f"GPU {rank}", "profiler")]
+    assert min(event["ts"] for event in trace["traceEvents"]) == 0
+
+
+def test_collectives_tell_size_and_bandwidth(v100: Merged) -> None:
+    trace, _ = v100
+    tracks = added(trace, "communication")
+    assert sorted(tracks) == [f"rank {rank} GPU {rank}" for rank in range(8)]
+    largest = [event for event in tracks["rank 0 GPU 0"] if event["name"] == "all_reduce 1.58 MB"]
+    assert len(largest) == 1
+    args = largest[0]["args"]
+    # 394,241 floats; the shortest of the eight lasts 86 us: 1,576,964 / 86 / 1e3 = 18.337 GB/s, times 2 x 7/8 = 32.089.
+    assert (args["bytes"], args["transfer_us"], args["group_size"], args["step"]) == (1576964, 86.0, 8, 10)
+    assert args["busbw_gbps"] == pytest.approx(32.089, abs=5e-4)
+    assert largest[0]["dur"] == args["transfer_us"] + args["wait_us"]
+
+
+def test_ends_of_one_collective_agree_across_ranks(v100: Merged) -> None:
+    trace, made = v100
+    ends = np.array(
+        [
+            [event["ts"] + event["dur"] for event in events]
+            for _, events in sorted(added(trace, "communication").items())
+        ]
+    )
+    assert ends.shape == (8, 8)
+    assert np.ptp(ends, axis=0).max() <= 7.0  # what tests/data/README.md found, without dpscope
+    worst = [rank.clock.worst_us for rank in made.ranks[1:]]
+    assert max(value for value in worst if value is not None) == np.abs(ends - ends[0]).max()
+
+
+def test_a_shifted_clock_is_found_to_the_nanosecond(tmp_path: Path) -> None:
+    # Rank 1 begins its backward 500 us late, and its clock is 1.234567891 s ahead.
+    shift_us = 1_234_567.891
+    late = relabel(ddp_trace(1, 2, DdpOptions(straggler=1)).trace, time_shift_us=shift_us)
+    files = written(tmp_path, ddp_trace(0, 2, DdpOptions(straggler=1)).trace, late)
+    trace, made = merged(files, tmp_path)
+    clock = made.ranks[1].clock
+    assert clock.moved_us == pytest.approx(-shift_us, abs=1e-6)
+    assert (clock.residual_us, clock.worst_us) == (0.0, 0.0)
+    # Three steps of three all-reduces each, of which all ends agree.
+    assert clock.collectives == 9
+    first = {name: events[0] for name, events in added(trace, "wait").items()}
+    # Rank 0's first bucket runs from 490 to 1050 and rank 1's from 990: 500 us of waiting, 60 of transfer.
+    assert list(first) == ["rank 0 GPU 0"]
+    assert first["rank 0 GPU 0"]["name"] == "wait all_reduce 6.00 MB"
+    assert first["rank 0 GPU 0"]["dur"] == 500.0
+    for events in added(trace, "transfer").values():
+        assert events[0]["dur"] == 60.0
+        assert events[0]["args"]["busbw_gbps"] == 100.0  # 6e6 B / 60 us, times 2 x 1/2
+    starts = {name: events[0]["ts"] for name, events in added(trace, "transfer").items()}
+    assert starts["rank 0 GPU 0"] == pytest.approx(starts["rank 1 GPU 1"], abs=1e-3)
+    wait = first["rank 0 GPU 0"]
+    assert wait["ts"] + wait["dur"] == pytest.approx(starts["rank 0 GPU 0"], abs=1e-3)
+
+
+def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> None:
+    options = DdpOptions(communication=False)
+    shifted = relabel(ddp_trace(1, 2, options).trace, time_shift_us=2500.0)
+    trace, made = merged(written(tmp_path, ddp_trace(0, 2, options).trace, shifted), tmp_path)
+    assert "clocks_as_recorded" in [finding.code for finding in made.findings]
+    assert made.ranks[1].clock.moved_us == 0.0
+    begins = {
+        processes(trace)[event["pid"]]: event["ts"]
+        for event in trace["traceEvents"]
+        if event["name"] == "ProfilerStep#5"
+    }
+    assert begins["rank 1 CPU"] - begins["rank 0 CPU"] == pytest.approx(2500.0, abs=1e-3)
+
+
+def test_one_process_on_two_devices(tmp_path: Path) -> None:
+    generated = dp_trace(devices=2, transport="peer_copy")
+    trace, made = merged(written(tmp_path, generated.trace), tmp_path)
+    names = set(processes(trace).values())
+    assert {"rank 0 CPU", "rank 0 GPU 0", "rank 0 GPU 1"} <= names
+    assert made.ranks[0].clock.collectives == 0
+    copies = added(trace, "peer copies")
+    originals = [event for event in generated.trace["traceEvents"] if "PtoP" in event["name"]]
+    assert sum(len(events) for events in copies.values()) == len(originals) > 0
+    sizes = Counter(event["args"]["bytes"] for events in copies.values() for event in events)
+    assert sizes == Counter(event["args"]["bytes"] for event in originals)
+
+
+def test_dp_by_nccl_has_communication_on_every_device(tmp_path: Path) -> None:
+    trace, _ = merged(written(tmp_path, dp_trace(devices=2).trace), tmp_path)
+    tracks = added(trace, "communication")
+    assert sorted(tracks) == ["rank 0 GPU 0", "rank 0 GPU 1"]
+    assert {event["args"]["kind"] for events in tracks.values() for event in events} == {"broadcast", "reduce"}
+    assert added(trace, "transfer") == {}  # rooted collectives do not synchronise
+
+
+def test_gloo_on_two_ranks(tmp_path: Path) -> None:
+    shift_us = -40_000.25
+    files = written(tmp_path, gloo_trace(0, 2).trace, relabel(gloo_trace(1, 2).trace, time_shift_us=shift_us))
+    trace, made = merged(files, tmp_path)
+    assert made.ranks[1].clock.moved_us == -shift_us
+    tracks = added(trace, "communication")
+    assert [len(tracks[f"rank {rank} CPU"]) for rank in (0, 1)] == [15, 15]  # three steps of five works
+    lanes = {event["tid"] for event in tracks["rank 0 CPU"]}
+    assert len(lanes) == 2  # its workers' works overlap
+
+
+def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
+    trace, _ = merged(GLOO, tmp_path)
+    original = load(GLOO[0])
+    step = next(event for event in original["traceEvents"] if event["name"] == "ProfilerStep#2" and event["ph"] == "X")
+    same = next(event for event in trace["traceEvents"] if event["name"] == "ProfilerStep#2" and event["ph"] == "X")
+    # 4359019... us after a base of whole seconds; compared as nanoseconds since 1970, which are whole numbers.
+    recorded = original["baseTimeNanoseconds"] + round(step["ts"] * 1000)
+    assert trace["baseTimeNanoseconds"] + round(same["ts"] * 1000) == recorded
