@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from dpscope.launch import cli_options as options
-from dpscope.launch.cli_learning import equal
+from dpscope.launch.cli_learning import equal, train
 from dpscope.profiling.run_store import DpscopeError, is_run_folder
 from dpscope.profiling.train_store import holds_epochs
 
@@ -270,6 +270,7 @@ def doctor() -> None:
     raise typer.Exit(0 if print_checks(run_doctor(), Console()) else 1)
 
 
+app.command()(train)
 app.command()(equal)
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""The commands about learning: `dpscope train`. With launch/cli.py the only modules that join launch and analysis."""
+"""The commands about learning: `dpscope train` and `dpscope equal`. They join launch and analysis as launch/cli.py does."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from dpscope.launch import cli_options as options
+
+if TYPE_CHECKING:
+    from dpscope.profiling.train_types import TrainConfig
+    from dpscope.profiling.training_mirror import TrainingMirror
 
 
 def train(
@@ -45,6 +49,9 @@ def train(
     accumulate: options.Accumulate = None,
     broadcast_buffers: options.BroadcastBuffers = None,
     config: options.Config = None,
+    target_accuracy: options.TargetAccuracy = None,
+    wandb: options.Wandb = False,
+    wandb_online: options.WandbOnline = False,
     out: Annotated[Path, typer.Option(help="the run folder; what is trained there is kept")] = options.DEFAULT_OUT,
     fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False,
 ) -> None:
@@ -53,8 +60,66 @@ def train(
     from dpscope.launch.train_config import load_train_config
     from dpscope.launch.train_sweep import run_trainings
 
-    outcome = run_trainings(load_train_config(config, flags), out, fresh, Console())
-    raise typer.Exit(0 if outcome.ok else 1)
+    options.check_numbers(None, target_accuracy=target_accuracy)
+    settings = load_train_config(config, flags)
+    console = Console()
+    outcome = run_trainings(settings, out, fresh, console, _mirrors(out, settings, wandb, wandb_online))
+    from dpscope.analysis.training_report import show_training
+
+    sound = show_training(out, target_accuracy, console)
+    raise typer.Exit(0 if outcome.ok and sound else 1)
 
 
-_NOT_SETTINGS = ("config", "out", "fresh")
+def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "list[TrainingMirror]":
+    """Where epochs are shown while they are trained: TensorBoard, and wandb if asked for."""
+    from dpscope.profiling.training_event_log import training_events
+    from dpscope.profiling.wandb_mirror import wandb_mirror
+
+    shown = [training_events(out, settings)]
+    return [*shown, wandb_mirror(out, settings, online)] if wandb or online else shown
+
+
+_NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "fresh")
+
+
+def equal(
+    strategy: options.Strategy = None,
+    devices: options.Devices = None,
+    batch_size: Annotated[str | None, typer.Option(help="of a step over all devices")] = None,
+    steps: options.Steps = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = None,
+    samples: options.Samples = None,
+    workers: options.Workers = None,
+    lr: options.Lr = None,
+    momentum: options.Momentum = None,
+    weight_decay: options.WeightDecay = None,
+    seed: options.Seed = None,
+    timeout: options.Timeout = None,
+    device: options.Device = None,
+    accumulate: options.Accumulate = None,
+    precision: Annotated[
+        Literal["float64", "float32"], typer.Option(help="float64 tells rounding from mistakes best")
+    ] = "float64",
+    freeze_batch_norm: Annotated[bool, typer.Option("--freeze-batch-norm", help="no batch statistics")] = False,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm", help="DDP: statistics of the global batch")
+    ] = False,
+    output_format: Annotated[Literal["table", "json"], typer.Option("--format", help="what to print")] = "table",
+    out: Annotated[Path, typer.Option(help="a run folder")] = options.DEFAULT_OUT,
+) -> None:
+    """Train a few steps under every strategy from one seed; say whether, where and why they differ."""
+    flags = {name: value for name, value in locals().items() if name not in _NOT_OF_EQUAL and value is not None}
+    from dpscope.launch.equality_jobs import run_equality
+    from dpscope.launch.equality_settings import equality_settings
+
+    console = Console()
+    run_equality(equality_settings(flags, precision, freeze_batch_norm, sync_batch_norm), out, console)
+    from dpscope.analysis.equality_output import show_equality
+
+    raise typer.Exit(0 if show_equality(out, output_format, console) else 1)
+
+
+_NOT_OF_EQUAL = ("precision", "freeze_batch_norm", "sync_batch_norm", "output_format", "out")

@@ -18,7 +18,8 @@ BatchSize = Annotated[
 ]
 Scaling = Annotated[str | None, typer.Option(help="weak, strong or both")]
 Model = Annotated[
-    str | None, typer.Option(help="resnet18_cifar, a torchvision model, or your own package.module:function")
+    str | None,
+    typer.Option(help="resnet18_cifar, resnet8_cifar, a torchvision model, or your own package.module:function"),
 ]
 Data = Annotated[str | None, typer.Option(help="synthetic, fake, digits or cifar10")]
 DataDir = Annotated[str | None, typer.Option(help="where cifar10 lies")]
@@ -54,6 +55,28 @@ BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
 Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
 WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
+
+GlobalBatchSize = Annotated[
+    str | None, typer.Option(help="of a step over all devices (strong) or per device (weak): 32")
+]
+TrainScaling = Annotated[str | None, typer.Option(help="strong: same global batch everywhere; weak: it grows")]
+TrainEpochs = Annotated[int | None, typer.Option("--epochs", help="epochs of every training")]
+Seeds = Annotated[str | None, typer.Option(help="0,1,2: a training of every cell with each")]
+TrainModel = Annotated[
+    str | None,
+    typer.Option("--model", help="resnet8_cifar, resnet18_cifar, a torchvision model, or package.module:function"),
+]
+TrainData = Annotated[str | None, typer.Option("--data", help="digits, cifar10 or fake")]
+Augment = Annotated[bool | None, typer.Option("--augment/--no-augment", help="random shifts, and flips of cifar10")]
+FakeSamples = Annotated[int | None, typer.Option("--samples", help="samples an epoch of fake data")]
+LearningRateScaling = Annotated[str | None, typer.Option(help="none, sqrt or linear in the growth of the global batch")]
+WarmupEpochs = Annotated[int | None, typer.Option(help="epochs over which the learning rate grows, step by step")]
+Milestones = Annotated[str | None, typer.Option(help="6,8: epochs after which it is multiplied by gamma")]
+Gamma = Annotated[float | None, typer.Option(help="factor at every milestone")]
+LabelSmoothing = Annotated[float | None, typer.Option(help="of the training loss, 0 for none")]
+EvalBatchSize = Annotated[int | None, typer.Option(help="samples a device tests at a time")]
+TrainTimeout = Annotated[float | None, typer.Option("--timeout", help="seconds one training may take")]
+
 LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]

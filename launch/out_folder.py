@@ -8,11 +8,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.equality_types import EQUALITY_NAME
+from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, is_run_folder
+from dpscope.profiling.train_store import TRAIN_LOG_NAME, TRAININGS_NAME, is_train_folder
 
 LOCK_NAME = ".lock"
 
+_FOLDERS = ("cells", "report", TRAININGS_NAME, "tensorboard", "wandb")
+_STEMS = tuple(Path(name).stem for name in (CALIBRATION_NAME, EQUALITY_NAME, TRAIN_LOG_NAME))
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as file systems over a network answer
+
+
+def check_is_ours(out: Path) -> None:
+    """Raise DpscopeError unless `out` can be written to and holds nothing, or what dpscope's commands write."""
+    check_writable(out)
+    if is_run_folder(out) or is_train_folder(out) or not out.exists():
+        return
+    if not out.is_dir() or any(map(_is_foreign, out.iterdir())):
+        raise DpscopeError(f"--out {out}: exists and is not a run folder; name another")
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is none that a command, or one that was killed while it began or began afresh, leaves."""
+    if path.name in _FOLDERS:
+        return not (path.parent / LOCK_NAME).exists()
+    return path.name != LOCK_NAME and path.stem not in _STEMS
 
 
 def check_writable(out: Path) -> None:

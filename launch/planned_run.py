@@ -15,7 +15,7 @@ from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.estimate import BASIS, CellEstimate, estimate_cell, estimate_findings
 from dpscope.launch.hand_command import hand_command
 from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
-from dpscope.launch.out_folder import LOCK_NAME, check_writable
+from dpscope.launch.out_folder import check_is_ours
 from dpscope.launch.plan import (
     OWN_MODELS,
     make_plan,
@@ -25,8 +25,7 @@ from dpscope.launch.plan import (
 )
 from dpscope.launch.progress import duration_text
 from dpscope.launch.torchrun import torchrun_command
-from dpscope.profiling.equality_types import EQUALITY_NAME
-from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, RunFolder, is_run_folder
+from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder
 from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
 
 
@@ -114,10 +113,8 @@ def _planned_job(
 
 
 def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
-    check_writable(run.path)
+    check_is_ours(run.path)
     if not is_run_folder(run.path):
-        if run.path.exists() and (not run.path.is_dir() or any(map(_is_foreign, run.path.iterdir()))):
-            raise DpscopeError(f"--out {run.path}: exists and is not a run folder; name another")
         return
     if fresh:
         return
@@ -128,13 +125,6 @@ def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
                 f"--out {run.path}: holds a run with {field} = {getattr(had, field)}, not "
                 f"{getattr(config, field)}; use the same settings to resume it, --fresh to redo it, or another --out"
             )
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether a file is none that another command, or a run killed while it began or began afresh, leaves."""
-    if path.name in ("cells", "report"):
-        return not (path.parent / LOCK_NAME).exists()
-    return path.name != LOCK_NAME and path.stem not in (Path(CALIBRATION_NAME).stem, Path(EQUALITY_NAME).stem)
 
 
 def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False) -> PlanDescription:

@@ -12,14 +12,14 @@ from rich.text import Text
 from dpscope.launch.attended_job import follow_job, outcome_of, tell_survivors
 from dpscope.launch.job_files import remove_job_files
 from dpscope.launch.job_outcome import JobOutcome
-from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, new_manifest
+from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, check_same_machine, new_manifest
 from dpscope.launch.out_folder import locked
 from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
 from dpscope.launch.progress import SweepProgress
 from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.torchrun import TorchrunJob, end_leftovers
-from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder, write_json
-from dpscope.profiling.run_types import Cell, CellResult, CellStatus, Environment, Manifest, RunConfig
+from dpscope.profiling.run_store import RunFolder, is_run_folder, write_json
+from dpscope.profiling.run_types import Cell, CellResult, CellStatus, Manifest, RunConfig
 
 __all__ = ["SweepOutcome", "describe_plan", "run_sweep"]
 
@@ -80,28 +80,12 @@ def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:
         write_json(run.manifest_path, manifest)
         return manifest
     had = run.manifest()
-    then, now = _machine(had.environment), _machine(manifest.environment)
-    for name in then:
-        if then[name] != now[name]:
-            raise DpscopeError(
-                f"--out {run.path}: begun with {name} {then[name]}, this is {now[name]}: its cells would not "
-                "compare; use --fresh to redo it, or another --out"
-            )
+    check_same_machine(run.path, had.environment, manifest.environment)
     changed = {field: getattr(description.config, field) for field in FIELDS_OF_THE_SWEEP}
     kept = msgspec.structs.replace(had, config=msgspec.structs.replace(had.config, **changed))
     if kept != had:
         write_json(run.manifest_path, kept)
     return kept
-
-
-def _machine(environment: Environment) -> dict[str, object]:
-    """What must be the same for cells to compare."""
-    return {
-        "processor": environment.cpu_name,
-        "cores": environment.cpu_count,
-        "torch": environment.torch_version,
-        "GPUs": [state.name for state in environment.accelerators],
-    }
 
 
 class _Sweep:
@@ -134,7 +118,7 @@ class _Sweep:
         """Measure one repeat, or record why not."""
         folder = self._run.repeat(job.cell, job.repeat)
         folder.clear()
-        self._progress.start(index + 1, job.cell.name, job.repeat, self._time_left_s(index))
+        self._progress.start(index + 1, f"{job.cell.name} repeat {job.repeat}", self._time_left_s(index))
         reason = self._reason_to_skip(job.cell)
         started = time.monotonic()
         outcome = self._run_job(job) if reason is None else JobOutcome(status="skipped", message=reason)
@@ -146,7 +130,7 @@ class _Sweep:
             assert result is not None
         else:
             result = self._record_failure(job, outcome, took_s)
-        self._progress.finish(result)
+        self._progress.finish(result.status, result.duration_s, result.message)
         return result
 
     def _run_job(self, job: PlannedJob) -> JobOutcome:

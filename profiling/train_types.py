@@ -113,6 +113,7 @@ class TrainResult(_Stored, frozen=True):
     epochs: int  # trained
     duration_s: float  # of the job that ended it, start of torchrun to its end
     parameter_count: int | None = None
+    findings: tuple[Finding, ...] = ()  # such as what differs since it was resumed under other conditions
     message: str = ""  # why it is not ok, in one line
     log_tail: tuple[str, ...] = ()
 

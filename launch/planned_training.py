@@ -1,0 +1,131 @@
+"""What `dpscope train` would do on this machine, before it does anything: cells, seeds, commands. Imports no torch."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from dpscope.launch.data_files import check_data
+from dpscope.launch.devices import DeviceType, resolve_devices
+from dpscope.launch.out_folder import check_is_ours
+from dpscope.launch.plan import OWN_MODELS, threads_per_process
+from dpscope.launch.planned_run import check_model_here
+from dpscope.launch.run_config import flag_name, shown
+from dpscope.launch.torchrun import torchrun_prefix
+from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell, Finding, RunConfig
+from dpscope.profiling.train_store import TrainFolder, TrainingFolder, is_train_folder
+from dpscope.profiling.train_types import PlannedTraining, TrainConfig
+
+MAY_CHANGE = ("seeds", "epochs")
+"""Settings of learning that may change when trainings are added or go on: rates do not depend on them."""
+RUN_FIELDS_THAT_MAY_CHANGE = ("timeout_s", "download")
+
+
+@dataclass(frozen=True)
+class PlannedTrainJob:
+    """One training: a cell with a seed, and the command that trains it."""
+
+    cell: Cell
+    seed: int
+    folder: TrainingFolder
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name} seed {self.seed}"
+
+    def done(self, epochs: int) -> bool:
+        """Whether it has been trained for that many epochs."""
+        result = self.folder.result()
+        return result is not None and result.status == "ok" and result.epochs >= epochs
+
+
+@dataclass(frozen=True)
+class TrainDescription:
+    """What `dpscope train` would do, before it does anything."""
+
+    config: TrainConfig  # nothing left to choose
+    device_type: DeviceType
+    threads_per_process: int
+    plan: tuple[PlannedTraining, ...]
+    jobs: tuple[PlannedTrainJob, ...]  # in the order in which they run: seed by seed
+    findings: tuple[Finding, ...]
+
+
+def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False) -> TrainDescription:
+    """What `run_trainings` would do; starts and writes nothing. Raises DpscopeError for what cannot be trained."""
+    devices = resolve_devices(config.run.device)
+    resolved = resolve_training(config, devices)
+    check_data(resolved.run)
+    if resolved.run.model not in OWN_MODELS:
+        check_model_here(resolved.run.model)
+    folder = TrainFolder(out)
+    check_is_ours(out)
+    if is_train_folder(out) and not fresh:
+        _check_same_settings(folder, resolved)
+    plan = make_train_plan(resolved, devices.kind)
+    return TrainDescription(
+        config=resolved,
+        device_type=devices.kind,
+        threads_per_process=threads_per_process(resolved.run),
+        plan=plan,
+        jobs=tuple(
+            _planned_job(folder, one.cell, seed)
+            for seed in resolved.seeds
+            for one in plan
+            if one.planned.skip_reason is None
+        ),
+        findings=train_findings(resolved, plan, devices.kind),
+    )
+
+
+def _planned_job(folder: TrainFolder, cell: Cell, seed: int) -> PlannedTrainJob:
+    training = folder.training(cell, seed)
+    worker = ("-m", "dpscope.launch.train_worker", "--out", str(folder.path), "--cell", cell.name, "--seed", str(seed))
+    return PlannedTrainJob(
+        cell=cell, seed=seed, folder=training, command=(*torchrun_prefix(cell.processes, training), *worker)
+    )
+
+
+def _check_same_settings(folder: TrainFolder, config: TrainConfig) -> None:
+    """Raise DpscopeError, naming the setting, unless what is trained now belongs to what was trained before."""
+    had = folder.manifest().config
+    run_fields = [field for field in RunConfig.__struct_fields__ if field not in RUN_FIELDS_THAT_MAY_CHANGE]
+    fields = [field for field in TrainConfig.__struct_fields__ if field not in (*MAY_CHANGE, "run")]
+    pairs = [
+        *((field, getattr(had.run, field), getattr(config.run, field)) for field in run_fields),
+        *((field, getattr(had, field), getattr(config, field)) for field in fields),
+    ]
+    for field, then, now in pairs:
+        if then != now:
+            raise DpscopeError(
+                f"--out {folder.path}: holds trainings with {flag_name(field)} {shown(then)}, not {shown(now)}; use the "
+                "same settings to go on, --fresh to begin anew, or another --out"
+            )
+
+
+def print_train_plan(description: TrainDescription, console: Console) -> None:
+    """Print the cells that are trained, with what they learn from and how."""
+    config = description.config
+    table = Table(Column("cell", overflow="fold"), "devices", "global batch", "learning rate", "seeds", "done")
+    for one in description.plan:
+        jobs = [job for job in description.jobs if job.cell == one.cell]
+        if one.planned.skip_reason is not None:
+            console.print(Text(f"{one.cell.name} is left out: {one.planned.skip_reason}"), soft_wrap=True)
+            continue
+        done = sum(job.done(config.epochs) for job in jobs)
+        numbers = (one.cell.devices, one.cell.global_batch_size, f"{one.learning_rate:g}", len(jobs), done)
+        table.add_row(one.cell.name, *(str(number) for number in numbers))
+    console.print(table)
+    console.print(
+        f"{config.run.model} on {config.run.data}, {config.epochs} epochs of {description.plan[0].train_samples} samples; "
+        f"{description.device_type}, {description.threads_per_process} thread(s) a process, Python {sys.version.split()[0]}.",
+        soft_wrap=True,
+    )
+    for finding in description.findings:
+        console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)

@@ -1,0 +1,47 @@
+"""Makes and extends the manifest of trainings. Imports torch only when asked to make one."""
+
+import importlib.metadata
+from datetime import UTC, datetime
+
+import msgspec
+
+from dpscope.launch.manifest import check_same_machine
+from dpscope.launch.planned_training import TrainDescription
+from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
+from dpscope.profiling.run_store import write_json
+from dpscope.profiling.train_store import TrainFolder, is_train_folder
+from dpscope.profiling.train_types import TRAIN_SCHEMA_VERSION, TrainManifest
+
+
+def open_train_manifest(folder: TrainFolder, description: TrainDescription) -> TrainManifest:
+    """The folder's manifest, written if this is the beginning, or adds seeds or epochs to trainings that are there.
+
+    Raises DpscopeError when they were begun on another machine.
+    """
+    manifest = _new(description)
+    if is_train_folder(folder.path):
+        had = folder.manifest()
+        check_same_machine(folder.path, had.environment, manifest.environment)
+        seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
+        manifest = msgspec.structs.replace(
+            had, config=msgspec.structs.replace(manifest.config, seeds=seeds), findings=manifest.findings
+        )
+    write_json(folder.manifest_path, manifest)
+    return manifest
+
+
+def _new(description: TrainDescription) -> TrainManifest:
+    devices = description.config.run.devices
+    assert devices is not None
+    environment = collect_environment(open_nvml() if description.device_type == "cuda" else None)
+    return TrainManifest(
+        schema_version=TRAIN_SCHEMA_VERSION,
+        dpscope_version=importlib.metadata.version("dpscope"),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=description.config,
+        device_type=description.device_type,
+        threads_per_process=description.threads_per_process,
+        environment=environment,
+        plan=description.plan,
+        findings=(*device_findings(environment.accelerators[: max(devices)]), *description.findings),
+    )

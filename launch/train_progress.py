@@ -1,0 +1,103 @@
+"""What trainings show and store while they run: a line per epoch, and train.json. Imports no torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from dpscope.launch.planned_training import PlannedTrainJob
+from dpscope.launch.progress import SweepProgress
+from dpscope.profiling.run_store import write_json
+from dpscope.profiling.run_types import Finding
+from dpscope.profiling.train_store import TrainFolder
+from dpscope.profiling.train_types import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog
+
+
+class EpochMirror(Protocol):
+    """Shows epochs elsewhere, such as in TensorBoard."""
+
+    def write(self, records: Sequence[EpochRecord]) -> None:
+        """Take all epochs of one training so far; those that were taken before are known."""
+
+    def close(self) -> None:
+        """No epoch follows."""
+
+
+class TrainLogFile:
+    """train.json: every epoch of every training of a run folder, in the order of the plan."""
+
+    def __init__(self, folder: TrainFolder, jobs: Sequence[PlannedTrainJob]) -> None:
+        """Begins with what earlier calls trained."""
+        self._path = folder.log_path
+        self._epochs = {job.name: job.folder.epochs() for job in jobs}
+        self._findings: list[Finding] = []
+
+    def add(self, findings: Sequence[Finding]) -> None:
+        """Findings on all of it."""
+        self._findings += findings
+
+    def update(self, job: PlannedTrainJob, records: Sequence[EpochRecord]) -> None:
+        """Set the epochs of one training, and write the file."""
+        self._epochs[job.name] = list(records)
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
+        epochs = tuple(record for records in self._epochs.values() for record in records)
+        log = TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=epochs, findings=tuple(self._findings))
+        write_json(self._path, log)
+
+
+class TrainingWatch:
+    """Follows one running training by its file of epochs."""
+
+    def __init__(
+        self,
+        job: PlannedTrainJob,
+        epochs: int,
+        progress: SweepProgress,
+        console: Console,
+        on_epochs: Callable[[Sequence[EpochRecord]], None],
+    ) -> None:
+        """`epochs` is how many there will be; `on_epochs` gets all so far whenever there is a new one."""
+        self._job = job
+        self._epochs = epochs
+        self._progress = progress
+        self._console = console
+        self._on_epochs = on_epochs
+        self._known = len(job.folder.epochs())
+        self._changed_ns = -1
+
+    def state(self, state: str | None) -> None:
+        """Called many times a second with the job's own state: look whether there is a new epoch."""
+        records = self._new_records()
+        if records:
+            for record in records[self._known :]:
+                if not self._console.is_terminal:
+                    self._console.print(Text(f"{self._job.name} {epoch_line(record, self._epochs)}"), soft_wrap=True)
+            self._known = len(records)
+            self._on_epochs(records)
+        self._progress.state(f"epoch {self._known + 1} of {self._epochs}" if state == "training" else state)
+
+    def _new_records(self) -> list[EpochRecord]:
+        """All epochs, if their file has changed."""
+        path = self._job.folder.epochs_path
+        changed_ns = path.stat().st_mtime_ns if path.exists() else -1
+        if changed_ns == self._changed_ns:
+            return []
+        self._changed_ns = changed_ns
+        return self._job.folder.epochs()
+
+
+def epoch_line(record: EpochRecord, epochs: int) -> str:
+    """An epoch in one line."""
+    return (
+        f"epoch {record.epoch}/{epochs}: train loss {_loss(record.train_loss)}, {record.train_accuracy:.2f}%; "
+        f"test loss {_loss(record.test_loss)}, {record.test_accuracy:.2f}%; learning rate {record.learning_rate:.4g}; "
+        f"{record.train_s:.2f} s, test {record.evaluation_s:.2f} s"
+    )
+
+
+def _loss(loss: float | None) -> str:
+    return "NA (not finite)" if loss is None else f"{loss:.4f}"
