@@ -25,6 +25,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed .venv-bench/.installed
 	$(BIN)/python benchmarks/trace_reading.py --gib --hta-python .venv-bench/bin/python
 	$(BIN)/python benchmarks/tracer_cost.py
+	$(BIN)/python benchmarks/prediction.py
 
 .venv-bench/.installed:
 	$(PYTHON) -m venv .venv-bench
