@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.calibration_fit import find_fit, predict_us
-from dpscope.analysis.figure_style import COLOURS, STYLE
+from dpscope.analysis.figure_style import COLOURS, STYLE, bandwidth_axes
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.profiling.calibration_types import Calibration, CalibrationPoint, CollectiveFit
 from dpscope.profiling.link_types import LinkRate
 
 _CURVE_POINTS = 200
-_CURVE: dict[str, Any] = {"color": COLOURS["ddp"], "linewidth": 1.2}
+_CURVE: dict[str, Any] = {"color": COLOURS["predicted"], "linewidth": 1.2}
 _BOUND: dict[str, Any] = {"color": COLOURS["ring"], "linestyle": "--", "linewidth": 1.2}
 _LINK: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0}
 _BREAK: dict[str, Any] = {"color": COLOURS["idle"], "linewidth": 0.8}
@@ -66,13 +66,21 @@ def _panel(axes: Axes, points: list[CalibrationPoint], fit: CollectiveFit | None
         fmt="o",
         markersize=3,
         linewidth=0.8,
-        color=COLOURS["exposed"],
+        color=COLOURS["transfer"],
         label="measured (range)",
     )
+    draw_models(axes, (sizes.min(), sizes.max()), factor, fit, link)
+    bandwidth_axes(axes)
+
+
+def draw_models(
+    axes: Axes, sizes: tuple[float, float], factor: float, fit: CollectiveFit | None, link: LinkRate | None
+) -> None:
+    """Bus bandwidth between two sizes by a fit, by the ring at the link's rate, and the link's rate itself."""
     if fit is not None:
-        curve = np.geomspace(sizes.min(), sizes.max(), _CURVE_POINTS)
+        curve = np.geomspace(*sizes, _CURVE_POINTS)
         fitted = np.array([predict_us(fit, size).time_us for size in curve])
-        axes.plot(curve, curve * factor / fitted / 1e3, label="fit", **_CURVE)
+        axes.plot(curve, curve * factor / fitted / 1e3, label="calibration's fit", **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
         if link is not None:
@@ -80,8 +88,4 @@ def _panel(axes: Axes, points: list[CalibrationPoint], fit: CollectiveFit | None
             axes.plot(curve, curve * factor / bound_us / 1e3, label="ring at the link's rate", **_BOUND)
     if link is not None:
         axes.axhline(link.gbps, label="link's specification", **_LINK)
-        axes.annotate(f"{link.name}, {link.gbps:.4g} GB/s", (sizes.min(), link.gbps), fontsize=7, va="bottom")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("size [B]")
-    axes.set_ylabel("bus bandwidth [GB/s]")
+        axes.annotate(f"{link.name}, {link.gbps:.4g} GB/s", (sizes[0], link.gbps), fontsize=7, va="bottom")

@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
+from dpscope.analysis.units import show_bytes
+
+# Okabe and Ito's palette, told apart by colour-blind readers; for DataParallel's phases others of 3:1 or more on white and
+# on the page's dark ground.
 COLOURS = {
     "compute": "#0072B2",
     "exposed": "#D55E00",
@@ -15,16 +21,30 @@ COLOURS = {
     "forward": "#56B4E9",
     "backward": "#0072B2",
     "optimizer": "#009E73",
-    "single": "#555555",
+    "data": "#999999",
+    "scatter": "#C77C3A",
+    "replicate": "#B5366F",
+    "parallel_apply": "#4F97C4",
+    "gather": "#7F8F2A",
+    "loss_backward": "#0072B2",
+    "gradient_reduce": "#8C6BD1",
+    "host_copies": "#CC79A7",
+    "wait": "#BBBBBB",
+    "whole": "#777777",
+    "single": "#777777",
     "dp": "#D55E00",
     "dp-host": "#D55E00",
     "ddp": "#0072B2",
     "transfer": "#009E73",
     "same_local_batch": "#CC79A7",
-    "ideal_split": "#F0E442",
+    "ideal_split": "#8C6BD1",
     "same_total": "#999999",
     "ring": "#56B4E9",
+    "predicted": "#CC6677",
+    "target": "#009E73",
+    "tracer": "#999999",
 }
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -35,6 +55,7 @@ STYLE: Any = {
     "font.size": 9.0,
     "legend.frameon": False,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.hashsalt": "dpscope",
 }
 
@@ -43,3 +64,29 @@ def new_figure(rows: int, width: float = 7.5, columns: int = 1, row_height: floa
     """A figure as high as its rows need, with its axes side by side."""
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+
+
+def bandwidth_axes(axes: Axes) -> None:
+    """Message sizes and bandwidths on logarithmic scales, their ticks in plain words."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        _few_ticks(axis)
+    axes.set_xlabel("message size")
+    axes.set_ylabel("bus bandwidth [GB/s]")
+
+
+def _few_ticks(axis: Axis) -> None:
+    """Powers of ten; below two decades also their double and fivefold."""
+    low, high = axis.get_view_interval()
+    narrow = low > 0 and np.log10(high / low) < 2
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+
+
+def _plain_bytes(size: float) -> str:
+    """A size without needless decimals."""
+    number, _, unit = show_bytes(size).partition(" ")
+    return f"{float(number):g} {unit}"

@@ -1,18 +1,20 @@
-"""The report folder: comparison.csv, comparison.md, report.html, figures as PNG. Written from a loaded run alone."""
+"""The report folder: comparison.csv, comparison.md, report.html, figures. Written from a loaded run alone."""
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-
-import jinja2
 
 from dpscope.analysis import figures, tables
 from dpscope.analysis.columns import COLUMNS
 from dpscope.analysis.comparison import Comparison, compare
+from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.findings import conclusions
+from dpscope.analysis.headline import best_sentence
+from dpscope.analysis.report_page import Page, PageFigure, page_sections, render_page
+from dpscope.analysis.report_setting import environment_facts, setting_of
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import sentence, show_bytes
+from dpscope.analysis.timeline_view import timeline_views
+from dpscope.analysis.units import sentence
 from dpscope.profiling.calibration_types import Calibration
 from dpscope.profiling.run_store import write_bytes, write_text
 from dpscope.profiling.run_types import Finding
@@ -20,11 +22,12 @@ from dpscope.profiling.run_types import Finding
 
 @dataclass(frozen=True)
 class Report:
-    """What a run says: its comparison, its findings, and where the files are once written."""
+    """What a run says: its comparison, its findings, and what its predictions rest on."""
 
     run: RunData
     comparison: Comparison
     findings: tuple[Finding, ...]
+    sources: CostSources
 
     @property
     def sound(self) -> bool:
@@ -40,20 +43,40 @@ def make_report(
 ) -> Report:
     """Compare and conclude; nothing is written. What `link_gbps` and `calibration` are, `comparison.compare` tells."""
     comparison = compare(run, link_gbps, calibration, target_efficiency)
-    return Report(run, comparison, tuple(conclusions(run, comparison)))
+    return Report(run, comparison, tuple(conclusions(run, comparison)), CostSources(link_gbps, calibration))
 
 
 def write_report(report: Report) -> Path:
     """Write the report folder of the run; returns the page's path."""
     folder = report.run.folder.report_path
-    drawn = figures.draw_all(report.run, report.comparison)
+    drawn = figures.draw_all(report.run, report.comparison, report.sources)
+    svg = {name: figures.to_svg(figure) for name, figure in drawn.items()}
     for name, figure in drawn.items():
         write_bytes(folder / "figures" / f"{name}.png", figures.to_png(figure))
+        write_text(folder / "figures" / f"{name}.svg", svg[name])
+        write_bytes(folder / "figures" / f"{name}.pdf", figures.to_pdf(figure))
     write_text(folder / "comparison.csv", tables.comparison_csv(report.comparison))
     write_text(folder / "comparison.md", render_markdown(report))
     page = folder / "report.html"
-    write_text(page, render_html(report, {name: figures.to_svg(figure) for name, figure in drawn.items()}))
+    write_text(page, render_page(make_page(report, svg)))
     return page
+
+
+def make_page(report: Report, svg: dict[str, str]) -> Page:
+    """The page's content from a report and its drawn figures."""
+    drawn = {name: PageFigure(name, figures.for_page(name, text), figures.CAPTIONS[name]) for name, text in svg.items()}
+    views = timeline_views(report.run)
+    shown = report_tables(report.run, report.comparison)
+    return Page(
+        name=report.run.folder.path.name,
+        headline=headline(report),
+        setting=setting(report),
+        environment=tuple(environment_facts(report.run)),
+        findings=report.findings,
+        sections=tuple(page_sections(report.comparison, shown, drawn, views)),
+        timelines=views,
+        definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
+    )
 
 
 def text_tables(report: Report) -> list[tables.TextTable]:
@@ -63,11 +86,12 @@ def text_tables(report: Report) -> list[tables.TextTable]:
 
 def headline(report: Report) -> str:
     """The one sentence to take away."""
-    for code in ("strategy_gap", "communication_measured"):
-        for finding in report.findings:
-            if finding.code == code:
-                return finding.message
-    return "No comparison could be made; see the findings."
+    return best_sentence(report.comparison, report.findings)
+
+
+def setting(report: Report) -> str:
+    """What was measured where, in one paragraph."""
+    return setting_of(report.run)
 
 
 def render_markdown(report: Report) -> str:
@@ -82,53 +106,3 @@ def render_markdown(report: Report) -> str:
         )
     )
     return "\n".join(parts)
-
-
-def setting(report: Report) -> str:
-    """What was measured where, in one paragraph."""
-    manifest = report.run.manifest
-    config, environment = manifest.config, manifest.environment
-    accelerators = ", ".join(sorted({device.name or "unknown" for device in environment.accelerators}))
-    where = (
-        f"{len(environment.accelerators)} x {accelerators}"
-        if manifest.device_type == "cuda"
-        else f"CPU only ({environment.cpu_name or 'unknown'}, {environment.cpu_count} cores)"
-    )
-    model = next((rank.model for data in report.run.measured for _, rank in data.ranks), None)
-    repeats = max(len({repeat for repeat, _ in data.ranks}) for data in report.run.measured)
-    size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
-    return (
-        f"{config.model}{size}, {config.data} data, amp {config.amp}, SGD; {where}, torch {environment.torch_version}, "
-        f"{environment.platform}; {manifest.threads_per_process} thread(s) per process; seed {config.seed}; "
-        f"{repeats} repeat(s) of every cell; measured {manifest.created_at}."
-    )
-
-
-def render_html(report: Report, svg: dict[str, str]) -> str:
-    """One self-contained page. Everything that came from a trace or a file is escaped."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(
-        (resources.files("dpscope.analysis") / "report.html").read_text(encoding="utf-8")
-    )
-    return template.render(
-        report=report,
-        name=report.run.folder.path.name,
-        headline=headline(report),
-        setting=setting(report),
-        tables=text_tables(report),
-        columns=COLUMNS,
-        figures=[(name, _CAPTIONS[name], svg[name]) for name in _CAPTIONS if name in svg],
-        sentence=sentence,
-    )
-
-
-_CAPTIONS = {
-    "step_split": "Mean traced step of every cell. Exposed: communicating while not computing. Idle: neither.",
-    "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
-    "communication": "What the traces show beside what each shortcut would have said; an estimate can be negative.",
-    "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
-    "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count. Grey dots: Amdahl's law with "
-    "the exposed share as serial fraction, a misuse.",
-}

@@ -7,12 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.figure_style import COLOURS, new_figure
+from dpscope.analysis.figure_style import COLOURS, MARKERS, new_figure
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.run_scaling import ScalingSeries
 from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, predicted_speedup, speedup_from_exposed_share
-
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:
@@ -29,9 +27,11 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
     left.plot(counts, counts, color="black", linestyle=":", label="ideal")
     right.axhline(100, color="black", linestyle=":")
     if comparison.target_efficiency is not None:
-        right.axhline(100 * comparison.target_efficiency, color="#009E73", linestyle="-.", label="target efficiency")
+        right.axhline(
+            100 * comparison.target_efficiency, color=COLOURS["target"], linestyle="-.", label="target efficiency"
+        )
     for index, series in enumerate(comparison.scaling):
-        marker = _MARKERS[index % len(_MARKERS)]
+        marker = MARKERS[index % len(MARKERS)]
         _measured(left, series, marker, by_devices=False)
         _measured(right, series, marker, by_devices=True)
         for axes, by_devices in ((left, False), (right, True)):

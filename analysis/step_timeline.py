@@ -43,25 +43,32 @@ class Mark:
 class DeviceTimeline:
     """What one device did in the step; `device` is None on a CPU timeline.
 
-    `compute` and `communication` are unions inside the step's window, at most MOST_INTERVALS each: gaps up to
-    `closed_gap_us` are drawn as if they were filled. `replica` names whose DataParallel ranges `dp_phases` holds on a CPU.
+    `compute`, `communication` and `exposed` (communication without compute) are unions inside the step's window, at most
+    MOST_INTERVALS each: gaps up to `closed_gap_us` are drawn as if they were filled. `dp_phases` has stretches with the
+    index of their replica, None on a device.
     """
 
     device: int | None
     compute: Spans
     communication: Spans
+    exposed: Spans
     closed_gap_us: float
     named: tuple[Mark, ...] = ()
     copies: tuple[Mark, ...] = ()  # between devices
     host_copies: tuple[Mark, ...] = ()
-    dp_phases: tuple[tuple[int | None, Mark], ...] = ()  # (replica, stretch)
+    dp_phases: tuple[tuple[int | None, Mark], ...] = ()
 
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """One step of one rank; `ranges` are dpscope's own on the host: forward, backward, optimizer, ..."""
+    """One step of one rank; `ranges` are dpscope's own on the host: forward, backward, optimizer, ...
+
+    `zero_ns` and `host` tell its clock, as `Trace` does.
+    """
 
     rank: int | None
+    zero_ns: int
+    host: str | None
     step: int | None
     start_us: float
     end_us: float
@@ -82,6 +89,8 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
     draw = _device_timelines if attribution.on_device else _cpu_timeline
     return StepTimeline(
         rank=attribution.trace.rank,
+        zero_ns=attribution.trace.zero_ns,
+        host=attribution.trace.host,
         step=attribution.steps.numbers[index],
         start_us=window[0],
         end_us=window[1],
@@ -155,10 +164,20 @@ def _timeline(
     host_copies: tuple[Mark, ...] = (),
     dp_phases: tuple[tuple[int | None, Mark], ...] = (),
 ) -> DeviceTimeline:
-    computed, computed_gap = thinned(intervals.clip(compute, *window), MOST_INTERVALS)
-    moved, moved_gap = thinned(intervals.clip(communication, *window), MOST_INTERVALS)
-    closed_us = max(computed_gap, moved_gap)
-    return DeviceTimeline(device, _spans(computed), _spans(moved), closed_us, named, copies, host_copies, dp_phases)
+    computed, moved = intervals.clip(compute, *window), intervals.clip(communication, *window)
+    exposed = intervals.difference(moved, computed)
+    drawn, gaps_us = zip(*(thinned(spans, MOST_INTERVALS) for spans in (computed, moved, exposed)), strict=True)
+    return DeviceTimeline(
+        device,
+        compute=_spans(drawn[0]),
+        communication=_spans(drawn[1]),
+        exposed=_spans(drawn[2]),
+        closed_gap_us=max(gaps_us),
+        named=named,
+        copies=copies,
+        host_copies=host_copies,
+        dp_phases=dp_phases,
+    )
 
 
 def _spans(rows: Intervals) -> Spans:

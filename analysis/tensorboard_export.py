@@ -61,7 +61,7 @@ def _write_report(report: Report, folder: Path, sessions: list[dict[str, HyperPa
         values = {name: [session[name] for session in sessions] for name in (sessions[0] if sessions else {})}
         log.experiment(values, list(METRICS))
         log.text("comparison", render_markdown(report))
-        for name, figure in figures.draw_all(report.run, report.comparison).items():
+        for name, figure in figures.draw_all(report.run, report.comparison, report.sources).items():
             width, height = (round(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
             log.image(name, figures.to_png(figure), int(width), int(height))
 

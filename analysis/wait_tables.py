@@ -22,7 +22,7 @@ def trace_waits(waits: pd.DataFrame) -> TextTable:
 
 def run_waits(cells: Sequence[CellData]) -> TextTable | None:
     """The same of the whole steps of several cells: means over repeats. None where nobody waited."""
-    means = {data.cell.name: _over_repeats(data) for data in cells}
+    means = {data.cell.name: mean_waits(data) for data in cells}
     means = {cell: table for cell, table in means.items() if len(table)}
     if not means:
         return None
@@ -34,8 +34,8 @@ def run_waits(cells: Sequence[CellData]) -> TextTable | None:
     return TextTable(f"{_TITLE} (means over repeats)", ("cell", *_headings(unit)), tuple(rows), _left_out(left))
 
 
-def _over_repeats(data: CellData) -> pd.DataFrame:
-    """A pair that did not wait in a repeat waited 0 there."""
+def mean_waits(data: CellData) -> pd.DataFrame:
+    """Per (late rank, waiting rank) the means over repeats, the longest first; who did not wait in a repeat waited 0 there."""
     waits = data.waits()
     if waits.empty:
         return waits

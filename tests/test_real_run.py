@@ -102,14 +102,16 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     report = run_folder / "report"
     page = _Page()
     page.feed((report / "report.html").read_text(encoding="utf-8"))
-    assert page.tags.count("svg") == 4
+    figures = {"batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
+    assert page.tags.count("svg") == len(figures)
     tables = text_tables(make_report(load_run(run_folder), link_gbps=1.0))
-    assert page.tags.count("table") == len(tables)
+    timelines = 6  # each cell's step, with its list of collectives
+    assert page.tags.count("table") == len(tables) + timelines
     assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}
     assert page.outside == []
     assert {path.name for path in (report / "figures").iterdir()} == {
-        "step_split.png", "phases.png", "communication.png", "scaling.png",
-    }  # fmt: skip
+        f"{name}.{ending}" for name in figures for ending in ("png", "svg", "pdf")
+    }
     with open(report / "comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6

@@ -34,6 +34,7 @@ def test_a_step_of_data_parallel_is_drawn_as_it_is_measured(tmp_path: Path, tran
         assert timeline.end_us - timeline.start_us == pytest.approx(expected.step_us)
         assert length(device.compute) == pytest.approx(expected.compute_us)
         assert length(device.communication) == pytest.approx(expected.communication_us)
+        assert length(device.exposed) == pytest.approx(expected.exposed_us)
         assert device.closed_gap_us == 0.0
     names = {mark.name for device in timeline.devices for _, mark in device.dp_phases}
     assert {"replicate", "parallel_apply", "gather", "gradient_reduce"} <= names

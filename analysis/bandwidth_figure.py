@@ -1,0 +1,81 @@
+"""Bus bandwidth by message size as the traces show it, over a calibration's fit, the ring's bound and the link's rate."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpscope.analysis.calibration_figure import draw_models
+from dpscope.analysis.calibration_fit import find_fit
+from dpscope.analysis.cost_sources import CostSources
+from dpscope.analysis.figure_style import COLOURS, MARKERS, bandwidth_axes
+from dpscope.analysis.rank_matching import bus_factor
+from dpscope.analysis.run_analysis import RunData
+from dpscope.profiling.link_types import LinkRate
+
+MOST_PANELS = 4
+_LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
+
+
+def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
+    """A panel per collective and number of ranks that has matched transfers, the most bytes first; None without any."""
+    transfers = matched_transfers(run)
+    if transfers.empty:
+        return None
+    groups = list(transfers.groupby(["kind", "group_size"]))
+    groups = sorted(groups, key=lambda group: -float(group[1]["bytes"].sum()))[:MOST_PANELS]
+    columns = min(2, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(7.5, 0.8 + 2.9 * rows), layout="constrained")
+    for index, ((kind, _), own) in enumerate(groups):
+        _panel(figure.add_subplot(rows, columns, index + 1), str(kind), int(own["group_size"].iloc[0]), own, sources)
+    once: dict[str, Artist] = {}
+    for axes in figure.axes:
+        once |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
+    figure.suptitle("Bus bandwidth by message size: median, and range over transfers", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def matched_transfers(run: RunData) -> pd.DataFrame:
+    """Each matched collective of a whole step once, with its cell: cell, kind, group_size, bytes, busbw_gbps."""
+    parts = []
+    for data in run.measured:
+        if data.collectives.empty or not data.communication_known:
+            continue
+        keys = ["repeat", "rank", "step"]
+        own = data.collectives.merge(data.whole_windows()[keys].drop_duplicates(), on=keys)
+        known = own[own["busbw_gbps"].notna() & own["bytes"].notna() & own["match"].notna()]
+        parts.append(known.drop_duplicates(["repeat", "match"]).assign(cell=data.cell.name))
+    names = ["cell", "kind", "group_size", "bytes", "busbw_gbps"]
+    kept = [part[names] for part in parts if len(part)]
+    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
+
+
+def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSources) -> None:
+    for index, (cell, rows) in enumerate(own.groupby("cell", sort=False)):
+        rates = rows.groupby("bytes")["busbw_gbps"].agg(["median", "min", "max"]).astype(float)
+        sizes = rates.index.to_numpy(dtype=float)
+        spread = [rates["median"] - rates["min"], rates["max"] - rates["median"]]
+        axes.errorbar(
+            sizes, rates["median"], yerr=np.array(spread), fmt=MARKERS[index % len(MARKERS)], markersize=5, capsize=2,
+            color=COLOURS["transfer"], mfc=COLOURS["transfer"] if index == 0 else "none", label=f"trace, {cell}",
+        )  # fmt: skip
+    calibration = sources.calibration
+    fit = find_fit(calibration, kind, ranks) if calibration is not None else None
+    link = calibration.links.get(ranks) if calibration is not None else None
+    if sources.link_gbps is not None:
+        link = LinkRate(gbps=sources.link_gbps, name="link", source="given")
+    factor = bus_factor(kind, ranks)
+    assert factor is not None  # there is a bus bandwidth
+    draw_models(axes, _size_range(own["bytes"].astype(float)), factor, fit, link)
+    bandwidth_axes(axes)
+    axes.set_title(f"{kind}, {ranks} ranks", loc="left", fontsize=9)
+
+
+def _size_range(sizes: "pd.Series[float]") -> tuple[float, float]:
+    """Somewhat more than the sizes, so that a curve shows beside a single one."""
+    low, high = np.log10(float(sizes.min())), np.log10(float(sizes.max()))
+    beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
+    return 10 ** (low - beyond), 10 ** (high + beyond)

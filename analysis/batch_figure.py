@@ -1,0 +1,89 @@
+"""Step time and throughput over the batch per device, with the batch at which memory ran out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.figure_style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.units import Unit, choose_unit
+
+Series = tuple[str, int, str]  # strategy, devices, variant
+
+
+def batch_sizes(run: RunData, comparison: Comparison) -> Figure | None:
+    """None for a run of one batch size."""
+    series: dict[Series, list[CellData]] = {}
+    for data in run.cells.values():
+        if data.measured or ran_out_of_memory(data):
+            series.setdefault((data.cell.strategy, data.cell.devices, data.cell.variant), []).append(data)
+    batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})
+    if len(batches) < 2:
+        return None
+    table = comparison.table.set_index("cell")
+    unit = choose_unit("time", [float(value) for value in table["step_us"].dropna()])
+    figure, (left, right) = new_figure(8, columns=2)
+    for index, (key, cells) in enumerate(series.items()):
+        measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
+        names = [data.cell.name for data in measured]
+        _line(left, table.loc[names], ("step_us", "step_low_us", "step_high_us"), unit, key, index)
+        rate = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+        _line(right, table.loc[names], rate, Unit("", 1.0, 1), key, index)
+        full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
+        for axes in (left, right):
+            _out_of_memory(axes, full, key, index)
+    for axes, label in ((left, f"median step [{unit.label}]"), (right, "samples/s")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(batches))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(FixedLocator([]))
+        axes.set_xlabel("batch per device")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    handles, labels = left.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
+    figure.suptitle(
+        "Step time (95% interval) and throughput (range of blocks) by batch", x=0.01, ha="left", fontsize=11
+    )
+    return figure
+
+
+def ran_out_of_memory(data: CellData) -> bool:
+    """Whether a repeat of the cell ended so."""
+    return any(result.status == "out_of_memory" for result in data.results)
+
+
+def _style(key: Series, index: int) -> dict[str, Any]:
+    strategy, devices, variant = key
+    return {
+        "color": COLOURS[strategy],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": "--" if variant else "-",
+        "label": f"{strategy} on {devices}{f' ({variant})' if variant else ''}",
+    }
+
+
+def _line(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str, str], unit: Unit, key: Series, index: int) -> None:
+    value, low, high = (rows[name].astype("Float64").to_numpy(dtype=float, na_value=np.nan) for name in columns)
+    spread = np.nan_to_num(np.stack((value - low, high - value)), nan=0.0).clip(min=0.0) / unit.divisor
+    batch = rows["batch_size"].to_numpy(dtype=float)
+    axes.errorbar(batch, value / unit.divisor, yerr=spread, capsize=2, **_style(key, index))
+
+
+def _out_of_memory(axes: Axes, batches: Sequence[int], key: Series, index: int) -> None:
+    """A cross at the foot of the axes: no time was measured there."""
+    if not batches:
+        return
+    height = [0.04 + 0.05 * index] * len(batches)
+    strategy, devices, _ = key
+    axes.plot(
+        list(batches), height, transform=axes.get_xaxis_transform(), linestyle="", marker="x", markersize=8,
+        markeredgewidth=2, color=COLOURS[strategy], clip_on=False, label=f"{strategy} on {devices}: out of memory",
+    )  # fmt: skip

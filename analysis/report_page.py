@@ -1,0 +1,125 @@
+"""report.html: one self-contained page that opens offline, with everything from traces and files escaped.
+
+A content security policy with the hashes of the page's own scripts keeps anything else from running or being fetched.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import jinja2
+from markupsafe import Markup
+
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.figure_style import COLOURS
+from dpscope.analysis.heading_meanings import meanings
+from dpscope.analysis.report_sections import SECTIONS, Section
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.timeline_view import TimelineView, as_plain
+from dpscope.analysis.units import NA, sentence
+from dpscope.profiling.run_types import Finding
+
+TEMPLATE = "report.html"
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure of the page: inline SVG of our own making, its caption, and what it shows in words."""
+
+    name: str
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table with a meaning for each of its headings."""
+
+    name: str
+    table: TextTable
+    meanings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """What is shown of a section."""
+
+    section: Section
+    figures: tuple[PageFigure, ...]
+    tables: tuple[PageTable, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the template needs."""
+
+    name: str
+    headline: str
+    setting: str
+    environment: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...]
+    sections: tuple[PageSection, ...]
+    timelines: tuple[TimelineView, ...]
+    definitions: tuple[tuple[str, str], ...]
+
+
+def page_sections(
+    comparison: Comparison,
+    tables: Mapping[str, TextTable],
+    figures: Mapping[str, PageFigure],
+    timelines: Sequence[TimelineView],
+    sections: Sequence[Section] = SECTIONS,
+) -> Iterator[PageSection]:
+    """The sections that have something to show."""
+    for section in sections:
+        drawn = tuple(figures[name] for name in section.figures if name in figures)
+        shown = tuple(
+            PageTable(name, tables[name], meanings(name, tables[name], comparison))
+            for name in section.tables
+            if name in tables
+        )
+        if drawn or shown or (section.block == "timeline" and timelines):
+            yield PageSection(section, drawn, shown)
+
+
+def render_page(page: Page) -> str:
+    """The page as HTML text."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_source),
+    )
+    scripts = [_source("report_tables.js")] + ([_source("report_timeline.js")] if page.timelines else [])
+    return environment.get_template(TEMPLATE).render(
+        page=page,
+        style=Markup(_source("report.css")),
+        colours=COLOURS,
+        scripts=[Markup(script) for script in scripts],
+        policy=_policy(scripts),
+        timelines=script_json([as_plain(view) for view in page.timelines]),
+        sentence=sentence,
+        na=NA,
+    )
+
+
+def _source(name: str) -> str:
+    return (resources.files("dpscope.analysis") / name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing is fetched from anywhere, and no script runs but these."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
+
+
+def script_json(value: object) -> Markup:
+    """JSON that no string in it can end the script element of, or open a comment in."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))

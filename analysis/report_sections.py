@@ -1,0 +1,79 @@
+"""The page's table of contents: which question each section answers, with which figures and tables."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """`figures` and `tables` are names of `figures.draw_all` and `report_tables`; what a run lacks is left out.
+
+    `block` names a part of the template that is drawn before them. A section without anything is not shown.
+    """
+
+    name: str
+    title: str
+    question: str
+    figures: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    block: str = ""
+
+
+SECTIONS = (
+    Section(
+        "time",
+        "Time and throughput",
+        "How long is a step, how many samples pass per second, and how does that change with the batch?",
+        ("batch",),
+        ("time",),
+    ),
+    Section(
+        "strategies",
+        "DataParallel against DistributedDataParallel",
+        "Which of the two is faster, and in which part of the step does the difference lie?",
+        ("waterfall",),
+        ("gap", "dp_phases"),
+    ),
+    Section(
+        "breakdown",
+        "Where a step goes",
+        "How much of a step computes, communicates without computing, or does neither?",
+        ("step_split", "phases"),
+        ("breakdown", "traffic"),
+    ),
+    Section(
+        "timeline",
+        "One step, rank by rank",
+        "What ran when, what was hidden behind compute, and who waited?",
+        block="timeline",
+    ),
+    Section("waiting", "Waiting", "Who made whom wait, and how long?", ("waits",), ("waits",)),
+    Section(
+        "estimates",
+        "Measured against estimated communication",
+        "What would the usual subtractions have said, how far off are they, and why?",
+        ("communication",),
+        ("estimates", "identity", "reasons", "epoch"),
+    ),
+    Section(
+        "bandwidth",
+        "Bandwidth",
+        "How fast do messages move, beside a calibration, the ring's bound and the link's specification?",
+        ("busbw",),
+        ("bandwidth", "utilisation", "projection"),
+    ),
+    Section(
+        "models",
+        "Models, with the numbers put in",
+        "What should communication cost, and how far off is each model?",
+        (),
+        ("formulas", "predictions", "collectives"),
+    ),
+    Section(
+        "scaling",
+        "Scaling",
+        "What do more devices bring, and what do the fitted laws say of twice as many?",
+        ("scaling",),
+        ("scaling", "laws"),
+    ),
+    Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),
+)

@@ -1,0 +1,85 @@
+"""What was measured where: in one paragraph, and as the page's list of facts."""
+
+from collections.abc import Iterator
+
+from dpscope.analysis.run_analysis import RunData
+from dpscope.analysis.units import NA, show_bytes
+from dpscope.profiling.run_types import DeviceState, Environment
+
+
+def setting_of(run: RunData) -> str:
+    """Model, data, machine, versions and repeats in one paragraph."""
+    manifest = run.manifest
+    config, environment = manifest.config, manifest.environment
+    model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
+    repeats = max(len({repeat for repeat, _ in data.ranks}) for data in run.measured)
+    size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
+    return (
+        f"{config.model}{size}, {config.data} data, amp {config.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
+        f"{environment.platform}; {manifest.threads_per_process} thread(s) per process; seed {config.seed}; "
+        f"{repeats} repeat(s) of every cell; measured {manifest.created_at}."
+    )
+
+
+def _machine(run: RunData) -> str:
+    environment = run.manifest.environment
+    if run.manifest.device_type != "cuda":
+        return f"CPU only ({environment.cpu_name or 'unknown'}, {environment.cpu_count} cores)"
+    names = ", ".join(sorted({device.name or "unknown" for device in environment.accelerators}))
+    return f"{len(environment.accelerators)} x {names}"
+
+
+def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
+    """Name and value of everything that has to be equal for two runs to be compared."""
+    manifest = run.manifest
+    environment, config = manifest.environment, manifest.config
+    ranks = [rank for data in run.measured for _, rank in data.ranks]
+    yield "Measured", manifest.created_at
+    yield "dpscope", manifest.dpscope_version
+    yield "Host", environment.hostname
+    yield "Platform", environment.platform
+    yield "CPU", f"{environment.cpu_name or NA}, {environment.cpu_count} cores usable"
+    yield "Memory", show_bytes(environment.memory_bytes)
+    yield "Devices", _machine(run)
+    yield from _versions(environment)
+    yield "Backend", _several({rank.backend for rank in ranks}) or "none: one process"
+    if engines := _several({rank.nccl_engine for rank in ranks}):
+        yield "NCCL engine", engines
+    yield "Threads per process", str(manifest.threads_per_process)
+    yield (
+        "Steps",
+        f"{config.warmup_steps} warm-up, {config.steps or NA} timed, {config.traced_steps} traced, each repeat",
+    )
+    yield "Model and data", f"{config.model}, {config.data}, amp {config.amp}"
+    yield "Optimizer", f"SGD, learning rate {config.learning_rate:g}, momentum {config.momentum:g}"
+    for device in environment.accelerators:
+        yield f"GPU {device.index}", _device(device)
+    yield from sorted(environment.settings.items())
+
+
+def _versions(environment: Environment) -> Iterator[tuple[str, str]]:
+    yield "Python", environment.python_version
+    for name, version in (
+        ("torch", environment.torch_version),
+        ("torchvision", environment.torchvision_version),
+        ("CUDA", environment.cuda_version),
+        ("NCCL", environment.nccl_version),
+        ("Driver", environment.driver_version),
+    ):
+        if version is not None:
+            yield name, version
+
+
+def _several(values: set[str | None]) -> str:
+    return ", ".join(sorted(value for value in values if value is not None))
+
+
+def _device(device: DeviceState) -> str:
+    parts = [device.name or NA]
+    if device.sm_clock_mhz is not None and device.max_sm_clock_mhz is not None:
+        parts.append(f"SM clock {device.sm_clock_mhz} of {device.max_sm_clock_mhz} MHz")
+    if device.pcie_generation is not None and device.pcie_width is not None:
+        parts.append(f"PCIe {device.pcie_generation}.0 x{device.pcie_width}")
+    if device.throttle_reasons:
+        parts.append(f"throttled: {', '.join(device.throttle_reasons)}")
+    return ", ".join(parts)

@@ -1,0 +1,281 @@
+"""A cell's traced step as the page draws it: lanes of bars for every rank, in plain data that JSON can hold.
+
+Times are microseconds after the earliest rank's start, rounded to a tenth. Names come from traces and are untrusted.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dpscope.analysis.clock_alignment import RankClock, RankOrigin, align_clocks
+from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.step_timeline import DeviceTimeline, Mark, Spans, StepTimeline
+from dpscope.analysis.units import plain, show_bytes, show_time
+from dpscope.profiling.run_types import CellStrategy
+
+MOST_RANKS = 8
+MOST_COLLECTIVES = 300  # of a rank, the longest
+MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
+_SHORTEST_SHARE = 1e-5  # of the step: what is shorter would be drawn nowhere
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`kind` chooses the colour; `label` is drawn where there is room, `detail` is shown on asking.
+
+    The first `wait_us` of it is waiting; None is unknown.
+    """
+
+    start_us: float
+    duration_us: float
+    kind: str
+    label: str
+    detail: str
+    wait_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A row of the drawing: `fills` are unions by kind without names, `bars` have names."""
+
+    group: str
+    label: str
+    fills: tuple[tuple[str, Spans], ...]
+    bars: tuple[Bar, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimelineView:
+    """One step of one cell; `notes` say what is drawn and how the clocks were set."""
+
+    cell: str
+    length_us: float
+    lanes: tuple[Lane, ...]
+    notes: tuple[str, ...]
+
+
+def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
+    """A view for every cell that has one."""
+    views = (timeline_view(data) for data in run.measured)
+    return tuple(view for view in views if view is not None)
+
+
+def timeline_view(data: CellData) -> TimelineView | None:
+    """The cell's step of its first traced repeat; None where no rank's trace has a whole step."""
+    ranks = [one for _, one in data.timelines if one.rank is not None]
+    if not ranks:
+        return None
+    repeat, step = data.timelines[0][0], ranks[0].step
+    ranks = [one for one in ranks if one.step == step]
+    collectives = _of_step(data, repeat, step)
+    clocks = align_clocks(_of_ranks(data, repeat, ranks), [_origin(one) for one in ranks])
+    places = {clock.rank: clock.place_us for clock in clocks}
+    zero_us = min(one.start_us + places[_rank(one)] for one in ranks)
+    end_us = max(one.end_us + places[_rank(one)] for one in ranks)
+    drawn = ranks[:MOST_RANKS]
+    lanes = [
+        lane
+        for one in drawn
+        for lane in _rank_lanes(one, places[_rank(one)] - zero_us, collectives, data.cell.strategy, len(ranks) > 1)
+    ]
+    shortest = _SHORTEST_SHARE * (end_us - zero_us)
+    return TimelineView(
+        cell=data.cell.name,
+        length_us=end_us - zero_us,
+        lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
+        notes=tuple(_notes(repeat, step, ranks, clocks)),
+    )
+
+
+def _rank(one: StepTimeline) -> int:
+    assert one.rank is not None
+    return one.rank
+
+
+def _origin(one: StepTimeline) -> RankOrigin:
+    return RankOrigin(_rank(one), one.zero_ns, one.host)
+
+
+def _of_ranks(data: CellData, repeat: int, ranks: Sequence[StepTimeline]) -> pd.DataFrame:
+    if data.collectives.empty:
+        return data.collectives
+    table = data.collectives
+    return table[(table["repeat"] == repeat) & table["rank"].isin([one.rank for one in ranks])]
+
+
+def _of_step(data: CellData, repeat: int, step: int | None) -> pd.DataFrame:
+    table = data.collectives
+    if table.empty:
+        return table
+    in_step = table["step"].isna() if step is None else table["step"].eq(step).fillna(False)
+    return table[(table["repeat"] == repeat) & in_step]
+
+
+def _notes(repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]) -> Iterator[str]:
+    which = "its only one" if step is None else f"number {step}"
+    yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, see tracer cost among the checks"
+    if len(ranks) > MOST_RANKS:
+        yield f"{MOST_RANKS} of {len(ranks)} ranks are drawn"
+    if len(ranks) > 1:
+        yield _clock_note(clocks)
+    closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)
+    if closed_us > 0:
+        yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them as they are"
+
+
+def _clock_note(clocks: Sequence[RankClock]) -> str:
+    told = [clock for clock in clocks[1:] if clock.worst_us is not None]
+    if not told:
+        return "clocks of the ranks are as recorded: no collective synchronises them"
+    worst, typical = max(one.worst_us or 0.0 for one in told), max(one.residual_us or 0.0 for one in told)
+    moved = [clock for clock in told if clock.moved_us]
+    how = f"{len(moved)} ranks' clocks are moved to the ends of shared collectives" if moved else "clocks as recorded"
+    return f"{how}; those ends are {show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
+
+
+def _rank_lanes(
+    one: StepTimeline, shift_us: float, collectives: pd.DataFrame, strategy: CellStrategy, several: bool
+) -> Iterator[Lane]:
+    on_host = all(device.device is None for device in one.devices)
+    rank = f"rank {one.rank}"
+    ranges = tuple(_bar(mark, shift_us, mark.name) for mark in one.ranges)
+    if ranges:
+        yield Lane(rank, "phases" if on_host else "host: launches", (), ranges)
+    for device in one.devices:
+        group = rank if len(one.devices) == 1 else f"{rank}, device {device.device}"
+        named = tuple(_bar(mark, shift_us, "named") for mark in device.named)
+        yield Lane(group, "compute", (("compute", _moved(device.compute, shift_us)),), named)
+        yield from _communication(group, device, shift_us, collectives, one, strategy)
+        yield from _phase_lanes(group, device, shift_us)
+        if device.host_copies:
+            copies = tuple(_bar(mark, shift_us, "copy") for mark in device.host_copies)
+            yield Lane(group, "host copies", (), copies)
+
+
+def _communication(
+    group: str,
+    device: DeviceTimeline,
+    shift_us: float,
+    collectives: pd.DataFrame,
+    one: StepTimeline,
+    strategy: CellStrategy,
+) -> Iterator[Lane]:
+    """Collectives and copies in as few rows as they need, over what is hidden and what is exposed."""
+    if not device.communication:
+        return
+    fills = (("hidden", _moved(device.communication, shift_us)), ("exposed", _moved(device.exposed, shift_us)))
+    if strategy == "dp-host":
+        yield Lane(group, "host copies of DP", fills)
+        return
+    bars = [_copy_bar(mark, shift_us) for mark in device.copies]
+    if len(collectives):
+        own = collectives[collectives["rank"] == one.rank]
+        if device.device is not None:
+            own = own[own["device"] == device.device]
+        longest = own.nlargest(MOST_COLLECTIVES, "duration_us").sort_values("start_us")
+        bars += [_collective_bar(row, shift_us) for row in longest.to_dict("records")]
+    yield Lane(group, "communication", fills)
+    for index, row in enumerate(_stacked(bars)):
+        yield Lane(group, "collectives" if index == 0 else "", (), tuple(row))
+
+
+def _collective_bar(row: Mapping[Hashable, object], shift_us: float) -> Bar:
+    kind = str(plain(row["kind"]) or "collective")
+    size, rate, bound, wait = (_number(row[name]) for name in ("bytes", "busbw_gbps", "lower_bound_gbps", "wait_us"))
+    duration = _number(row["duration_us"]) or 0.0
+    said = [show_bytes(size)] if size is not None else []
+    said += [f"{rate:.3g} GB/s"] if rate is not None else []
+    detail = [kind, "size unknown" if size is None else show_bytes(size), f"takes {show_time(duration)}"]
+    if rate is not None:
+        detail.append(f"bus bandwidth {rate:.3g} GB/s over its transfer of {show_time(_number(row['transfer_us']))}")
+    elif bound is not None:
+        detail.append(f"at least {bound:.3g} GB/s (waiting included)")
+    if wait is not None:
+        detail.append(
+            "waits for nobody" if wait == 0 else f"the first {show_time(wait)} of it is waiting for a later rank"
+        )
+    start = (_number(row["start_us"]) or 0.0) + shift_us
+    return Bar(start, duration, "collective", f"{kind} {', '.join(said)}".strip(), "; ".join(detail), wait)
+
+
+def _copy_bar(mark: Mark, shift_us: float) -> Bar:
+    size = "size unknown" if mark.bytes is None else show_bytes(mark.bytes)
+    duration = mark.end_us - mark.start_us
+    rate = f", {mark.bytes / duration / 1e3:.3g} GB/s" if mark.bytes and duration > 0 else ""
+    return Bar(mark.start_us + shift_us, duration, "collective", f"copy {size}", f"{mark.name}; {size}{rate}")
+
+
+def _phase_lanes(group: str, device: DeviceTimeline, shift_us: float) -> Iterator[Lane]:
+    """A lane per replica of dp-host; on a device as many as its phases need."""
+    for replica in sorted({replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one):
+        bars = [_bar(mark, shift_us, mark.name) for own, mark in device.dp_phases if own == replica]
+        label = "DP phases" if replica is None else f"DP phases, replica {replica}"
+        for index, row in enumerate(_stacked(bars)):
+            yield Lane(group, label if index == 0 else "", (), tuple(row))
+
+
+def _stacked(bars: Iterable[Bar]) -> list[list[Bar]]:
+    """The bars in rows within which none overlaps another; what finds no room in MOST_ROWS goes to the last."""
+    rows: list[list[Bar]] = []
+    ends: list[float] = []
+    for bar in sorted(bars, key=lambda one: one.start_us):
+        free = next((index for index, end in enumerate(ends) if end <= bar.start_us), None)
+        if free is None and len(rows) < MOST_ROWS:
+            rows.append([])
+            ends.append(0.0)
+            free = len(rows) - 1
+        row = len(rows) - 1 if free is None else free
+        rows[row].append(bar)
+        ends[row] = max(ends[row], bar.start_us + bar.duration_us)
+    return rows
+
+
+def _bar(mark: Mark, shift_us: float, kind: str) -> Bar:
+    duration = mark.end_us - mark.start_us
+    size = f"; {show_bytes(mark.bytes)}" if mark.bytes is not None else ""
+    return Bar(mark.start_us + shift_us, duration, kind, mark.name, f"{mark.name}; {show_time(duration)}{size}")
+
+
+def _moved(spans: Spans, shift_us: float) -> Spans:
+    return tuple((start + shift_us, end + shift_us) for start, end in spans)
+
+
+def _number(value: object) -> float | None:
+    known = plain(value)
+    return float(known) if isinstance(known, int | float) else None
+
+
+def _without_dust(lane: Lane, shortest_us: float) -> Lane:
+    kept = tuple(bar for bar in lane.bars if bar.duration_us >= shortest_us or bar.kind == "collective")
+    return Lane(lane.group, lane.label, lane.fills, kept)
+
+
+def as_plain(view: TimelineView) -> dict[str, object]:
+    """The view as the page's script reads it; spans as [start, duration]."""
+    return {
+        "cell": view.cell,
+        "length": round(view.length_us, 1),
+        "lanes": [
+            {
+                "group": lane.group,
+                "label": lane.label,
+                "fills": [
+                    [kind, [[round(start, 1), round(end - start, 1)] for start, end in spans]]
+                    for kind, spans in lane.fills
+                ],
+                "bars": [
+                    [
+                        round(bar.start_us, 1),
+                        round(bar.duration_us, 1),
+                        bar.kind,
+                        bar.label,
+                        bar.detail,
+                        round(bar.wait_us or 0.0, 1),
+                    ]
+                    for bar in lane.bars
+                ],
+            }
+            for lane in view.lanes
+        ],
+    }

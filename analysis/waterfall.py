@@ -1,0 +1,70 @@
+"""What makes a DataParallel step longer or shorter than DDP's, part by part: the parts add up to the gap."""
+
+from dataclasses import dataclass
+
+from dpscope.analysis.comparison import Comparison, StrategyGap
+from dpscope.analysis.dp_launches import PHASES
+from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.summary_row import minus
+from dpscope.analysis.units import plain
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of the waterfall; `key` names its colour, microseconds are DP less DDP."""
+
+    key: str
+    label: str
+    gap_us: float
+
+
+_NAMED = {  # phase -> colour and label
+    "scatter": ("scatter", "scatter"),
+    "replicate": ("replicate", "replicate"),
+    "gather": ("gather", "gather"),
+    "loss_backward": ("scatter", "copies in backward"),
+    "gradient_reduce": ("gradient_reduce", "gradient reduce"),
+}
+
+
+def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[Part, ...] | None:
+    """The parts of one gap, empty ones left out; None where the traces do not tell them all.
+
+    DDP's exposed communication is taken away first, DataParallel's is added phase by phase, then the changes of host
+    copies, compute and idle, and what the traced steps leave of the untraced gap.
+    """
+    exposed_us = {str(cell): plain(value) for cell, value in comparison.table[["cell", "exposed_us"]].to_numpy()}
+    dp_us, ddp_us = _number(exposed_us[gap.dp]), _number(exposed_us[gap.ddp])
+    # dp-host's own copying is its communication, and is counted by phase here.
+    own_copies_us = dp_us if run.cells[gap.dp].cell.strategy == "dp-host" else 0.0
+    copies_us = minus(gap.host_copies_us, own_copies_us)
+    known = (gap.compute_us, gap.idle_us, gap.tracer_us, copies_us, dp_us, ddp_us)
+    if any(value is None for value in known):
+        return None
+    compute, idle, tracer, copies, of_dp, of_ddp = (value or 0.0 for value in known)
+    by_phase = exposed_by_phase(run.cells[gap.dp])
+    parts = [
+        Part("transfer", "DDP's exposed communication", -of_ddp),
+        *(Part(*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
+        Part("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
+        Part("host_copies", "host copies", copies),
+        Part("compute", "compute", compute),
+        Part("idle", "idle", idle),
+        Part("tracer", "tracer", tracer),
+    ]
+    return tuple(part for part in parts if abs(part.gap_us) > 1e-3)
+
+
+def exposed_by_phase(data: CellData) -> dict[str, float]:
+    """Mean exposed communication of each DataParallel phase per (rank, device, whole step), microseconds."""
+    windows, phases = data.whole_windows(), data.dp_phases
+    if windows.empty or phases.empty:
+        return {}
+    whole = windows[["repeat", "rank", "step"]].drop_duplicates()
+    own = phases[phases["replica"].isna()].merge(whole, on=["repeat", "rank", "step"])
+    sums = own.groupby("phase")["exposed_us"].sum()
+    return {name: float(sums[name]) / len(windows) for name in PHASES if name in sums.index and sums[name] > 0}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,66 @@
+"""The gap between DataParallel and DDP as a waterfall from DDP's step to DataParallel's."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpscope.analysis.comparison import Comparison, StrategyGap
+from dpscope.analysis.figure_style import COLOURS
+from dpscope.analysis.run_analysis import RunData
+from dpscope.analysis.sample_statistics import Estimate, median_estimate
+from dpscope.analysis.units import Unit, choose_unit, show
+from dpscope.analysis.waterfall import Part, gap_parts
+
+MOST_GAPS = 3
+
+
+def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
+    """A panel for each gap whose parts are known, the largest device counts and batches first; the table has them all."""
+    ordered = sorted(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size), reverse=True)
+    known = [(gap, parts) for gap in ordered if (parts := gap_parts(run, comparison, gap))][:MOST_GAPS]
+    if not known:
+        return None
+    rows = [len(parts) + 2 for _, parts in known]
+    figure = Figure(figsize=(7.5, 0.9 * len(known) + 0.27 * sum(rows)), layout="constrained")
+    panels = figure.subplots(len(known), 1, squeeze=False, height_ratios=rows)[:, 0]
+    for axes, (gap, parts) in zip(panels, known, strict=True):
+        _panel(axes, run, gap, parts)
+    return figure
+
+
+def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Part]) -> None:
+    dp, ddp = (median_estimate(run.cells[name].step_samples()) for name in (gap.dp, gap.ddp))
+    unit = choose_unit("time", [dp.value, ddp.value])
+    labels = [gap.ddp, *(part.label for part in parts), gap.dp]
+    _whole(axes, 0, ddp, unit)
+    at = (ddp.value or 0.0) / unit.divisor
+    for index, part in enumerate(parts, 1):
+        change = part.gap_us / unit.divisor
+        axes.barh(index, change, left=at, color=COLOURS[part.key], height=0.7)
+        end = max(at, at + change)
+        axes.annotate(
+            f"{'+' if change >= 0 else '−'}{show(abs(part.gap_us), unit)}", (end, index), xytext=(3, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
+        axes.plot([at + change] * 2, [index - 0.35, index + 1.35], color="#777777", linewidth=0.7)
+        at += change
+    _whole(axes, len(parts) + 1, dp, unit)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step")
+    axes.set_title(f"From DDP's step to DataParallel's: {gap.devices} devices, batch {gap.batch_size}", loc="left")
+
+
+def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:
+    value = (step.value or 0.0) / unit.divisor
+    spread = None
+    if step.low is not None and step.high is not None:
+        spread = [[value - step.low / unit.divisor], [step.high / unit.divisor - value]]
+    axes.barh(
+        row, value, color=COLOURS["whole"], height=0.7, xerr=spread,
+        error_kw={"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2},
+    )  # fmt: skip
