@@ -20,11 +20,14 @@ from dpscope.analysis.run_output import run_json
 from dpscope.analysis.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.training_comparison import compare_trainings, training_setting_findings
+from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.analysis.training_report import print_training, show_training
-from dpscope.analysis.training_tables import training_tables
+from dpscope.analysis.training_tables import difference_table, training_tables
 from dpscope.analysis.units import sentence
-from dpscope.profiling.run_store import is_run_folder
+from dpscope.profiling.run_store import DpscopeError, is_run_folder
 from dpscope.profiling.run_types import Finding
+from dpscope.profiling.train_store import holds_epochs
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
@@ -123,16 +126,36 @@ def trace_status(findings: Sequence[Finding]) -> int:
 
 def print_comparison(before: Path, after: Path, share: float, output_format: OutputFormat, console: Console) -> bool:
     """Two runs side by side; False when a step got slower beyond noise by more than `share`."""
+    if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
+        if not _print_learning_changes(load_training(before), load_training(after), output_format, console):
+            raise DpscopeError(f"{before} and {after} trained no cell alike: nothing to compare; name others")
+        return True
     runs = load(before), load(after)
     changes = compare_runs(*runs)
     worse = regressions(changes, share)
     _print_tables([change_table(changes)], output_format, console)
+    if runs[0].training and runs[1].training:
+        _print_learning_changes(runs[0].training, runs[1].training, output_format, console)
     if output_format == "table":
         if findings := setting_findings(*runs):
             print_findings(console, findings)
         cells = ", ".join(change.cell for change in worse)
         console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
     return not worse
+
+
+def _print_learning_changes(
+    before: TrainingData, after: TrainingData, output_format: OutputFormat, console: Console
+) -> bool:
+    """What changed in the trainings of two folders; False where they trained no cell alike."""
+    table = difference_table("What changed in learning", compare_trainings(before, after))
+    if table is None:
+        return False
+    _print_tables([table], output_format, console)
+    findings = training_setting_findings(before, after)
+    if findings and output_format == "table":
+        print_findings(console, findings)
+    return True
 
 
 def _print_tables(shown: Sequence[tables.TextTable], output_format: OutputFormat, console: Console) -> None:

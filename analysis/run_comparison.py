@@ -12,7 +12,7 @@ from dpscope.analysis.sample_statistics import FEWEST_SAMPLES, Estimate, pooled_
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.units import NA, choose_unit, show
 from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding
+from dpscope.profiling.run_types import Finding, RunConfig
 
 Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
 
@@ -106,25 +106,27 @@ def parse_share(text: str) -> float:
 def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     """Settings and machines that differ: a change may come from them."""
     first, second = before.manifest, after.manifest
-    differ = [
-        f"{name} {getattr(first.config, name)} -> {getattr(second.config, name)}"
-        for name in first.config.__struct_fields__
-        if name not in ("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir")
-        and getattr(first.config, name) != getattr(second.config, name)
-    ]
-    differ += [
-        f"{name} {getattr(first.environment, name)} -> {getattr(second.environment, name)}"
-        for name in (
-            "hostname",
-            "cpu_name",
-            "cpu_count",
-            "torch_version",
-            "cuda_version",
-            "nccl_version",
-            "driver_version",
-        )
-        if getattr(first.environment, name) != getattr(second.environment, name)
-    ]
+    return differing(
+        [
+            *differences(first.config, second.config, SETTINGS),
+            *differences(first.environment, second.environment, MACHINE),
+        ]
+    )
+
+
+_NO_SETTINGS = ("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir")
+SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name not in _NO_SETTINGS)
+MACHINE = ("hostname", "cpu_name", "cpu_count", "torch_version", "cuda_version", "nccl_version", "driver_version")
+
+
+def differences(first: object, second: object, names: Sequence[str]) -> list[str]:
+    """Those of the named fields that differ, each with both values."""
+    values = {name: (getattr(first, name), getattr(second, name)) for name in names}
+    return [f"{name} {one} -> {other}" for name, (one, other) in values.items() if one != other]
+
+
+def differing(differ: Sequence[str]) -> list[Finding]:
+    """A finding about settings that differ, none without any."""
     if not differ:
         return []
     return [

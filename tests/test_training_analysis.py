@@ -1,11 +1,15 @@
 """Trainings loaded, compared and tabulated; every expected number is worked out beside it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from dpscope.analysis.console import print_comparison
+from dpscope.analysis.training_comparison import compare_trainings
 from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.analysis.training_findings import training_findings
 from dpscope.analysis.training_output import cell_records, training_csv, training_json
@@ -218,3 +222,22 @@ def test_a_cell_is_not_different_from_itself(tmp_path: Path) -> None:
     single, _ = two_strategies(tmp_path).cells
     same = difference(single, single)
     assert (same.points, same.verdict) == (0.0, "no_difference_shown")
+
+
+def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
+    for name, accuracy, seconds in (("off", 95.0, 4.0), ("bf16", 94.0, 2.0)):
+        epochs: list[dict[str, object]] = []
+        for seed in range(3):
+            epochs += plain_epochs("ddp", 2, seed, [accuracy + 0.1 * seed], [seconds])
+        write_train_json(tmp_path / name, epochs)
+    (change,) = compare_trainings(load_training(tmp_path / "off"), load_training(tmp_path / "bf16"))
+    # 94.1 - 95.1 = -1 beyond 0.2; 4 s / 2 s = 2
+    assert change.points == pytest.approx(-1.0)
+    assert (change.verdict, change.speedup.value) == ("below", 2.0)
+    console = Console(file=io.StringIO(), width=200)
+    assert print_comparison(tmp_path / "off", tmp_path / "bf16", 0.05, "table", console)
+    assert isinstance(console.file, io.StringIO)
+    assert "-1.00" in console.file.getvalue()
+    write_train_json(tmp_path / "other", plain_epochs("single", 1, 0, [90.0], [1.0]))
+    with pytest.raises(DpscopeError, match="no cell alike"):
+        print_comparison(tmp_path / "off", tmp_path / "other", 0.05, "table", console)

@@ -1,0 +1,35 @@
+"""Two folders of trainings side by side: what a setting, such as mixed precision, changes in accuracy and time."""
+
+from dataclasses import replace
+
+from dpscope.analysis.run_comparison import MACHINE, SETTINGS, differences, differing
+from dpscope.analysis.training_data import TrainingData
+from dpscope.analysis.training_statistics import CellDifference, difference
+from dpscope.profiling.run_types import Finding
+from dpscope.profiling.train_types import TrainConfig
+
+_LEARNING = tuple(name for name in TrainConfig.__struct_fields__ if name not in ("run", "seeds", "eval_batch_size"))
+
+
+def compare_trainings(before: TrainingData, after: TrainingData) -> list[CellDifference]:
+    """Every cell that both folders trained: after beside before."""
+    earlier = {cell.name: cell for cell in before.trained}
+    return [
+        replace(difference(cell, earlier[cell.name]), against=str(before.folder))
+        for cell in after.trained
+        if cell.name in earlier
+    ]
+
+
+def training_setting_findings(before: TrainingData, after: TrainingData) -> list[Finding]:
+    """Settings and machines that differ; nothing is known of trainings of other programs."""
+    first, second = before.manifest, after.manifest
+    if first is None or second is None:
+        return []
+    return differing(
+        [
+            *differences(first.config.run, second.config.run, SETTINGS),
+            *differences(first.config, second.config, _LEARNING),
+            *differences(first.environment, second.environment, MACHINE),
+        ]
+    )
