@@ -3,6 +3,7 @@
 from dpscope.analysis.columns import BY_NAME
 from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.tables import TextTable, shown_views
+from dpscope.analysis.training_meanings import TRAINING_MEANINGS
 
 _INTERVAL = {"low": "Lower end of the 95% bootstrap interval", "high": "Upper end of the 95% bootstrap interval"}
 _GAP = {
@@ -96,6 +97,7 @@ _OF_TABLE = {
     "laws": _LAWS,
     "formulas": _FORMULAS,
     "projection": _PROJECTION,
+    **TRAINING_MEANINGS,
 }
 _CELL = BY_NAME["cell"].meaning
 _PROJECTED = "Predicted from the link's specification for this many bytes; nothing was measured"

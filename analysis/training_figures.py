@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from dpscope.analysis.figure_style import COLOURS, STYLE
 from dpscope.analysis.training_data import Epoch, TrainedCell, Training, TrainingData
 
-CAPTIONS = {
+TRAINING_CAPTIONS = {
     "training_accuracy": "Accuracy by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their "
     "median. A faster strategy is as good only if its line also ends as high.",
     "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their median. "
@@ -43,7 +43,7 @@ _LOSS = (
 
 
 def training_figures(data: TrainingData) -> dict[str, Figure]:
-    """Accuracy and loss by file name, captions in CAPTIONS; the loss on a logarithmic axis where it spans a decade."""
+    """Accuracy and loss by file name; the loss on a logarithmic axis where it spans a decade."""
     with mpl.rc_context(STYLE):
         return {
             "training_accuracy": _curves(data, _ACCURACY, "Accuracy while training"),

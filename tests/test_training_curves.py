@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from dpscope.analysis.figure_style import COLOURS
 from dpscope.analysis.training_data import load_training
-from dpscope.analysis.training_figures import CAPTIONS, training_figures
+from dpscope.analysis.training_figures import TRAINING_CAPTIONS, training_figures
 from dpscope.profiling.training_event_log import training_events
 from tests.tensorboard_pages import get, serving
 from tests.trainings import plain_epochs, record, write_train_json
@@ -98,7 +98,7 @@ def points(line: Line2D) -> list[list[float]]:
 
 def test_figures_show_every_seed_thin_and_their_median_thick(tmp_path: Path) -> None:
     figures = drawn(tmp_path)
-    assert set(figures) == set(CAPTIONS) == {"training_accuracy", "training_loss"}
+    assert set(figures) == set(TRAINING_CAPTIONS) == {"training_accuracy", "training_loss"}
     by_epoch, by_time = figures["training_accuracy"].axes[2:]  # the lower row: test accuracy
     lines = [line for line in by_time.get_lines() if line.get_color() == COLOURS["ddp"]]
     assert len(lines) == 4
