@@ -239,6 +239,8 @@ def _setting(run: RunData) -> Iterator[Finding]:
             f"each process has {config.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one",
             "give --workers-total to hold the sum equal",
         )
+    if config.data == "synthetic" and config.epochs is not None:
+        yield from _synthetic_epochs(run.measured, config.samples)
     threads = run.manifest.threads_per_process
     if run.manifest.device_type == "cpu":
         yield _info(
@@ -246,6 +248,21 @@ def _setting(run: RunData) -> Iterator[Finding]:
             f"every process (dp-host: every replica) computes with {threads} thread{'s' if threads > 1 else ''}, "
             f"of {run.manifest.environment.cpu_count} cores",
             "nothing; it makes the strategies comparable",
+        )
+
+
+def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
+    """Synthetic batches are all whole, so an epoch whose last one would be short trains on more than the data set."""
+    batches = {data.cell.name: (data.ranks[0][1].steps_per_epoch, data.cell.global_batch_size) for data in cells}
+    more = {name: steps * size / samples - 1 for name, (steps, size) in batches.items()}
+    name = max(more, key=lambda cell: more[cell])
+    if more[name] > 0:
+        steps, size = batches[name]
+        yield _info(
+            "synthetic_epochs",
+            f"synthetic data have no short last batch: an epoch of {samples:,} samples is timed as whole batches, in {name} "
+            f"{steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)",
+            "compare epochs of a --samples that every global batch divides, if that much matters",
         )
 
 
