@@ -77,3 +77,28 @@ def _lock(descriptor: int, folder: Path, wait: bool, note: Callable[[str], None]
         if error.errno not in _NO_LOCKS_HERE:
             raise
         note(f"note: {folder} cannot be locked ({error.strerror}): start no other dpscope with the same --out")
+
+
+def claim(folder: Path) -> None:
+    """Mark a folder as one this process writes in, until it ends, however it ends; `claimed` tells others."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise
+
+
+def claimed(folder: Path) -> bool:
+    """Whether a living process has claimed the folder; False where the file system has no locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise
+    finally:
+        os.close(descriptor)
+    return False

@@ -4,6 +4,7 @@ import msgspec
 
 from dpscope.launch.devices import DeviceType
 from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, new_manifest
+from dpscope.launch.out_folder import claimed
 from dpscope.launch.variants import VARIANT_FIELDS, merged
 from dpscope.profiling.run_store import RESULT_NAME, DpscopeError, RunFolder, is_run_folder
 from dpscope.profiling.run_types import Cell, Manifest, PlannedCell, RunConfig
@@ -31,7 +32,7 @@ def free_repeat(run: RunFolder, cell: Cell) -> int:
 def manifest_with(run: RunFolder, config: RunConfig, cell: Cell, kind: DeviceType, threads: int) -> Manifest:
     """The run's manifest with this cell in its plan; a new one where there is none, or none that anything came of.
 
-    Raises DpscopeError where cells were measured with other settings.
+    Raises DpscopeError where cells were measured, or are being measured, with other settings.
     """
     planned = PlannedCell(cell=cell)
     if not is_run_folder(run.path):
@@ -41,6 +42,7 @@ def manifest_with(run: RunFolder, config: RunConfig, cell: Cell, kind: DeviceTyp
         had, has = getattr(manifest.config, field), getattr(config, field)
         if field not in _FIELDS_OF_THE_PLAN and had != has:
             if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
+                _check_nobody_measures(run, f"{field} = {had}, not {has}")
                 return new_manifest(config, kind, threads, (planned,))
             raise DpscopeError(
                 f"{run.path} was measured with {field} = {had}, not {has}: its cells would not compare; "
@@ -49,6 +51,15 @@ def manifest_with(run: RunFolder, config: RunConfig, cell: Cell, kind: DeviceTyp
     if planned in manifest.plan:
         return manifest
     return msgspec.structs.replace(manifest, config=_widened(manifest.config, config), plan=(*manifest.plan, planned))
+
+
+def _check_nobody_measures(run: RunFolder, settings: str) -> None:
+    """Raise DpscopeError where another job, which has no result yet, would lose its manifest."""
+    if any(claimed(folder) for folder in (run.path / "cells").glob("*/*") if folder.is_dir()):
+        raise DpscopeError(
+            f"{run.path}: another job is measuring there with {settings}: wait for it and give the same settings, "
+            "or another --out"
+        )
 
 
 def _widened(config: RunConfig, added: RunConfig) -> RunConfig:

@@ -20,6 +20,7 @@ from dpscope.launch.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
+from dpscope.launch.out_folder import claim
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob, job_from_arguments
 from dpscope.launch.worker_process import Report, work
 
@@ -31,6 +32,8 @@ def main() -> None:
 
 
 def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: Report) -> None:
+    if place.rank == 0:
+        claim(job.folder.path)
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
     from dpscope.launch.cell_job import run_cell
 

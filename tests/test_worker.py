@@ -98,3 +98,26 @@ def test_settings_that_nothing_was_measured_with_are_replaced(tmp_path: Path) ->
     assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).repeat == job.repeat + 1
     with pytest.raises(DpscopeError, match=r"measured with momentum = 0\.6, not 0\.7"):
         job_from_arguments([*arguments, "--momentum", "0.7"], ALONE)
+
+
+def test_a_job_that_is_running_keeps_its_manifest(tmp_path: Path) -> None:
+    """Another process has claimed the first job's folder; once it has ended its settings are replaced."""
+    arguments = [*TINY, "--strategy", "single", "--out", str(tmp_path / "run")]
+    sys.path.append(str(USER_MODELS))
+    try:
+        first = job_from_arguments([*arguments, "--momentum", "0.5"], ALONE)
+        code = (
+            "import sys, pathlib; from dpscope.launch.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
+            "print('claimed', flush=True); sys.stdin.read()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(first.folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"claimed\n"
+            with pytest.raises(DpscopeError, match=r"another job is measuring there with momentum = 0\.5, not 0\.6"):
+                job_from_arguments([*arguments, "--momentum", "0.6"], ALONE)
+            other.kill()
+        assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).config.momentum == 0.6
+    finally:
+        sys.path.remove(str(USER_MODELS))
