@@ -84,9 +84,9 @@ _NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "f
 
 def equal(
     strategy: options.Strategy = None,
-    devices: options.Devices = None,
-    batch_size: Annotated[str | None, typer.Option(help="of a step over all devices")] = None,
-    steps: options.Steps = None,
+    devices: Annotated[str | None, typer.Option(help="devices of dp and ddp; 2 by default")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="global, over all devices; 32, on the CPU 8")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps under each strategy; 20 by default")] = None,
     model: options.Model = None,
     data: options.Data = None,
     data_dir: options.DataDir = None,
@@ -99,27 +99,28 @@ def equal(
     seed: options.Seed = None,
     timeout: options.Timeout = None,
     device: options.Device = None,
-    accumulate: options.Accumulate = None,
-    precision: Annotated[
-        Literal["float64", "float32"], typer.Option(help="float64 tells rounding from mistakes best")
+    dtype: Annotated[
+        Literal["float64", "float32"], typer.Option(help="what is trained in; float64 tells mistakes from rounding")
     ] = "float64",
-    freeze_batch_norm: Annotated[bool, typer.Option("--freeze-batch-norm", help="no batch statistics")] = False,
+    freeze_batch_norm: Annotated[
+        bool, typer.Option("--freeze-batch-norm", help="batch norm uses the first global batch's statistics throughout")
+    ] = False,
     sync_batch_norm: Annotated[
-        bool, typer.Option("--sync-batch-norm", help="DDP: statistics of the global batch")
+        bool, typer.Option("--sync-batch-norm", help="ddp normalises by the global batch; GPUs only")
     ] = False,
     output_format: Annotated[Literal["table", "json"], typer.Option("--format", help="what to print")] = "table",
-    out: Annotated[Path, typer.Option(help="a run folder")] = options.DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="the run folder; a comparison in it is replaced")] = options.DEFAULT_OUT,
 ) -> None:
-    """Train a few steps under every strategy from one seed; say whether, where and why they differ."""
+    """Train from one seed on the same global batches under every strategy; say whether, where and why they differ."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_OF_EQUAL and value is not None}
     from dpscope.launch.equality_jobs import run_equality
     from dpscope.launch.equality_settings import equality_settings
 
-    console = Console()
-    run_equality(equality_settings(flags, precision, freeze_batch_norm, sync_batch_norm), out, console)
+    console = Console(stderr=output_format == "json")
+    run_equality(equality_settings(flags, dtype, freeze_batch_norm, sync_batch_norm), out, console)
     from dpscope.analysis.equality_output import show_equality
 
     raise typer.Exit(0 if show_equality(out, output_format, console) else 1)
 
 
-_NOT_OF_EQUAL = ("precision", "freeze_batch_norm", "sync_batch_norm", "output_format", "out")
+_NOT_OF_EQUAL = ("dtype", "freeze_batch_norm", "sync_batch_norm", "output_format", "out")
