@@ -1,0 +1,79 @@
+"""What a run's own numbers and settings say, each with a run that says it and one that does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpscope.analysis.comparison import compare
+from dpscope.analysis.findings import conclusions
+from dpscope.analysis.run_analysis import CellData, RunData, load_run
+from dpscope.profiling.run_types import Cell
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    return load_run(EXAMPLE)
+
+
+def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 1) -> list[str]:
+    """Findings of the example run as if it had timed epochs of so many synthetic samples, in so many steps a cell."""
+    config = msgspec.structs.replace(run.manifest.config, samples=samples, epochs=epochs, data="synthetic")
+    cells = {
+        name: replace(
+            data,
+            ranks=tuple(
+                (repeat, msgspec.structs.replace(rank, steps_per_epoch=steps_per_epoch)) for repeat, rank in data.ranks
+            ),
+        )
+        for name, data in run.cells.items()
+    }
+    changed = replace(run, manifest=msgspec.structs.replace(run.manifest, config=config), cells=cells)
+    found = conclusions(changed, compare(changed))
+    return [finding.message for finding in found if finding.code == "synthetic_epochs"]
+
+
+def test_whole_synthetic_batches_beyond_the_data_set_are_told(run: RunData) -> None:
+    """4 batches of 16 (two devices) are 64 samples where 50 were asked for: 28% more."""
+    (message,) = told(run, samples=50, steps_per_epoch=4)
+    assert "d2-b8 4 of 16, 28.00% more than the data set" in message
+    assert told(run, samples=64, steps_per_epoch=4) == []
+    assert told(run, samples=50, steps_per_epoch=4, epochs=None) == []
+
+
+def codes(run: RunData) -> dict[str, str]:
+    return {finding.code: finding.message for finding in conclusions(run, compare(run))}
+
+
+def with_steps(run: RunData, **factors: float) -> RunData:
+    """The run as if every timed step had taken 1,000 us, times its strategy's factor; a traced one `traced` times that."""
+    cells = {}
+    for name, data in run.cells.items():
+        factor = factors.get(data.cell.strategy.replace("-", "_"), 1.0)
+        traced = data.samples["measuring_pass"] == "traced"
+        step_us = (1000.0 * factor * traced.map({True: factors.get("traced", 1.0), False: 1.0})).astype(float)
+        cells[name] = replace(data, samples=data.samples.assign(step_us=step_us))
+    return replace(run, cells=cells)
+
+
+def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
+    assert "dp-host's step is 2.00 times as fast as DDP's" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
+    assert "DDP's step is 1.50 times as fast as dp-host's" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
+    assert "no difference between dp-host and DDP is shown" in codes(with_steps(run))["strategy_gap"]
+    alone = replace(run, cells={name: data for name, data in run.cells.items() if data.cell.strategy != "ddp"})
+    assert "strategy_gap" not in codes(alone)
+
+
+def test_a_tracer_that_slows_the_steps_is_told(run: RunData) -> None:
+    assert "takes 1.30 times as long as an untraced one" in codes(with_steps(run, traced=1.3))["tracer_cost"]
+    assert "tracer_cost" not in codes(with_steps(run, traced=1.1))
+
+
+def test_a_cell_that_was_left_out_is_told_with_its_reason(run: RunData) -> None:
+    cell = Cell(strategy="ddp", devices=2, batch_size=999)
+    skipped = replace(run, cells={**run.cells, cell.name: CellData(cell, "the data set has 512 samples")})
+    assert codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
+    assert "cell_skipped" not in codes(run)
