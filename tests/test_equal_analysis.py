@@ -1,0 +1,243 @@
+"""Comparing trainings, on arrays made by hand: two parameters, `a` of two elements and `b` of one; batch 4 on 2 devices."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from dpscope.analysis.equality_comparison import compare_trainings
+from dpscope.analysis.equality_data import EqualityData, ProcessData, TrainingData
+from dpscope.analysis.equality_differences import output_differences, training_differences
+from dpscope.analysis.equality_samples import (
+    LostSamples,
+    RepeatedEpoch,
+    SampleDifference,
+    lost_samples,
+    repeated_epoch,
+    repeated_samples,
+    sample_difference,
+)
+from dpscope.analysis.equality_tolerance import judged_steps, tolerances
+from dpscope.profiling.equality_types import (
+    EqualityJob,
+    EqualitySettings,
+    ParameterRecord,
+    RankRecord,
+    Training,
+    TrainingKind,
+)
+from dpscope.profiling.run_types import Cell, RunConfig
+
+SINGLE = Cell(strategy="single", devices=1, batch_size=4)
+DP = Cell(strategy="dp-host", devices=2, batch_size=2)
+DDP = Cell(strategy="ddp", devices=2, batch_size=2)
+STEPS = 3
+Values = list[list[float]]
+PLAIN: Values = [[3.0, 4.0, 0.0], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]  # a's two elements and b's, per step
+
+
+def process(
+    gradients: Values,
+    rank: int = 0,
+    ranks: int = 1,
+    outputs: dict[str, float] | None = None,
+    losses: list[float] | None = None,
+) -> ProcessData:
+    """A process with the same values as gradients and weights; every module's output is one number for all samples."""
+    values = np.array(gradients)
+    share = 4 // ranks
+    index = np.tile(np.arange(rank * share, (rank + 1) * share), STEPS) + np.repeat(np.arange(STEPS), share) * 4
+    called = outputs or {"conv": 1.0, "bn": 2.0, "fc": 3.0}
+    parts = (values[:, :2], values[:, 2:])
+    arrays: dict[str, NDArray[Any]] = {
+        "loss": np.array(losses or [1.0] * STEPS),
+        "sample_step": np.repeat(np.arange(STEPS), share),
+        "sample_epoch": np.zeros(STEPS * share, dtype=np.int64),
+        "sample_index": index,
+        "sample_fingerprint": index.astype(np.uint64),
+        "sample_entered": np.ones(STEPS * share, dtype=np.int64),
+    }
+    for what in ("gradient", "weight"):
+        arrays[f"{what}_hash"] = np.array([[hash(tuple(row)) % 2**63 for row in part] for part in parts], np.uint64).T
+        arrays[f"{what}_norm"] = np.stack([np.linalg.norm(part, axis=1) for part in parts], axis=1)
+        arrays |= {f"{what}.{place}": part for place, part in enumerate(parts)}
+    arrays |= {f"output.{place}": np.full((share, 2), value) for place, value in enumerate(called.values())}
+    record = RankRecord(
+        rank=rank,
+        steps=STEPS,
+        parameters=(ParameterRecord(name="a", elements=2, stored=2), ParameterRecord(name="b", elements=1, stored=1)),
+        module_calls=tuple(called),
+        batch_norms=("bn",),
+        random_layers=(),
+        shuffled=True,
+    )
+    return ProcessData(record, arrays)
+
+
+def training(cell: Cell, *ranks: ProcessData, kind: TrainingKind = "compared") -> TrainingData:
+    return TrainingData(cell=cell, kind=kind, ranks=ranks)
+
+
+def scaled(factor: float) -> Values:
+    return [[value * factor for value in row] for row in PLAIN]
+
+
+def settings(*cells: Cell) -> EqualitySettings:
+    config = RunConfig(device="cpu", devices=(2,), batch_sizes=(4,), steps=STEPS)
+    jobs = tuple(EqualityJob(cell=cell, trainings=(Training(kind="compared"),)) for cell in cells)
+    return EqualitySettings(
+        config=config,
+        device="cpu",
+        threads_per_process=1,
+        precision="float64",
+        freeze_batch_norm=False,
+        sync_batch_norm=False,
+        jobs=jobs,
+    )
+
+
+def data(*compared: TrainingData, in_shares: TrainingData | None = None) -> EqualityData:
+    moved = training(compared[0].cell, process(scaled(1 + 1e-12)), kind="rounding")
+    return EqualityData(
+        settings=settings(*(one.cell for one in compared)),
+        compared=compared,
+        rounding=moved,
+        in_shares=in_shares,
+        rounding_in_shares=None,
+    )
+
+
+def test_a_difference_is_told_against_its_tensor_or_against_all() -> None:
+    other = [[3.0, 4.5, 0.1], [6.0, 8.0, 0.0], [3.0, 4.0, 0.0]]
+    found = training_differences(training(SINGLE, process(PLAIN)), training(DP, process(other)))
+    first = found[(found["step"] == 0) & (found["what"] == "gradient")].set_index("tensor")
+    # a: sqrt(0^2 + 0.5^2) / sqrt(3^2 + 4^2). b is 0 and counts as the root mean square of 3, 4, 0: 0.1 / sqrt(25 / 3).
+    assert first["relative"]["a"] == pytest.approx(0.1)
+    assert first["absolute"]["a"] == pytest.approx(0.5)
+    assert first["relative"]["b"] == pytest.approx(0.1 / math.sqrt(25 / 3))
+    assert found[found["step"] > 0]["relative"].eq(0).all()
+    assert found[found["step"] > 0]["same_bits"].all()
+    assert not found[(found["step"] == 0) & (found["what"] != "loss")]["same_bits"].any()
+
+
+def test_a_global_loss_is_the_ranks_mean() -> None:
+    ranks = [process(PLAIN, rank, 2, losses=losses) for rank, losses in enumerate(([1.0, 2.0, 3.0], [3.0, 2.0, 5.0]))]
+    assert training(DDP, *ranks).losses().tolist() == [2.0, 2.0, 4.0]
+
+
+def test_outputs_are_compared_sample_by_sample() -> None:
+    shares = training(DDP, *(process(PLAIN, rank, 2, {"conv": 1.0, "bn": 2.5, "fc": 3.0}) for rank in (1, 0)))
+    found = output_differences(training(SINGLE, process(PLAIN)), shares)
+    # bn: eight elements off by 0.5, of norm 2 sqrt(8).
+    assert found["relative"].tolist() == pytest.approx([0.0, 0.25, 0.0])
+    assert found["call"].tolist() == ["conv", "bn", "fc"]
+
+
+def test_tolerance_never_falls_and_has_a_floor() -> None:
+    measured = pd.DataFrame(
+        {
+            "step": [0, 1, 2] * 3,
+            "what": ["loss"] * 3 + ["gradient"] * 3 + ["weight"] * 3,
+            "relative": [0.0, 0.0, 0.0, 1e-12, 3e-12, 2e-12, 1e-12, 1e-3, 2e-3],
+        }
+    )
+    found = tolerances(measured, settings(SINGLE, DP))
+    assert found["loss"].tolist() == [10 * 3 * 2**-53] * 3  # (4 - 1) u
+    assert found["gradient"].tolist() == pytest.approx([1e-11, 3e-11, 3e-11])
+    assert found["weight"].tolist() == pytest.approx([1e-11, 1e-2, 2e-2])
+    assert judged_steps(found, measured) == 2
+    diverged = measured.assign(relative=[0.0, math.nan, *measured["relative"][2:]])
+    assert judged_steps(found, diverged) == 1
+
+
+def test_within_the_tolerance_is_equal_and_beyond_it_is_told() -> None:
+    # The reference moves by 1e-12 of itself: 1e-11 are tolerated.
+    near, far = scaled(1 + 5e-12), [*PLAIN[:2], [3.0, 4.0 + 1e-9, 0.0]]
+    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(near))))
+    assert (report.pairs[0].verdict, report.sound) == ("equal", True)
+    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(far))))
+    first = report.pairs[0].first_difference
+    assert first is not None
+    assert (first.step, first.what, first.tensor) == (2, "gradient", "a")
+    assert first.relative == pytest.approx(1e-9 / 5, rel=1e-4)
+    assert [finding.code for finding in report.findings if finding.severity == "error"] == ["unexplained_difference"]
+    assert not report.sound
+
+
+def test_values_that_are_no_numbers_differ() -> None:
+    broken = [PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]]
+    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(broken))))
+    first = report.pairs[0].first_difference
+    assert first is not None
+    assert (report.pairs[0].verdict, first.step, first.relative) == ("different", 1, math.inf)
+
+
+BY_SHARE = {"conv": 1.0, "bn": 2.5, "fc": 3.5}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "in_shares", "verdict"),
+    [
+        (BY_SHARE, 1.5, "explained"),
+        ({"conv": 1.1, "bn": 2.5, "fc": 3.5}, 1.5, "different"),  # they part before batch norm
+        (BY_SHARE, 1.4, "different"),  # a single device in shares is something else again
+        (BY_SHARE, None, "different"),  # and without one nothing is shown
+    ],
+)
+def test_batch_norm_explains_what_it_is_shown_to_do(
+    outputs: dict[str, float], in_shares: float | None, verdict: str
+) -> None:
+    shares = None
+    if in_shares is not None:
+        shares = training(SINGLE, process(scaled(in_shares), outputs=BY_SHARE), kind="in_shares")
+    single = training(SINGLE, process(PLAIN))
+    report = compare_trainings(data(single, training(DP, process(scaled(1.5), outputs=outputs)), in_shares=shares))
+    assert report.pairs[0].verdict == verdict
+    assert report.sound == (verdict == "explained")
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_rank_that_is_apart_is_named(wrong: int) -> None:
+    apart = [PLAIN[0], [1.0, 1.0, 1.0], PLAIN[2]]
+    ranks = [process(apart if rank == wrong else PLAIN, rank, 2) for rank in (0, 1)]
+    report = compare_trainings(data(training(DP, process(PLAIN)), training(DDP, *ranks)))
+    result = report.ranks[0]
+    assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (wrong,))
+    errors = [finding.message for finding in report.findings if finding.severity == "error"]
+    assert len(errors) == 1
+    assert f"ddp-d2-b2: from step 1 on rank {wrong} has gradients of its own" in errors[0]
+
+
+def samples(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
+    """(rank, step, epoch, index) each."""
+    return pd.DataFrame(rows, columns=["rank", "step", "epoch", "index"]).assign(entered=1, fingerprint=0)
+
+
+def test_samples_of_steps_are_compared_whatever_their_order() -> None:
+    one = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 7), (0, 1, 0, 8))
+    assert sample_difference(one, samples((0, 0, 0, 6), (1, 0, 0, 5), (0, 1, 0, 8), (1, 1, 0, 7))) is None
+    other = samples((0, 0, 0, 5), (0, 0, 0, 6), (0, 1, 0, 8), (0, 1, 0, 8))
+    assert sample_difference(one, other) == SampleDifference(step=1, missing=(7,), extra=(8,))
+
+
+def test_samples_that_never_enter_or_enter_twice() -> None:
+    table = samples((0, 0, 0, 5), (0, 1, 0, 6), (0, 1, 0, 7), (0, 2, 0, 8))
+    assert lost_samples(table) is None
+    found = lost_samples(table.assign(entered=[1, 0, 2, 0]))
+    assert found == LostSamples(step=1, never=(6,), repeatedly=(7,))
+
+
+def test_an_epoch_in_the_order_of_the_one_before() -> None:
+    first = [(0, 0, 0, 5), (0, 1, 0, 6), (0, 2, 0, 7)]
+    assert repeated_epoch(samples(*first, (0, 3, 1, 6), (0, 4, 1, 5))) is None
+    # The last epoch was cut short after two steps.
+    again = samples(*first, (0, 3, 1, 6), (0, 4, 1, 7), (0, 5, 1, 5), (0, 6, 2, 6), (0, 7, 2, 7))
+    assert repeated_epoch(again) == RepeatedEpoch(epoch=2, step=6, steps_compared=2)
+
+
+def test_padding_is_counted_by_epoch() -> None:
+    assert repeated_samples(samples((0, 0, 0, 5), (1, 0, 0, 6), (0, 1, 0, 7), (1, 1, 0, 5), (0, 2, 1, 5))) == 1
+    assert repeated_samples(samples((0, 0, 0, 5), (0, 1, 1, 5))) == 0

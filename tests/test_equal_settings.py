@@ -1,0 +1,67 @@
+"""What `dpscope equal` accepts, and how it refuses the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.launch.equality_settings import equality_settings, samples_of_two_epochs
+from dpscope.launch.planned_run import plan_run
+from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+
+
+def test_defaults_compare_three_strategies_over_two_epochs() -> None:
+    settings = equality_settings({"device": "cpu"})
+    assert [job.cell.name for job in settings.jobs] == ["single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"]
+    kinds = [[training.kind for training in job.trainings] for job in settings.jobs]
+    assert kinds == [["compared", "rounding", "in_shares", "rounding_in_shares"], ["compared"], ["compared"]]
+    assert (settings.config.data, settings.steps, settings.precision) == ("fake", 20, "float64")
+    # 9 whole batches of 8 and a last one of 5: epochs of 10 steps.
+    assert settings.config.samples == 77
+
+
+def test_frozen_batch_norm_needs_no_shares() -> None:
+    settings = equality_settings({"device": "cpu", "strategy": "ddp,single", "devices": "4"}, freeze_batch_norm=True)
+    assert [job.cell.name for job in settings.jobs] == ["single-d1-b8", "ddp-d4-b2"]
+    assert [[one.kind for one in job.trainings] for job in settings.jobs] == [["compared", "rounding"], ["compared"]]
+
+
+@pytest.mark.parametrize(("batch_size", "steps", "expected"), [(8, 20, 77), (32, 7, 81), (2, 1, 4), (4, 3, 7)])
+def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int) -> None:
+    assert samples_of_two_epochs(batch_size, steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"strategy": "ddp"}, "--strategy ddp: one has nothing to be compared with"),
+        ({"strategy": "fsdp,ddp"}, "--strategy fsdp,ddp"),
+        ({"devices": "1"}, "--devices 1: give one count of 2 or more"),
+        ({"devices": "1,2"}, "--devices 1,2: give one count of 2 or more"),
+        ({"batch_size": "7"}, "--batch-size 7: 2 devices cannot share a global batch of 7 equally"),
+        ({"batch_size": "4,8"}, "--batch-size 4,8: one global batch is compared"),
+        ({"batch_size": "4x2"}, "--batch-size 4x2: one global batch is compared"),
+        ({"batch_size": "8", "samples": 5}, "--batch-size 8: the data set has 5 samples"),
+        ({"steps": 0}, "--steps 0"),
+        ({"model": "resnet19"}, "--model resnet19: no such model"),
+        ({"data": "cifar10", "data_dir": "/nowhere"}, "--data cifar10: /nowhere/cifar-10-batches-py is not there"),
+    ],
+)
+def test_mistakes_are_named(flags: dict[str, object], said: str) -> None:
+    with pytest.raises(DpscopeError) as raised:
+        equality_settings({"device": "cpu", **flags})
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_synchronised_batch_norm_is_refused_on_the_cpu() -> None:
+    with pytest.raises(DpscopeError, match=r"SyncBatchNorm needs GPUs; compare with --freeze-batch-norm instead$"):
+        equality_settings({"device": "cpu"}, sync_batch_norm=True)
+
+
+def test_a_run_may_follow_into_the_same_folder(tmp_path: Path) -> None:
+    (tmp_path / EQUALITY_FOLDER).mkdir()
+    (tmp_path / EQUALITY_NAME).write_text("{}")
+    config = RunConfig(device="cpu", strategies=("single",), devices=(1,), batch_sizes=(8,), steps=5)
+    assert plan_run(config, tmp_path).jobs
