@@ -14,7 +14,7 @@ DOCUMENT = (ROOT / "docs" / "python-api.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(2))
+@pytest.mark.parametrize("index", range(3))
 def test_the_code_runs(index: int) -> None:
     script = BLOCKS[index] + "\nimport sys\nassert 'torch' not in sys.modules\n"
     done = subprocess.run(
@@ -25,12 +25,16 @@ def test_the_code_runs(index: int) -> None:
     if index == 0:
         assert "10163.76" in shown  # exposed in step 4 of the A100 trace
         assert "32.089" in shown  # busbw of the V100 job's largest all-reduce
-    else:
+    elif index == 1:
         assert shown.splitlines()[-1] == "8 of 8"
+    else:
+        assert "late_rank" in shown
+        assert "gradient_reduce" in shown
+        assert "ddp-d2-b8" in shown.splitlines()[-1]
 
 
 def test_all_code_is_run() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
 def test_the_tables_name_every_column() -> None:
