@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.calibration_fit import find_fit, predict_us
-from dpscope.analysis.figure_style import COLOURS, STYLE, bandwidth_axes
+from dpscope.analysis.figure_style import COLOURS, STYLE, bandwidth_axes, literal
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.profiling.calibration_types import Calibration, CalibrationPoint, CollectiveFit
 from dpscope.profiling.link_types import LinkRate
@@ -49,7 +49,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
 
 
 def _machine(calibration: Calibration) -> str:
-    return f"{calibration.backend}, {len(calibration.device_names)} x {calibration.device_names[0]}"
+    return f"{calibration.backend}, {len(calibration.device_names)} x {literal(calibration.device_names[0])}"
 
 
 def _panel(axes: Axes, points: list[CalibrationPoint], fit: CollectiveFit | None, link: LinkRate | None) -> None:
@@ -88,4 +88,4 @@ def draw_models(
             axes.plot(curve, curve * factor / bound_us / 1e3, label="ring at the link's rate", **_BOUND)
     if link is not None:
         axes.axhline(link.gbps, label="link's specification", **_LINK)
-        axes.annotate(f"{link.name}, {link.gbps:.4g} GB/s", (sizes[0], link.gbps), fontsize=7, va="bottom")
+        axes.annotate(f"{literal(link.name)}, {link.gbps:.4g} GB/s", (sizes[0], link.gbps), fontsize=7, va="bottom")

@@ -149,7 +149,7 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> Prediction:
 
     Outside the measured sizes the nearest piece's line is extended: said in `extrapolated`, and no interval is given.
     """
-    piece = next(part for part in fit.pieces if part.to_bytes is None or size_bytes <= part.to_bytes)
+    piece = piece_of(fit, size_bytes)
     time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gbps / 1e3 if piece.bandwidth_gbps else 0.0)
     extrapolated = _extrapolation(fit, size_bytes)
     error = fit.prediction_relative_error
@@ -157,6 +157,11 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> Prediction:
         return Prediction(time_us, None, None, extrapolated)
     high_us = time_us / (1 - error) if error < 1 else None
     return Prediction(time_us, time_us / (1 + error), high_us, None)
+
+
+def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:
+    """The piece of a fit that a size lies in."""
+    return next(part for part in fit.pieces if part.to_bytes is None or size_bytes <= part.to_bytes)
 
 
 def _extrapolation(fit: CollectiveFit, size_bytes: float) -> str | None:

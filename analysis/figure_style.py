@@ -55,7 +55,6 @@ STYLE: Any = {
     "font.size": 9.0,
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.hashsalt": "dpscope",
 }
 
@@ -64,6 +63,11 @@ def new_figure(rows: int, width: float = 7.5, columns: int = 1, row_height: floa
     """A figure as high as its rows need, with its axes side by side."""
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]
+
+
+def literal(text: str) -> str:
+    """A name as a label shows it: a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
 
 
 def bandwidth_axes(axes: Axes) -> None:

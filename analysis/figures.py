@@ -7,6 +7,7 @@ from collections.abc import Callable
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from dpscope.analysis import training_figures
 from dpscope.analysis.bandwidth_figure import bandwidths
 from dpscope.analysis.batch_figure import batch_sizes
 from dpscope.analysis.communication_figure import measured_and_estimated
@@ -37,6 +38,7 @@ CAPTIONS = {
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
     "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count. Grey dots: Amdahl's law with "
     "the exposed share as serial fraction, a misuse.",
+    **training_figures.TRAINING_CAPTIONS,
 }
 
 
@@ -55,6 +57,7 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
     with mpl.rc_context(STYLE):
         drawn = {name: draw(run, comparison) for name, draw in drawers.items()}
         kept = {name: figure for name, figure in drawn.items() if figure is not None}
+        kept |= training_figures.training_figures(run.training) if run.training else {}
         for figure in kept.values():  # laid out once, not anew for every file
             figure.draw_without_rendering()
             figure.set_layout_engine("none")

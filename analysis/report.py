@@ -9,6 +9,8 @@ from dpscope.analysis.comparison import Comparison, compare
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.findings import conclusions
 from dpscope.analysis.headline import best_sentence
+from dpscope.analysis.model_formulas import formula_table
+from dpscope.analysis.report_measures import MEASURES
 from dpscope.analysis.report_page import Page, PageFigure, page_sections, render_page
 from dpscope.analysis.report_setting import environment_facts, setting_of
 from dpscope.analysis.report_tables import report_tables
@@ -67,6 +69,8 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
     drawn = {name: PageFigure(name, figures.for_page(name, text), figures.CAPTIONS[name]) for name, text in svg.items()}
     views = timeline_views(report.run)
     shown = report_tables(report.run, report.comparison)
+    if formulas := formula_table(report.run, report.comparison, report.sources):
+        shown["formulas"] = formulas
     return Page(
         name=report.run.folder.path.name,
         headline=headline(report),
@@ -75,6 +79,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
         findings=report.findings,
         sections=tuple(page_sections(report.comparison, shown, drawn, views)),
         timelines=views,
+        measures=MEASURES,
         definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
     )
 

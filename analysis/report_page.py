@@ -42,6 +42,14 @@ class PageTable:
     table: TextTable
     meanings: tuple[str, ...]
 
+    @property
+    def words(self) -> tuple[bool, ...]:
+        """Which columns hold words: they are aligned to the left."""
+        return tuple(
+            all(not row[index] or row[index][0].isalpha() for row in self.table.rows)
+            for index in range(len(self.table.headings))
+        )
+
 
 @dataclass(frozen=True)
 class PageSection:
@@ -63,6 +71,7 @@ class Page:
     findings: tuple[Finding, ...]
     sections: tuple[PageSection, ...]
     timelines: tuple[TimelineView, ...]
+    measures: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dpscope.analysis.training_tables import TRAINING_TABLES
+
 
 @dataclass(frozen=True)
 class Section:
@@ -74,6 +76,13 @@ SECTIONS = (
         "What do more devices bring, and what do the fitted laws say of twice as many?",
         ("scaling",),
         ("scaling", "laws"),
+    ),
+    Section(
+        "learning",
+        "Accuracy beside speed",
+        "Did the faster strategies learn as well, and how long did each take to get there?",
+        ("training_accuracy", "training_loss"),
+        ("learning", *TRAINING_TABLES),
     ),
     Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),
 )

@@ -5,7 +5,7 @@ microseconds after the trace's start. Small on purpose: it travels from the proc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -177,6 +177,23 @@ def _timeline(
         copies=copies,
         host_copies=host_copies,
         dp_phases=dp_phases,
+    )
+
+
+def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceTimeline:
+    """The same with fewer intervals of each kind and fewer named events, the longest ones."""
+    kept = [
+        thinned(np.array(spans).reshape(-1, 2), most_spans)
+        for spans in (device.compute, device.communication, device.exposed)
+    ]
+    named = sorted(device.named, key=lambda mark: mark.start_us - mark.end_us)[:most_named]
+    return replace(
+        device,
+        compute=_spans(kept[0][0]),
+        communication=_spans(kept[1][0]),
+        exposed=_spans(kept[2][0]),
+        closed_gap_us=max(device.closed_gap_us, *(gap_us for _, gap_us in kept)),
+        named=tuple(sorted(named, key=lambda mark: mark.start_us)),
     )
 
 

@@ -4,17 +4,19 @@ Times are microseconds after the earliest rank's start, rounded to a tenth. Name
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from dpscope.analysis.clock_alignment import RankClock, RankOrigin, align_clocks
 from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.step_timeline import DeviceTimeline, Mark, Spans, StepTimeline
+from dpscope.analysis.step_timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
 from dpscope.analysis.units import plain, show_bytes, show_time
 from dpscope.profiling.run_types import CellStrategy
 
 MOST_RANKS = 8
+MOST_SPANS = 40_000  # of all cells together, so that the page stays small
+MOST_NAMED = 3_000
 MOST_COLLECTIVES = 300  # of a rank, the longest
 MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
 _SHORTEST_SHARE = 1e-5  # of the step: what is shorter would be drawn nowhere
@@ -56,18 +58,23 @@ class TimelineView:
 
 
 def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
-    """A view for every cell that has one."""
-    views = (timeline_view(data) for data in run.measured)
+    """A view for every cell that has one, in as much detail as the page has room for."""
+    drawn = [len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]]
+    devices = max(1, sum(drawn))
+    views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_NAMED // devices) for data in run.measured)
     return tuple(view for view in views if view is not None)
 
 
-def timeline_view(data: CellData) -> TimelineView | None:
-    """The cell's step of its first traced repeat; None where no rank's trace has a whole step."""
+def timeline_view(data: CellData, most_spans: int = MOST_SPANS, most_named: int = MOST_NAMED) -> TimelineView | None:
+    """The cell's step of its first traced repeat; None where no rank's trace has a whole step.
+
+    `most_spans` of a kind and `most_named` compute events are kept per device, the largest gaps and the longest events.
+    """
     ranks = [one for _, one in data.timelines if one.rank is not None]
     if not ranks:
         return None
     repeat, step = data.timelines[0][0], ranks[0].step
-    ranks = [one for one in ranks if one.step == step]
+    ranks = [_coarser(one, most_spans, most_named) for one in ranks if one.step == step]
     collectives = _of_step(data, repeat, step)
     clocks = align_clocks(_of_ranks(data, repeat, ranks), [_origin(one) for one in ranks])
     places = {clock.rank: clock.place_us for clock in clocks}
@@ -86,6 +93,10 @@ def timeline_view(data: CellData) -> TimelineView | None:
         lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
         notes=tuple(_notes(repeat, step, ranks, clocks)),
     )
+
+
+def _coarser(one: StepTimeline, most_spans: int, most_named: int) -> StepTimeline:
+    return replace(one, devices=tuple(coarser(device, most_spans, most_named) for device in one.devices))
 
 
 def _rank(one: StepTimeline) -> int:

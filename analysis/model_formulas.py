@@ -1,0 +1,179 @@
+"""Each model's formula with a run's numbers put in; results are those of the functions that predict, not computed anew."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dpscope.analysis.calibration_fit import find_fit, piece_of
+from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.cost_models import ddp_schedule
+from dpscope.analysis.cost_sources import CostSources
+from dpscope.analysis.estimate_reasons import Values, number, records
+from dpscope.analysis.expected_traffic import reduced_bytes
+from dpscope.analysis.predictions import CollectivePrediction, by_nccl, model_sizes, relative_error
+from dpscope.analysis.rank_matching import bus_factor
+from dpscope.analysis.run_analysis import CellData, RunData
+from dpscope.analysis.tables import TextTable
+from dpscope.analysis.units import NA, Unit, show, show_bytes, show_time
+
+MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
+_ERROR = Unit("%", 0.01, 1)
+_SPECIFICATION = "link's specification"
+
+
+@dataclass(frozen=True)
+class FormulaLine:
+    """One model applied to one cell; microseconds, None is unknown."""
+
+    cell: str
+    model: str
+    formula: str
+    source: str
+    predicted_us: float | None
+    measured_us: float | None
+
+
+def formula_table(run: RunData, comparison: Comparison, sources: CostSources) -> TextTable | None:
+    """A row per model and multi-device cell; None where nothing can be predicted."""
+    rows = {str(values["cell"]): values for values in records(comparison)}
+    lines = [
+        line
+        for data in run.measured
+        if data.cell.devices > 1 and data.communication_known
+        for line in _lines(data, rows[data.cell.name], comparison, sources)
+        if line.predicted_us is not None
+    ]
+    if not lines:
+        return None
+    return TextTable(
+        title="Models: formula, numbers, result",
+        headings=("cell", "model", "formula", "B from", "predicted", "measured", "error [%]"),
+        rows=tuple(
+            (
+                line.cell,
+                line.model,
+                line.formula,
+                line.source,
+                show_time(line.predicted_us),
+                show_time(line.measured_us) if line.measured_us is not None else NA,
+                show(relative_error(line.predicted_us, line.measured_us), _ERROR),
+            )
+            for line in lines
+        ),
+        notes=(
+            "a ring without latency at the link's specification is a lower bound; a calibration holds no contention with compute",
+            "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
+            "measured NA: a rooted collective makes nobody wait, so it has no transfer to compare with",
+        ),
+    )
+
+
+def _lines(data: CellData, values: Values, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
+    if (ring := number(values, "ring_us")) is not None:
+        yield FormulaLine(
+            data.cell.name,
+            "ring all-reduce of all gradients",
+            _ring(data, sources),
+            _SPECIFICATION,
+            ring,
+            number(values, "transfer_us"),
+        )
+    own = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
+    for one in own[:MOST_COLLECTIVES]:
+        yield FormulaLine(
+            one.cell,
+            f"{one.kind}, {one.per_step:.3g} a step",
+            _collective(one, sources),
+            _source(values),
+            one.predicted_us,
+            one.measured_us,
+        )
+    if data.cell.strategy == "dp":
+        yield FormulaLine(
+            data.cell.name,
+            "DataParallel, all that moves in a step",
+            _data_parallel(data, own, sources),
+            _source(values),
+            number(values, "predicted_transfer_us"),
+            number(values, "communication_us"),
+        )
+    elif (exposed := number(values, "predicted_exposed_us")) is not None:
+        yield FormulaLine(
+            data.cell.name,
+            "DDP's schedule, exposed communication",
+            _schedule(data, sources),
+            _source(values),
+            exposed,
+            number(values, "exposed_us"),
+        )
+
+
+def _source(values: Values) -> str:
+    return "calibration" if values["prediction_source"] == "calibration" else _SPECIFICATION
+
+
+def _ring(data: CellData, sources: CostSources) -> str:
+    devices, size = data.cell.devices, reduced_bytes(data.cell, model_sizes(data))
+    return f"2(N−1)/N × S/B = 2({devices}−1)/{devices} × {show_bytes(size)} / {sources.link_gbps:.4g} GB/s (S: all gradients)"
+
+
+def _collective(one: CollectivePrediction, sources: CostSources) -> str:
+    """alpha + S/B by the piece of the fit that the size lies in; by specification the ring's bus factor x S/B."""
+    if sources.calibration is not None:
+        fit = find_fit(sources.calibration, one.kind, one.ranks)
+        assert fit is not None  # or there were no prediction
+        piece = piece_of(fit, one.size_bytes)
+        if piece.bandwidth_gbps is None:
+            return f"alpha = {show_time(piece.alpha_us)} (S = {show_bytes(one.size_bytes)} makes no difference)"
+        beyond = ", extrapolated" if one.extrapolated else ""
+        alpha = f"{'−' if piece.alpha_us < 0 else ''}{show_time(abs(piece.alpha_us))}"
+        return f"alpha + S/B = {alpha} + {show_bytes(one.size_bytes)} / {piece.bandwidth_gbps:.4g} GB/s{beyond}"
+    factor = bus_factor(one.kind, one.ranks)
+    return f"f × S/B = {factor:.4g} × {show_bytes(one.size_bytes)} / {sources.link_gbps:.4g} GB/s (f: bus factor)"
+
+
+def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: CostSources) -> str:
+    if by_nccl(data):
+        counts = {kind: round(sum(one.per_step for one in own if one.kind == kind)) for kind in ("broadcast", "reduce")}
+        return (
+            f"the sum of its chunks: {counts['broadcast']} broadcasts + {counts['reduce']} reduces, nothing overlapped"
+        )
+    sizes, devices = model_sizes(data), data.cell.devices
+    moved = 2 * sizes.parameter_bytes + sizes.buffer_bytes
+    return f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {show_bytes(moved)} / {sources.link_gbps:.4g} GB/s" + (
+        f" × {data.cell.options.accumulate} micro-batches" if data.cell.options.accumulate > 1 else ""
+    )
+
+
+def _schedule(data: CellData, sources: CostSources) -> str:
+    """The schedule in words, with the buckets of one rank's step; the result is the mean over all of them."""
+    rule = (
+        "each all-reduce starts when it is ready and the one before has ended; exposed is what runs after the last is ready, "
+        "and every other collective"
+    )
+    step = _one_step(data)
+    ready = "ready_us" if step["ready_us"].notna().all() else "start_us"
+    buckets = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
+    keys = zip(buckets["kind"], buckets["group_size"], buckets["bytes"], strict=True)
+    costs = [sources.cost(str(kind), int(ranks), float(size)) for kind, ranks, size in keys]
+    known = [cost for cost in costs if cost is not None]
+    if not known or len(known) < len(costs) or len(known) > 2 * MOST_COLLECTIVES:
+        return rule
+    times = buckets[ready].astype(float)
+    from_first = [float(time) for time in times - times.min()]
+    schedule = ddp_schedule(from_first, known)
+    shown = "; ".join(
+        f"ready {show_time(one)}, takes {show_time(cost)}, ends {show_time(end)}"
+        for one, cost, end in zip(from_first, known, schedule.end_us, strict=True)
+    )
+    return (
+        f"{rule}. Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}: {shown}: {show_time(schedule.exposed_us)}"
+    )
+
+
+def _one_step(data: CellData) -> pd.DataFrame:
+    """The collectives of the first rank's first whole step."""
+    windows = data.whole_windows()
+    keys = ["repeat", "rank", "device", "step"]
+    return data.collectives.merge(windows[keys].head(1), on=keys)
