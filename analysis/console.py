@@ -17,6 +17,7 @@ from dpscope.analysis.report_tables import report_tables, terminal_tables
 from dpscope.analysis.run_analysis import RunData, load_run
 from dpscope.analysis.run_comparison import change_table, compare_runs, regressions, setting_findings
 from dpscope.analysis.run_output import run_json
+from dpscope.analysis.tensorboard_export import export_tensorboard, export_trainings
 from dpscope.analysis.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
@@ -54,6 +55,13 @@ def report_of(path: Path, targets: Targets) -> Report:
     """The report of a run, with the calibration that lies in its folder, if one does."""
     calibration = load_calibration(path) if calibration_path(path).exists() else None
     return make_report(load(path, targets.accuracy), targets.link_gbps, calibration, targets.efficiency)
+
+
+def write_tensorboard(path: Path, link_gbps: float | None) -> Path:
+    """Write the TensorBoard folder of a run, or of a folder with trainings alone; returns it."""
+    if not is_run_folder(path) and holds_epochs(path):
+        return export_trainings(load_training(path))
+    return export_tensorboard(report_of(path, Targets(link_gbps)))
 
 
 def show_run(path: Path, targets: Targets, console: Console) -> bool:

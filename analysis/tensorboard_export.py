@@ -1,20 +1,28 @@
 """A run as TensorBoard shows it: HParams, Scalars, Text, Images, and trace copies for torch-tb-profiler.
 
 runs/<run>/tensorboard/report/    the comparison and findings as text, the figures as images
+runs/<run>/tensorboard/training/  the curves of trainings, one run per cell and seed (profiling/training_event_log.py)
 runs/<run>/tensorboard/<cell>/    one session: hyperparameters, metrics, step times; the traces of its first repeat
 """
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dpscope.analysis import figures
 from dpscope.analysis.plugin_traces import traces_of, write_plugin_copies
 from dpscope.analysis.report import Report, render_markdown
 from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.training_data import TrainingData
+from dpscope.analysis.training_figures import training_figures
+from dpscope.analysis.training_report import training_markdown
+from dpscope.analysis.training_tensorboard import TRAINING_METRICS, training_sessions, write_missing_events
 from dpscope.analysis.units import plain
 from dpscope.profiling.event_log import EventLog, HyperParameter
+from dpscope.profiling.training_event_log import events_folder
 
 DOTS_PER_INCH = 150  # of figures.to_png
 METRICS = {  # tag -> column of the comparison and what it is divided by
@@ -26,10 +34,8 @@ METRICS = {  # tag -> column of the comparison and what it is divided by
 
 
 def export_tensorboard(report: Report) -> Path:
-    """Write the run's TensorBoard folder anew; returns it."""
-    folder = report.run.folder.path / "tensorboard"
-    if folder.exists():
-        shutil.rmtree(folder)
+    """Write the run's TensorBoard folder anew, but for the curves of trainings, which may be running; returns it."""
+    folder = _cleared(report.run.folder.path)
     rows = {str(row["cell"]): row for _, row in report.comparison.table.iterrows()}
     sessions = {data.cell.name: _hyperparameters(report, data) for data in report.run.measured}
     _write_report(report, folder / "report", list(sessions.values()))
@@ -41,7 +47,41 @@ def export_tensorboard(report: Report) -> Path:
             if plain(row[column]) is not None
         }
         _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], metrics)
+    if report.run.training:
+        write_missing_events(report.run.training)
     return folder
+
+
+def export_trainings(data: TrainingData) -> Path:
+    """The same for a folder that holds trainings alone."""
+    folder = _cleared(data.folder)
+    with EventLog(folder / "report") as log:
+        log.experiment(_values(training_sessions(data)), TRAINING_METRICS)
+        log.text("training", training_markdown(data))
+        _add_figures(log, training_figures(data))
+    write_missing_events(data)
+    return folder
+
+
+def _cleared(run: Path) -> Path:
+    """A run's TensorBoard folder, rid of everything that is written here."""
+    folder = run / "tensorboard"
+    for path in folder.iterdir() if folder.exists() else ():
+        if path != events_folder(run):
+            shutil.rmtree(path)
+    return folder
+
+
+def _values(sessions: Sequence[Mapping[str, HyperParameter]]) -> dict[str, list[HyperParameter]]:
+    """Each hyperparameter with the values it takes."""
+    names = dict.fromkeys(name for session in sessions for name in session)
+    return {name: [session[name] for session in sessions if name in session] for name in names}
+
+
+def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
+    for name, figure in drawn.items():
+        width, height = (round(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
+        log.image(name, figures.to_png(figure), int(width), int(height))
 
 
 def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter]:
@@ -58,12 +98,11 @@ def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter
 
 def _write_report(report: Report, folder: Path, sessions: list[dict[str, HyperParameter]]) -> None:
     with EventLog(folder) as log:
-        values = {name: [session[name] for session in sessions] for name in (sessions[0] if sessions else {})}
-        log.experiment(values, list(METRICS))
+        training = report.run.training
+        trained = training_sessions(training) if training else []
+        log.experiment(_values([*sessions, *trained]), [*METRICS, *(TRAINING_METRICS if trained else ())])
         log.text("comparison", render_markdown(report))
-        for name, figure in figures.draw_all(report.run, report.comparison, report.sources).items():
-            width, height = (round(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
-            log.image(name, figures.to_png(figure), int(width), int(height))
+        _add_figures(log, figures.draw_all(report.run, report.comparison, report.sources))
 
 
 def _write_cell(

@@ -54,14 +54,14 @@ def write_training(data: TrainingData) -> Path:
         write_text(folder / "figures" / f"{name}.svg", to_svg(figure))
     write_text(folder / "training.csv", training_csv(data))
     page = folder / "training.md"
-    write_text(page, _markdown(data))
+    write_text(page, training_markdown(data))
     return page
 
 
-def _markdown(data: TrainingData) -> str:
+def training_markdown(data: TrainingData) -> str:
+    """Tables and findings as Markdown."""
     parts = [f"# Trainings: {data.folder.name}\n"]
     parts += [tables.render(table, "markdown") for table in training_tables(data).values()]
-    parts += [f"![{name}](figures/{name}.svg)\n" for name in ("training_accuracy", "training_loss")]
     parts.append("**Findings**\n")
     parts.append(
         "".join(

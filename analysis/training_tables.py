@@ -1,8 +1,8 @@
 """Trainings as tables: accuracy, time, time to an accuracy, accuracy beside speedup, what variants change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.sample_statistics import Estimate, median_range
+from dpscope.analysis.sample_statistics import FEWEST_SAMPLES, Estimate, median_range
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.training_data import TrainedCell, TrainingData
 from dpscope.analysis.training_statistics import (
@@ -166,7 +166,7 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
             "within it is none that is shown",
             "speedup: median epoch training time of the other over its own, with its 95% interval",
         ),
-        missing=tuple(_unknown_spread(one) for one in differences if one.spread_points is None),
+        missing=tuple(reason for one in differences for reason in _unknown(one)),
     )  # fmt: skip
 
 
@@ -184,8 +184,15 @@ def _difference_row(one: CellDifference) -> tuple[str, ...]:
     )
 
 
-def _unknown_spread(one: CellDifference) -> str:
-    return f"{NA} (seed spread; {one.cell}): {one.seeds} seeds, {FEWEST_SEEDS} are the fewest that show a spread"
+def _unknown(one: CellDifference) -> Iterator[str]:
+    """Why values of a difference are missing."""
+    seeds = f"{one.seeds} seed{'s' * (one.seeds != 1)}"
+    if one.points is None:
+        yield f"{NA} (difference; {one.cell}): no training of it, or of {one.against}, has all its epochs"
+    elif one.spread_points is None:
+        yield f"{NA} (seed spread; {one.cell}): {seeds}, {FEWEST_SEEDS} are the fewest that show a spread"
+    if one.speedup.low is None:
+        yield f"{NA} (low, high; {one.cell}): {one.speedup.count} epochs, {FEWEST_SAMPLES} are the fewest with an interval"
 
 
 def _missing_trainings(data: TrainingData) -> list[str]:

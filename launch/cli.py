@@ -230,14 +230,13 @@ def tensorboard(
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
     link_gbps: options.LinkGbps = None,
 ) -> None:
-    """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars, and the traces."""
+    """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the traces."""
     options.check_numbers(link_gbps)
-    from dpscope.analysis.console import Targets, report_of
-    from dpscope.analysis.tensorboard_export import export_tensorboard
+    from dpscope.analysis.console import write_tensorboard
     from dpscope.launch.tensorboard_server import serve
 
     console = Console()
-    folder = export_tensorboard(report_of(run, Targets(link_gbps)))
+    folder = write_tensorboard(run, link_gbps)
 
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)

@@ -16,6 +16,11 @@ def events_folder(run: Path) -> Path:
     return run / "tensorboard" / "training"
 
 
+def training_folder(run: Path, record: EpochRecord) -> Path:
+    """Where the events of an epoch's training lie."""
+    return events_folder(run) / record.cell / f"seed{record.seed}"
+
+
 def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
     """Shows the trainings of a run folder in TensorBoard; nothing is written before the first epoch."""
     return TrainingMirror(lambda first: _TensorBoardRun(run, first, config))
@@ -23,7 +28,7 @@ def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
 
 class _TensorBoardRun:
     def __init__(self, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
-        folder = events_folder(run) / first.cell / f"seed{first.seed}"
+        folder = training_folder(run, first)
         if folder.exists():
             shutil.rmtree(folder)
         self._log = EventLog(folder)

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.console import print_comparison
+from dpscope.analysis.summary_row import Row
+from dpscope.analysis.training_columns import put_accuracy
 from dpscope.analysis.training_comparison import compare_trainings
 from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.analysis.training_findings import training_findings
@@ -23,8 +25,11 @@ from dpscope.analysis.training_statistics import (
     time_to_accuracy,
 )
 from dpscope.analysis.training_tables import training_tables
-from dpscope.profiling.run_store import DpscopeError
-from tests.trainings import plain_epochs, write_train_json
+from dpscope.profiling.run_store import DpscopeError, write_json
+from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
+from dpscope.profiling.train_store import TrainFolder
+from dpscope.profiling.train_types import TrainResult
+from tests.trainings import plain_epochs, record, write_train_json, write_trained
 
 
 def two_strategies(folder: Path) -> TrainingData:
@@ -114,7 +119,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, seeds: int) -> None:
     assert (one.points, one.spread_points, one.verdict) == (-15.0, None, "too_few_samples")
     table = training_tables(data)["training_speedup"]
     assert table.rows[0][4] == "NA"
-    assert f"{seeds} seeds" in table.missing[0]
+    assert f"{seeds} seed" in table.missing[0]
     assert "few_seeds" in {finding.code for finding in training_findings(data)}
 
 
@@ -241,3 +246,65 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
     write_train_json(tmp_path / "other", plain_epochs("single", 1, 0, [90.0], [1.0]))
     with pytest.raises(DpscopeError, match="no cell alike"):
         print_comparison(tmp_path / "off", tmp_path / "other", 0.05, "table", console)
+
+
+def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> Row:
+    row = Row()
+    put_accuracy(row, cell, RunConfig(model=model), training)
+    return row
+
+
+def test_accuracy_stands_beside_measured_cells(tmp_path: Path) -> None:
+    """The cell's own batch where it was trained, else the one that was, which is told."""
+    own, other = Cell(strategy="ddp", devices=2, batch_size=16), Cell(strategy="ddp", devices=2, batch_size=64)
+    records = [record(seed=seed, test_accuracy=90.0 + seed) for seed in range(3)]
+    training = load_training(write_trained(tmp_path, [own], records, epochs=1))
+    for cell in (own, other):
+        values = accuracy_of(cell, training).values
+        assert values["test_accuracy_percent"] == 91.0  # of 90, 91, 92
+        assert (values["test_accuracy_percent_low"], values["test_accuracy_percent_high"]) == (90.0, 92.0)
+        assert (values["test_accuracy_seeds"], values["trained_global_batch_size"]) == (3, 32)
+
+
+def test_accuracy_that_does_not_belong_to_a_cell_is_missing_with_a_reason(tmp_path: Path) -> None:
+    ddp = Cell(strategy="ddp", devices=2, batch_size=16)
+    training = load_training(write_trained(tmp_path, [ddp], [record()], epochs=1))
+    single = Cell(strategy="single", devices=1, batch_size=16)
+    variant = Cell(strategy="ddp", devices=2, batch_size=16, options=CellOptions(comm_hook="fp16"))
+    for row, reason in (
+        (accuracy_of(ddp, None), "nothing was trained"),
+        (accuracy_of(ddp, training, model="resnet50"), "trained with model resnet8_test, measured with resnet50"),
+        (accuracy_of(single, training), "was not trained"),
+        (accuracy_of(variant, training), "was not trained"),
+    ):
+        assert row.values["test_accuracy_percent"] is None
+        assert reason in row.reasons["test_accuracy_percent"]
+    several = [record(f"ddp-d2-b{batch}") for batch in (16, 32)]
+    unclear = load_training(write_trained(tmp_path / "two", [ddp], several, epochs=1))
+    far = accuracy_of(Cell(strategy="ddp", devices=2, batch_size=128), unclear)
+    assert "ddp-d2-b16, ddp-d2-b32" in far.reasons["test_accuracy_percent"]
+
+
+def test_a_planned_cell_that_was_not_trained_is_told(tmp_path: Path) -> None:
+    cells = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]
+    folder = write_trained(tmp_path, cells, [record("single-d1-b32")], epochs=1)
+    failed = TrainResult(
+        cell=cells[1], seed=0, status="crashed", epochs=0, duration_s=1.0, message="a rank was killed by signal 9"
+    )
+    write_json(TrainFolder(folder).training(cells[1], 0).result_path, failed)
+    data = load_training(folder)
+    table = training_tables(data)["test_accuracy"]
+    assert table.rows[1][:4] == ("ddp-d2-b16", "NA", "NA", "NA")
+    assert "killed by signal 9" in table.missing[0]
+    (finding,) = [one for one in training_findings(data) if one.code == "training_failed"]
+    assert finding.severity == "error"
+    assert finding.next_step.startswith(f"read {folder}/training/ddp-d2-b16/seed0/log.txt")
+
+
+def test_a_run_whose_trainings_all_failed_says_why(tmp_path: Path) -> None:
+    cell = Cell(strategy="ddp", devices=2, batch_size=16)
+    folder = write_trained(tmp_path, [cell], [], epochs=1)
+    failed = TrainResult(cell=cell, seed=0, status="out_of_memory", epochs=0, duration_s=1.0, message="no memory left")
+    write_json(TrainFolder(folder).training(cell, 0).result_path, failed)
+    with pytest.raises(DpscopeError, match="holds no epoch: ddp-d2-b16, seed 0: out_of_memory: no memory left"):
+        load_training(folder)

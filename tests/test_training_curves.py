@@ -11,9 +11,10 @@ from matplotlib.lines import Line2D
 from dpscope.analysis.figure_style import COLOURS
 from dpscope.analysis.training_data import load_training
 from dpscope.analysis.training_figures import TRAINING_CAPTIONS, training_figures
+from dpscope.profiling.run_types import Cell
 from dpscope.profiling.training_event_log import training_events
-from tests.tensorboard_pages import get, serving
-from tests.trainings import plain_epochs, record, write_train_json
+from tests.tensorboard_pages import get, running, serving
+from tests.trainings import plain_epochs, record, write_train_json, write_trained
 
 TAGS = {
     "loss/train", "loss/test", "accuracy_percent/train", "accuracy_percent/test", "learning_rate",
@@ -89,6 +90,28 @@ def drawn(tmp_path: Path) -> dict[str, Figure]:
         epochs += plain_epochs("single", 1, seed, [80.0, 90.0 + seed], [4.0, 4.0], losses=[2.0, 0.1])
         epochs += plain_epochs("ddp", 2, seed, [70.0, 90.0 + seed], [2.0, 3.0], losses=[2.0, 0.5])
     return training_figures(load_training(write_train_json(tmp_path, epochs)))
+
+
+def test_a_folder_of_trainings_in_tensorboard(tmp_path: Path) -> None:
+    """What was not shown while it ran is written now; what was stays as it is, since it may still be written to."""
+    cells = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]
+    records = [record(cell.name, epoch=epoch, test_accuracy=50.0 + epoch) for cell in cells for epoch in (1, 2)]
+    folder = write_trained(tmp_path / "run", cells, records, epochs=2)
+    live = training_events(folder, None)
+    live.write(records[2:])
+    with running("-m", "dpscope.launch.cli", "tensorboard", folder, "--port", "0") as address:
+        runs = {"report", "training/single-d1-b32/seed0", "training/ddp-d2-b16/seed0"}
+        assert set(get(address, "data/runs", until=lambda found: len(found) >= 3)) == runs
+        for cell in cells:
+            found = scalars(address, f"training/{cell.name}/seed0", "accuracy_percent/test", 2)
+            assert [value for _, _, value in found] == [51.0, 52.0]
+        images = get(address, "data/plugin/images/tags", until=lambda found: "report" in found)
+        assert set(images["report"]) == {"training_accuracy", "training_loss"}
+        texts = get(address, "data/plugin/text/text", run="report", tag="training/text_summary")
+        assert "ddp-d2-b16" in texts[0]["text"]
+        metrics = [value["name"]["tag"] for value in hparams(address, count=2)[0]["metricValues"]]
+        assert "accuracy_percent/test" in metrics
+    live.close()
 
 
 def points(line: Line2D) -> list[list[float]]:

@@ -4,7 +4,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpscope.profiling.train_types import EpochRecord
+from dpscope.profiling.run_store import write_json
+from dpscope.profiling.run_types import Cell, Environment, PlannedCell, RunConfig
+from dpscope.profiling.train_store import TrainFolder
+from dpscope.profiling.train_types import (
+    TRAIN_SCHEMA_VERSION,
+    EpochRecord,
+    PlannedTraining,
+    TrainConfig,
+    TrainLog,
+    TrainManifest,
+)
 
 
 def plain_epochs(
@@ -68,3 +78,29 @@ def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accurac
         train_samples=1440,
         test_samples=360,
     )
+
+
+def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRecord], epochs: int) -> Path:
+    """A folder as `dpscope train` leaves it: a manifest that plans `epochs` for the cells, and what was trained."""
+    config = TrainConfig(run=RunConfig(device="cpu", model="resnet8_test"), epochs=epochs)
+    environment = Environment(
+        hostname="host", platform="linux", cpu_name=None, cpu_count=2, memory_bytes=None, python_version="3.12",
+        torch_version="2", torchvision_version=None, cuda_version=None, nccl_version=None, driver_version=None,
+    )  # fmt: skip
+    manifest = TrainManifest(
+        schema_version=TRAIN_SCHEMA_VERSION,
+        dpscope_version="0",
+        created_at="2026-01-01T00:00:00Z",
+        config=config,
+        device_type="cpu",
+        threads_per_process=1,
+        environment=environment,
+        plan=tuple(
+            PlannedTraining(planned=PlannedCell(cell=cell), learning_rate=0.1, train_samples=1437, repeated_samples=1)
+            for cell in cells
+        ),
+    )
+    stored = TrainFolder(folder)
+    write_json(stored.manifest_path, manifest)
+    write_json(stored.log_path, TrainLog(schema_version=TRAIN_SCHEMA_VERSION, epochs=tuple(records)))
+    return folder
