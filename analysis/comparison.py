@@ -1,6 +1,7 @@
 """The comparison: one row a cell, and DP against DDP where both were measured alike."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from dpscope.analysis.summary_row import minus as _minus
 from dpscope.analysis.training_columns import put_accuracy
 from dpscope.analysis.variants import opponents, singles_like
 from dpscope.profiling.calibration_types import Calibration
+from dpscope.profiling.run_types import Manifest
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Comparison:
     choices: tuple[ScalingChoice, ...] = ()
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
+    calibrated_later: bool = False  # the calibration was made when the run had begun
 
 
 def compare(
@@ -87,7 +90,14 @@ def compare(
             for one in predict_cell(data, sources).collectives
         ),
         target_efficiency=target_efficiency,
+        calibrated_later=calibration is not None and _later(calibration, run.manifest),
     )
+
+
+def _later(calibration: Calibration, manifest: Manifest) -> bool:
+    """Whether a calibration was measured after the run had begun; logs do not tell when they were."""
+    began, calibrated = (datetime.fromisoformat(one.created_at) for one in (manifest, calibration))
+    return calibration.source == "measured" and calibrated > began
 
 
 def exposed_shares(rows: dict[str, Row]) -> dict[str, float]:

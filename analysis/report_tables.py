@@ -75,7 +75,12 @@ def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable 
     rows = comparison.table[comparison.table["prediction_source"].notna()]
     by_source = rows.groupby("prediction_source")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
     notes = tuple(f"predicted from the {_SOURCES[str(source)]}: {cells}" for source, cells in by_source.items())
-    return replace(table, notes=(*table.notes, _COMPARED, *notes))
+    later = (
+        ("the calibration was made after the run had begun: these are no forecasts",)
+        if comparison.calibrated_later
+        else ()
+    )
+    return replace(table, notes=(*table.notes, _COMPARED, *notes, *later))
 
 
 def terminal_tables(run: RunData, comparison: Comparison) -> list[TextTable]:

@@ -42,6 +42,22 @@ def test_groups_that_run_at_once_are_kept_apart(tmp_path: Path) -> None:
     assert "4 process groups" in parallelism(analysis)
 
 
+@pytest.mark.parametrize("job", ["tensor_data_parallel", "fully_sharded", "dlrm"])
+def test_order_matches_groups_that_number_nothing(tmp_path: Path, job: Job) -> None:
+    """Without sequence numbers the order within each group and step gives the same transfers and waits."""
+    ranks = [parallel_trace(job, rank) for rank in range(RANKS[job])]
+    for generated in ranks:
+        for event in generated.trace["traceEvents"]:
+            event.get("args", {}).pop("Seq", None)
+    table = analyzed(tmp_path, *ranks).collectives.sort_values(["rank", "start_us"])
+    expected = [
+        one for generated in ranks for one in sorted(generated.expected.collectives, key=lambda row: row.start_us)
+    ]
+    assert table["sequence"].isna().all()
+    assert table["transfer_us"].tolist() == [one.transfer_us for one in expected]
+    assert table["wait_us"].tolist() == pytest.approx([one.wait_us for one in expected])
+
+
 def test_messages_have_a_lower_bound_alone(tmp_path: Path) -> None:
     """2,000,000 B: sent in 20 us; received in 120 us, most of them waiting."""
     table = analyzed(tmp_path, *(parallel_trace("pipeline", rank) for rank in range(2))).collectives

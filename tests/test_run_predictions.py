@@ -1,0 +1,69 @@
+"""Predictions of a real run folder beside what it measured, from calibrations that hold more or less of what it used."""
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpscope.analysis.report import make_report
+from dpscope.analysis.report_tables import report_tables, terminal_tables
+from dpscope.analysis.run_analysis import RunData, load_run
+from dpscope.analysis.run_output import run_json
+from dpscope.profiling.calibration_types import Calibration, Collective
+from tests.run_cells import calibration
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
+BOTH: dict[Collective, tuple[float, float]] = {**REDUCE, "broadcast": (100.0, 1.0)}
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    return load_run(EXAMPLE)
+
+
+def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: float = -60.0) -> Calibration:
+    moment = datetime.fromisoformat(run.manifest.created_at) + timedelta(seconds=later_s)
+    return msgspec.structs.replace(calibration(lines), created_at=moment.isoformat())
+
+
+def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run: RunData) -> None:
+    report = make_report(run, calibration=made(run, REDUCE))
+    titles = [table.title for table in terminal_tables(report.run, report.comparison)]
+    assert "Predicted against measured, per step" in titles
+    assert "Predicted against measured, per collective (median transfer)" in titles
+    rows = json.loads(run_json(report))["predictions"]
+    reduced = [row for row in rows if row["kind"] == "all_reduce"]
+    assert reduced
+    for row in reduced:  # 100 us + S / 1 GB/s
+        assert row["predicted_us"] == pytest.approx(100 + row["size_bytes"] / 1e3)
+        assert row["relative_error"] == pytest.approx(row["predicted_us"] / row["measured_us"] - 1)
+    rooted = [row for row in rows if row["kind"] == "broadcast"]
+    assert rooted
+    assert {(row["measured_us"], row["predicted_us"], row["relative_error"]) for row in rooted} == {(None, None, None)}
+    assert {row["reason"] for row in rooted} == {"the calibration holds no broadcast on 2 ranks"}
+    assert "calibration_incomplete" in {finding.code for finding in report.findings}
+
+
+def test_a_calibration_of_both_predicts_exposed_communication_too(run: RunData) -> None:
+    report = make_report(run, calibration=made(run, BOTH))
+    values = report.comparison.table.set_index("cell").loc["ddp-d2-b8"]
+    assert values["predicted_exposed_us"] > 0
+    assert "calibration_incomplete" not in {finding.code for finding in report.findings}
+    table = report_tables(run, report.comparison)["collectives"]
+    predicted = next(index for index, heading in enumerate(table.headings) if heading.startswith("predicted"))
+    assert all(row[predicted] != "NA" for row in table.rows)
+
+
+def test_without_any_source_there_is_no_table(run: RunData) -> None:
+    report = make_report(run)
+    assert not {"predictions", "collectives"} & set(report_tables(report.run, report.comparison))
+
+
+@pytest.mark.parametrize("later_s", [-1.0, 1.0])
+def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -> None:
+    report = make_report(run, calibration=made(run, BOTH, later_s))
+    notes = report_tables(report.run, report.comparison)["predictions"].notes
+    assert any("no forecasts" in note for note in notes) is (later_s > 0)
