@@ -1,0 +1,179 @@
+"""The page in a real browser, offline, from the example run with hostile names planted into its files."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.report import make_report, write_report
+from dpscope.analysis.run_analysis import load_run
+from tests.browser import CHROMIUM, Browser, browser
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)")
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "run_cpu"
+HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the example run, its longest operator and its model renamed."""
+    run = tmp_path_factory.mktemp("hostile") / "run"
+    shutil.copytree(EXAMPLE, run)
+    for path in run.glob("cells/ddp-d2-b8/repeat0/traces/*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        for event in trace["traceEvents"]:
+            if event.get("name") == "aten::conv2d":
+                event["name"] = HOSTILE
+        path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    manifest = run / "manifest.json"
+    stored = json.loads(manifest.read_text())
+    stored["config"]["model"] = HOSTILE
+    stored["environment"]["settings"] = {"NCCL_DEBUG": HOSTILE}
+    manifest.write_text(json.dumps(stored))
+    return write_report(make_report(load_run(run), link_gbps=1.0))
+
+
+@pytest.fixture(scope="module")
+def opened(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as chromium:
+        chromium.show(1280)
+        chromium.open(page)
+        yield chromium
+
+
+def test_it_loads_without_error_and_asks_for_nothing(opened: Browser, page: Path) -> None:
+    assert opened.run("document.querySelectorAll('section').length") > 8
+    assert opened.errors == []
+    assert {url for url in opened.requests if not url.startswith("data:")} == {page.as_uri()}
+
+
+def test_names_from_files_are_text(opened: Browser) -> None:
+    assert opened.run("window.ran") is None
+    assert opened.run("document.querySelectorAll('script').length") == 3  # the data, and two of the page's own
+    shown = opened.run("document.body.innerText")
+    assert shown.count(HOSTILE) == 3  # in the setting, and twice in the environment
+    names = (
+        "JSON.parse(document.getElementById('timeline-data').textContent).flatMap(c => c.lanes).flatMap(l => l.bars)"
+    )
+    assert opened.run(f"{names}.filter(bar => bar[3] === {json.dumps(HOSTILE)}).length") >= 2
+    assert opened.errors == []
+
+
+def column(opened: Browser, table: str, index: int) -> list[str]:
+    cells: list[str] = opened.run(
+        f"[...document.querySelectorAll('#table-{table} tbody tr')].map(row => row.cells[{index}].textContent)"
+    )
+    return cells
+
+
+def test_a_table_sorts_by_click_and_by_key_and_tells(opened: Browser) -> None:
+    before = column(opened, "time", 1)
+    button = "document.querySelectorAll('#table-time thead button')[1]"
+    opened.run(f"{button}.click()")
+    rising = column(opened, "time", 1)
+    assert rising == sorted(before, key=float)
+    assert len(rising) == 3
+    assert opened.run(f"{button}.closest('th').getAttribute('aria-sort')") == "ascending"
+    opened.run(f"{button}.focus()")
+    opened.press("Enter", "\r")
+    assert column(opened, "time", 1) == rising[::-1]
+    assert opened.run(f"{button}.closest('th').getAttribute('aria-sort')") == "descending"
+    # unknown values stay last either way
+    strong = "document.querySelectorAll('#table-time thead button')[7]"
+    for _ in range(2):
+        opened.run(f"{strong}.click()")
+        assert column(opened, "time", 7) == ["1.00", "NA", "NA"]
+
+
+def test_a_heading_says_what_it_means_on_focus_and_on_hover(opened: Browser) -> None:
+    opened.run("document.querySelectorAll('#table-time thead button')[1].focus()")
+    assert "Median untraced step time" in opened.run("document.getElementById('tip').textContent")
+    assert not opened.run("document.getElementById('tip').hidden")
+    opened.press("Escape")
+    assert opened.run("document.getElementById('tip').hidden")
+    place = opened.run(
+        "(() => { const b = document.querySelectorAll('#table-time thead button')[5]; b.scrollIntoView({block: 'center'});"
+        " const r = b.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    opened.mouse("mouseMoved", *place)
+    assert "Throughput" in opened.run("document.getElementById('tip').textContent")
+    described = "document.getElementById(document.querySelector('#table-time button').getAttribute('aria-describedby'))"
+    assert "Strategy" in opened.run(f"{described}.textContent")
+
+
+def shown_range(opened: Browser) -> str:
+    text: str = opened.run(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => "
+        "done(document.getElementById('timeline-range').textContent))))"
+    )
+    return text
+
+
+def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
+    view = "document.getElementById('timeline-view')"
+    opened.run("document.getElementById('timeline-cell').value = '2'")
+    opened.run("document.getElementById('timeline-cell').dispatchEvent(new Event('change'))")
+    whole = shown_range(opened)
+    assert whole.startswith("0 us to ")
+    opened.run("document.querySelector('[data-act=in]').click()")
+    halved = shown_range(opened)
+    assert halved != whole
+    opened.run(f"{view}.focus()")
+    opened.press("ArrowRight")
+    assert shown_range(opened) not in (whole, halved)
+    opened.press("0")
+    assert shown_range(opened) == whole
+    place = opened.run(
+        f"(() => {{ {view}.scrollIntoView({{block: 'center'}}); const r = {view}.getBoundingClientRect();"
+        " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    opened.mouse("mouseWheel", *place, deltaX=0, deltaY=-240)
+    zoomed = shown_range(opened)
+    assert zoomed != whole
+    opened.mouse("mousePressed", *place, button="left", buttons=1)
+    opened.mouse("mouseMoved", place[0] - 150, place[1], button="left", buttons=1)
+    opened.mouse("mouseReleased", place[0] - 150, place[1], button="left")
+    assert shown_range(opened) != zoomed
+    opened.press("n")
+    told = opened.run("document.getElementById('timeline-detail').textContent")
+    assert "broadcast; 64.0 B" in told  # the first collective of the step: the model's 16 floats of buffers
+    assert opened.run("document.querySelectorAll('#timeline-view .k-exposed').length") > 0
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_window_and_text_stands_out(
+    opened: Browser, page: Path, width: int, dark: bool
+) -> None:
+    opened.show(width, dark=dark)
+    opened.open(page)
+    assert opened.run("document.documentElement.scrollWidth") == width
+    too_wide = (
+        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, details, svg, #timeline-view')"
+        f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert opened.run(too_wide) == []
+    for selector in ("body", ".faint", ".next", ".warning", "a", "td", "thead button", "#timeline-detail", ".lane"):
+        ratio = opened.run(f"({CONTRAST})(document.querySelector({json.dumps(selector)}))")
+        assert ratio >= 4.5, (selector, ratio)  # WCAG 2.2, 1.4.3, AA
+    assert opened.errors == []
+
+
+# WCAG 2.2's relative luminance and contrast ratio, of an element's text on the nearest ground that is not transparent.
+CONTRAST = """element => {
+  const parse = text => text.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const style = getComputedStyle(element);
+  const ink = element instanceof SVGElement ? style.fill : style.color;
+  let ground = element;
+  while (ground && /rgba\\(0, 0, 0, 0\\)/.test(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
+  const paper = ground ? getComputedStyle(ground).backgroundColor : 'rgb(255, 255, 255)';
+  const [one, other] = [light(parse(ink)), light(parse(paper))];
+  return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+}"""
