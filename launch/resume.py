@@ -66,7 +66,7 @@ def what_differs(
         severity="warning",
         code="resumed_under_other_conditions",
         message=f"{cell.name} with seed {had.seed} goes on from {had.place} of {had.cell.name}: {'; '.join(differences)}.",
-        next_step="Model, optimizer, learning rates and epoch are the checkpoint's. For an accuracy that speaks of one "
+        next_step="Model, optimizer and epoch are the checkpoint's. For an accuracy that speaks of one "
         "strategy alone, train it from the beginning (--fresh).",
     )
     return (finding,)
@@ -79,10 +79,10 @@ def _differences(
     if (then.strategy, then.devices) != (cell.strategy, cell.devices):
         yield "gradients are summed in another order, so that results differ in their last digits from this step on"
     if then.global_batch_size != cell.global_batch_size:
-        before, after = (math.ceil(had.train_samples / each.global_batch_size) for each in (then, cell))
         yield (
-            f"a step trains on {cell.global_batch_size} samples instead of {then.global_batch_size}, "
-            f"{after} steps an epoch instead of {before}"
+            f"a step trains on {cell.global_batch_size} samples instead of {then.global_batch_size}, an epoch has "
+            f"{math.ceil(had.train_samples / cell.global_batch_size)} steps instead of {had.steps_per_epoch}, and learning "
+            "rates are those of this cell"
         )
     elif then.devices != cell.devices:
         yield "the global batches stay the same, divided among other devices"

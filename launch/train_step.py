@@ -81,6 +81,22 @@ class TrainStep:
         self.last_loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         return StepCounts(samples=len(labels))
 
+    def learn_graph(self) -> None:
+        """Have DDP learn what it does from its first steps: the graph, and the buckets of all later steps.
+
+        A training that goes on from a checkpoint then sums gradients in the order in which it did before. Counts as no
+        step; what it changes besides (batch norm's statistics, random states, the batches' place) is to be restored.
+        """
+        if not isinstance(self.model, DistributedDataParallel):
+            return
+        self.batches.start_epoch(0)
+        images, labels = (part.to(self._device) for part in self.batches.next_batch())
+        # With a static graph, the first backward learns the graph, and only the second one the order of the buckets.
+        for _ in range(2 if self.model.static_graph else 1):
+            self._add_gradients(*self._micro_batching.cut(images, labels)[0], weight=1.0)
+            self.optimizer.zero_grad(set_to_none=True)
+        self._graph_to_learn = False
+
     def _add_gradients(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
         with record_function(FORWARD):

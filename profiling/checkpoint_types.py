@@ -27,6 +27,7 @@ class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     device_type: Literal["cuda", "cpu"]
     threads_per_process: int
     train_samples: int  # of the data set, repeated ones not counted
+    steps_per_epoch: int
     epochs: int
     step: int
     test_accuracy: float | None  # percent, after the last finished epoch

@@ -33,6 +33,7 @@ def description(epochs: int = 1, step: int = 0, **changes: Any) -> CheckpointDes
         device_type="cpu",
         threads_per_process=1,
         train_samples=64,
+        steps_per_epoch=8,
         epochs=epochs,
         step=step,
         test_accuracy=50.0,

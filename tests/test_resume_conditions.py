@@ -29,6 +29,7 @@ def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
         device_type="cpu",
         threads_per_process=1,
         train_samples=65,
+        steps_per_epoch=9,
         epochs=2,
         step=0,
         test_accuracy=50.0,
@@ -56,10 +57,10 @@ def test_from_one_device_to_two() -> None:
 
 
 def test_from_many_processes_to_one_with_another_batch() -> None:
-    had = checkpoint(Cell(strategy="ddp", devices=4, batch_size=4), device_type="cuda")
+    had = checkpoint(Cell(strategy="ddp", devices=4, batch_size=4), device_type="cuda", steps_per_epoch=5)
     said = told(had, Cell(strategy="dp-host", devices=2, batch_size=4))
     # ceil(65 / 16) = 5 steps, ceil(65 / 8) = 9; 3 samples fill 4 shares of 17, 1 fills 2 of 33
-    assert "a step trains on 8 samples instead of 16, 9 steps an epoch instead of 5;" in said
+    assert "a step trains on 8 samples instead of 16, an epoch has 9 steps instead of 5, and learning rates" in said
     assert "batch norm" not in said
     assert "1 sample(s) are repeated an epoch instead of 3;" in said
     assert "the random numbers (of dropout) of ranks 1 to 3 come to an end;" in said

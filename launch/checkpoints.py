@@ -1,0 +1,151 @@
+"""What a checkpoint holds of a training, taken from its processes and given back to them.
+
+Everything is a tensor or a plain Python value, so that `torch.load(weights_only=True)` reads it:
+
+    description    CheckpointDescription, as plain values
+    model          the unwrapped model's state: the same keys under every strategy and precision
+    optimizer, schedule, scaler
+    ranks          per rank: random generators, sums over the epoch so far, buffers where DDP keeps each rank's apart
+    epochs         list of EpochRecord, as plain values
+    unfinished     of the epoch in which it was saved: train_s, learning_rate
+"""
+
+import pickle
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from dpscope.launch.checkpoint_files import CheckpointFolder, verify
+from dpscope.launch.rng_states import rng_states, set_rng_states
+from dpscope.launch.train_state import TrainState
+from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.profiling.checkpoint_types import CheckpointDescription
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Cell
+from dpscope.profiling.train_types import EpochRecord
+
+Content = dict[str, Any]
+
+
+def save_checkpoint(
+    folder: CheckpointFolder,
+    state: TrainState,
+    devices: Sequence[torch.device],
+    description: CheckpointDescription,
+    group: distributed.ProcessGroup | None,
+    best: bool,
+) -> None:
+    """Save a training as its last checkpoint; every process of the job must call this, rank 0 writes.
+
+    `group` is a host group of the processes, None for a process alone; `devices` are this process's.
+    """
+    rank = 0 if group is None else distributed.get_rank(group)
+    own = _rank_state(state, devices)
+    ranks: list[Any] = [own]
+    if group is not None:
+        ranks = [None] * distributed.get_world_size(group)
+        distributed.gather_object(own, ranks if rank == 0 else None, dst=0, group=group)
+    if rank == 0:
+        content = {
+            "description": msgspec.to_builtins(description),
+            "model": state.model.state_dict(),
+            "optimizer": state.step.optimizer.state_dict(),
+            "schedule": state.schedule.state_dict(),
+            "scaler": state.step.scaler.state_dict(),
+            "ranks": ranks,
+            "epochs": msgspec.to_builtins(state.records),
+            "unfinished": {"train_s": state.train_s, "learning_rate": state.learning_rate},
+        }
+        folder.write(description, lambda file: torch.save(content, file), best)
+
+
+def read_checkpoint(path: Path) -> tuple[CheckpointDescription, Content]:
+    """A checkpoint's description and content; raises DpscopeError unless it is whole and dpscope's."""
+    description = verify(path)
+    try:
+        content: Content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DpscopeError(
+            f"{path}: the state of the model holds other things than tensors and plain values, which are not loaded "
+            f"({str(error).splitlines()[0]}); begin anew with --fresh, and save weights alone in get_extra_state"
+        ) from error
+    return description, content
+
+
+def restore(
+    state: TrainState, devices: Sequence[torch.device], place: TorchrunPlace, cell: Cell, path: Path, content: Content
+) -> None:
+    """Give a checkpoint's state to a process of a cell that has not begun; its records stay as they are.
+
+    A rank that the checkpoint does not know keeps its generators. Under another global batch than the checkpoint's, the
+    process's own schedule of learning rates holds. Raises DpscopeError when the model is another one.
+    """
+    description = msgspec.convert(content["description"], CheckpointDescription)
+    own_ranks = content["ranks"][place.rank : place.rank + 1]
+    _restore_model(state, path, content["model"], own_ranks)
+    state.epochs, state.steps = description.epochs, description.step
+    state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
+    state.step.scaler.load_state_dict(content["scaler"])
+    _restore_rates(state, content, description.cell.global_batch_size == cell.global_batch_size)
+    state.sums.values.copy_(_sums(content["ranks"], place))
+    for own in own_ranks:
+        set_rng_states(own["generators"], devices)
+
+
+def records_of(content: Content) -> list[EpochRecord]:
+    """The epochs that a checkpoint's training had finished."""
+    return msgspec.convert(content["epochs"], list[EpochRecord])
+
+
+def _rank_state(state: TrainState, devices: Sequence[torch.device]) -> dict[str, Any]:
+    wrapped = state.step.model
+    apart = isinstance(wrapped, DistributedDataParallel) and not wrapped.broadcast_buffers
+    return {
+        "generators": rng_states(devices),
+        "sums": state.sums.values.cpu(),
+        "buffers": {name: buffer.cpu() for name, buffer in state.model.named_buffers()} if apart else None,
+    }
+
+
+def _restore_model(state: TrainState, path: Path, weights: Content, own_ranks: Sequence[dict[str, Any]]) -> None:
+    try:
+        state.model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; begin anew with --fresh") from error
+    for own in own_ranks:
+        if own["buffers"] is not None:
+            state.model.load_state_dict(own["buffers"], strict=False)
+
+
+def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> None:
+    """Optimizer and schedule; under another global batch the process's own schedule, advanced to the epoch."""
+    optimizer = state.step.optimizer
+    own_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
+    optimizer.load_state_dict(content["optimizer"])
+    if same_batch:
+        state.schedule.load_state_dict(content["schedule"])
+        return
+    for group, rates in zip(optimizer.param_groups, own_rates, strict=True):
+        group.update(rates)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch misses the optimizer steps, which another process took
+        for _ in range(state.epochs):
+            for _ in range(state.step.batches.steps_per_epoch):
+                state.schedule.after_step()
+            state.schedule.after_epoch()
+
+
+def _sums(ranks: Sequence[dict[str, Any]], place: TorchrunPlace) -> Tensor:
+    """A rank's sums; where the checkpoint has another number of ranks, rank 0 takes those of all."""
+    if len(ranks) == place.world_size:
+        own: Tensor = ranks[place.rank]["sums"]
+        return own
+    total = torch.stack([one["sums"] for one in ranks]).sum(dim=0)
+    return total if place.rank == 0 else torch.zeros_like(total)

@@ -1,0 +1,103 @@
+"""The checkpoints of a training that runs: what it goes on from, and when it is saved."""
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import distributed
+
+from dpscope.launch.checkpoint_files import CheckpointFolder
+from dpscope.launch.checkpoints import read_checkpoint, records_of, restore, save_checkpoint
+from dpscope.launch.resume import check_same_learning, what_differs
+from dpscope.launch.stop_agreement import StopAgreement, host_group
+from dpscope.launch.stop_request import StopRequest
+from dpscope.launch.train_state import TrainState
+from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.profiling.checkpoint_types import CheckpointDescription
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Finding
+
+
+class TrainCheckpoints:
+    """Saves a training after every epoch, and after any step when one of its processes is told to stop.
+
+    These are the hooks of its loop. Every process of its job has one.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        begun: CheckpointDescription,
+        place: TorchrunPlace,
+        devices: tuple[torch.device, ...],
+        stop: StopRequest,
+    ) -> None:
+        """`begun` describes the training before its first step."""
+        self._folder = folder
+        self._training = begun
+        self._place = place
+        self._devices = devices
+        self._group = host_group()
+        self._agreement = StopAgreement(stop, self._group)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What differs because the training was begun under other conditions."""
+        return self._training.findings
+
+    def go_on(self, state: TrainState, resume_from: Path | None) -> None:
+        """Bring a training that has not begun to where its last checkpoint is; where it has none, `resume_from`'s.
+
+        Raises DpscopeError when that is not whole, or of another learning.
+        """
+        path = self._folder.last if self._folder.last.exists() else resume_from
+        if path is not None:
+            self._take_over(state, path)
+        self._check_same_place(state)
+        if self._place.rank == 0:
+            self._folder.remove_unfinished()
+
+    def stop_after_step(self, state: TrainState) -> bool:
+        """Whether a process was told to stop."""
+        return self._agreement.reached()
+
+    def after_epoch(self, state: TrainState) -> bool:
+        """Save the epoch's end; whether a process was told to stop."""
+        *earlier, last = (record.test_accuracy for record in state.records)
+        self.save(state, best=last > max(earlier, default=-math.inf))
+        return self._agreement.settle()
+
+    def save(self, state: TrainState, best: bool = False) -> None:
+        """Save the training where it is; every process of the job must call this."""
+        description = msgspec.structs.replace(
+            self._training,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            epochs=state.epochs,
+            step=state.steps,
+            test_accuracy=state.records[-1].test_accuracy if state.records else None,
+        )
+        save_checkpoint(self._folder, state, self._devices, description, self._group, best)
+
+    def _take_over(self, state: TrainState, path: Path) -> None:
+        training = self._training
+        had, content = read_checkpoint(path)
+        check_same_learning(path, had, training.config, training.cell, training.seed)
+        state.step.learn_graph()
+        restore(state, self._devices, self._place, training.cell, path, content)
+        state.records = [record for record in records_of(content) if record.cell == training.cell.name]
+        differ = what_differs(had, training.cell, training.device_type, training.threads_per_process)
+        self._training = msgspec.structs.replace(training, findings=(*had.findings, *differ))
+
+    def _check_same_place(self, state: TrainState) -> None:
+        """Raise DpscopeError unless every process of the job goes on from the same place."""
+        if self._group is None:
+            return
+        places: list[tuple[int, int] | None] = [None] * self._place.world_size
+        distributed.all_gather_object(places, (state.epochs, state.steps), group=self._group)
+        if len(set(places)) != 1:
+            raise DpscopeError(
+                f"{self._folder.path}: the processes read different checkpoints there; --out must be a folder that all "
+                "nodes share"
+            )
