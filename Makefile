@@ -35,6 +35,8 @@ bench: $(VENV)/.installed .venv-bench/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python -m dpscope.analysis.published_docs
 	$(BIN)/python -m dpscope.analysis.links_docs
+	$(BIN)/python -m dpscope.analysis.columns_docs
+	$(BIN)/python -m dpscope.launch.commands_docs
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'

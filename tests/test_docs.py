@@ -1,0 +1,171 @@
+"""The documentation: its commands parse, its links lead somewhere, its generated pages are current."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+
+from dpscope.analysis.columns_docs import columns_page
+from dpscope.analysis.report_sections import SECTIONS
+from dpscope.launch import worker_job
+from dpscope.launch.cli import app
+from dpscope.launch.commands_docs import commands, commands_page, parameters
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples/README.md", ROOT / "examples/published/README.md"]
+)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+_REPOSITORY_FILE = re.compile(r"^(?:tests|examples|docs|launch|analysis|profiling|benchmarks)/")
+_WORKER = ("launch/worker.py", "dpscope.launch.worker")
+COMMAND = typer.main.get_command(app)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command of a page, as words."""
+
+    page: str
+    words: tuple[str, ...]
+
+    def behind(self, *names: str) -> list[str] | None:
+        """The words behind the first of these; None where none of them is there."""
+        index = next((index for index, word in enumerate(self.words) if word in names), None)
+        return None if index is None else list(self.words[index + 1 :])
+
+
+def lines() -> Iterator[Line]:
+    """The commands in fenced shell blocks, continued lines joined, comments left out; commands.md is generated."""
+    for page in PAGES:
+        if page.name == "commands.md":
+            continue
+        for language, text in _FENCE.findall(page.read_text()):
+            if language in ("", "bash", "sh"):
+                for line in text.replace("\\\n", " ").splitlines():
+                    words = shlex.split(line, comments=True)
+                    if words:
+                        yield Line(page.name, tuple(word.removeprefix(".venv/bin/") for word in words))
+
+
+LINES = list(lines())
+
+
+def test_every_page_is_looked_at() -> None:
+    assert {"README.md", "getting-started.md", "faq.md", "gpu-and-slurm.md"} <= {page.name for page in PAGES}
+    assert len([line for line in LINES if "dpscope" in line.words]) > 30
+
+
+def test_dpscope_commands_parse() -> None:
+    found = 0
+    for line in LINES:
+        arguments = line.behind("dpscope")
+        if arguments:
+            name, *rest = arguments
+            assert name in COMMAND.commands, f"{line.page}: dpscope {name}"  # type: ignore[attr-defined]
+            COMMAND.commands[name].make_context(name, rest)  # type: ignore[attr-defined]
+            found += 1
+    assert found > 30
+
+
+def test_worker_commands_parse() -> None:
+    found = [(line, rest) for line in LINES if (rest := line.behind(*_WORKER))]
+    assert len(found) >= 3
+    for line, rest in found:
+        options = worker_job._parser().parse_args(rest)
+        assert options.out is not None, line.page
+        assert "torchrun" in line.words, line.page
+
+
+def test_inline_commands_name_options_that_exist() -> None:
+    spans = [(page.name, span) for page in PAGES for span in re.findall(r"`(dpscope [a-z]+[^`\n]*)`", page.read_text())]
+    assert len(spans) > 20
+    for page, span in spans:
+        _, name, *rest = shlex.split(span)
+        assert name in commands(), f"{page}: {span}"
+        known = {one for parameter in parameters(commands()[name]) for one in re.split(r", |/", parameter.written)}
+        options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+        assert options <= known | {"--help"}, f"{page}: {span}"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {(line.page, line.words[1]) for line in LINES if line.words[0] == "make"}
+    assert named
+    assert {target for _, target in named} <= targets
+
+
+def test_files_that_are_named_exist() -> None:
+    named = {(line.page, word) for line in LINES for word in line.words if _REPOSITORY_FILE.match(word)}
+    assert len(named) > 5
+    assert [(page, word) for page, word in sorted(named) if not (ROOT / word).exists()] == []
+
+
+def slug(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {slug(heading) for heading in _HEADING.findall(_FENCE.sub("", page.read_text()))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_FENCE.sub("", page.read_text())):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name}: {target}"
+
+
+def test_python_blocks_compile() -> None:
+    blocks = [
+        (page.name, text)
+        for page in PAGES
+        for language, text in _FENCE.findall(page.read_text())
+        if language == "python"
+    ]
+    assert {"own-model.md", "own-traces.md", "python-api.md"} <= {page for page, _ in blocks}
+    for page, text in blocks:
+        compile(text, page, "exec")
+
+
+def test_generated_pages_are_current() -> None:
+    assert (ROOT / "docs/commands.md").read_text() == commands_page(), "run: make docs"
+    assert (ROOT / "docs/columns.md").read_text() == columns_page(), "run: make docs"
+
+
+def test_make_docs_makes_every_generated_page() -> None:
+    recipe = re.search(r"^docs:.*?\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    generated = {page.name for page in PAGES if re.search(r"(?:Made|Generated) by `python -m ", page.read_text())}
+    assert generated == {"columns.md", "commands.md", "links.md", "published-results.md"}
+    for page in generated:
+        module = re.search(r"(?:Made|Generated) by `python -m ([\w.]+)`", (ROOT / "docs" / page).read_text())
+        assert module is not None
+        assert module[1] in recipe[1]
+
+
+def test_every_command_is_described() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
+    for name, callback in commands().items():
+        assert f"\n## {name}\n" in page
+        assert {one.written for one in parameters(callback)} <= set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
+    assert "| `--output, -o` | path | required |" in page
+    assert "| `--fail-over` | text | `5%` |" in page
+
+
+def test_every_section_of_the_report_is_explained() -> None:
+    explained = set(_HEADING.findall((ROOT / "docs/reading-the-report.md").read_text()))
+    assert {section.title for section in SECTIONS} <= explained
+    assert len(SECTIONS) > 5
