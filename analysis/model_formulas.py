@@ -11,7 +11,7 @@ from dpscope.analysis.cost_models import ddp_schedule
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.estimate_reasons import Values, number, records
 from dpscope.analysis.expected_traffic import reduced_bytes
-from dpscope.analysis.predictions import CollectivePrediction, by_nccl, model_sizes, relative_error
+from dpscope.analysis.predictions import CollectivePrediction, by_nccl, model_sizes, ready_column, relative_error
 from dpscope.analysis.rank_matching import bus_factor
 from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.tables import TextTable
@@ -153,7 +153,7 @@ def _schedule(data: CellData, sources: CostSources) -> str:
         "and every other collective"
     )
     step = _one_step(data)
-    ready = "ready_us" if step["ready_us"].notna().all() else "start_us"
+    ready = ready_column(step)
     buckets = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
     keys = zip(buckets["kind"], buckets["group_size"], buckets["bytes"], strict=True)
     costs = [sources.cost(str(kind), int(ranks), float(size)) for kind, ranks, size in keys]

@@ -119,13 +119,18 @@ def exposed_us(step: pd.DataFrame) -> float:
     `step` has kind, predicted_us and ready_us (else start_us, which is later where a collective queued behind another).
     DDP broadcasts buffers before the forward pass, which waits for them.
     """
-    ready = "ready_us" if "ready_us" in step.columns and step["ready_us"].notna().all() else "start_us"
+    ready = ready_column(step)
     reduced = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
     others = float(step.loc[step["kind"] != "all_reduce", "predicted_us"].sum())
     if reduced.empty:
         return others
     schedule = ddp_schedule(reduced[ready].astype(float).tolist(), reduced["predicted_us"].astype(float).tolist())
     return others + schedule.exposed_us
+
+
+def ready_column(step: pd.DataFrame) -> str:
+    """What tells when a step's collectives could start: `ready_us` where all have it, else `start_us`."""
+    return "ready_us" if "ready_us" in step.columns and step["ready_us"].notna().all() else "start_us"
 
 
 def _cost_keys(own: pd.DataFrame) -> list[_CostKey]:

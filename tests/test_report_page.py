@@ -1,0 +1,225 @@
+"""The report page without a browser: what it shows, escapes and leaves out; its figures' and models' numbers by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+from dpscope.analysis import figures
+from dpscope.analysis.batch_figure import batch_sizes
+from dpscope.analysis.comparison import compare
+from dpscope.analysis.cost_sources import CostSources
+from dpscope.analysis.heading_meanings import meanings
+from dpscope.analysis.headline import best_sentence
+from dpscope.analysis.model_formulas import formula_table
+from dpscope.analysis.report import Report, make_page, make_report
+from dpscope.analysis.report_page import render_page, script_json
+from dpscope.analysis.report_sections import SECTIONS
+from dpscope.analysis.report_tables import report_tables
+from dpscope.analysis.run_analysis import CellData, RunData, load_run
+from dpscope.analysis.waterfall import exposed_by_phase, gap_parts
+from dpscope.profiling.run_store import RunFolder
+from dpscope.profiling.run_types import Cell, CellResult
+from tests.run_cells import all_reduces, calibration, cell_data, windows
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "run_cpu"
+SINGLE = Cell(strategy="single", devices=1, batch_size=8)
+DDP = Cell(strategy="ddp", devices=2, batch_size=8)
+DP = Cell(strategy="dp", devices=2, batch_size=8)
+STEPS = 6
+
+
+def run_of(*cells: CellData) -> RunData:
+    folder = RunFolder(EXAMPLE)
+    return RunData(folder, folder.manifest(), {data.cell.name: data for data in cells})
+
+
+def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
+    steps = windows(cell, STEPS, step_us=step_us, **columns)
+    return cell_data(cell, [[step_us] * STEPS], steps)
+
+
+@pytest.fixture(scope="module")
+def example() -> Report:
+    return make_report(load_run(EXAMPLE), link_gbps=1.0)
+
+
+def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
+    tables = report_tables(example.run, example.comparison)
+    assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(tables)
+    named = [name for section in SECTIONS for name in section.tables]
+    assert len(named) == len(set(named))
+    assert set(tables) <= set(named)
+    for name, table in tables.items():
+        lacking = [
+            heading
+            for heading, meaning in zip(table.headings, meanings(name, table, example.comparison), strict=True)
+            if not meaning
+        ]
+        assert lacking == [], name
+
+
+def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
+    drawn = figures.draw_all(example.run, example.comparison, example.sources)
+    assert len(drawn) >= 6
+    named = [name for section in SECTIONS for name in section.figures]
+    assert set(drawn) <= set(named)
+    assert set(named) == set(figures.CAPTIONS)
+
+
+def test_the_page_escapes_what_it_is_given(example: Report) -> None:
+    hostile = "<script>alert(1)</script>"
+    page = make_page(example, {})
+    finding = msgspec.structs.replace(example.findings[0], message=hostile)
+    view = replace(page.timelines[0], cell=hostile, notes=(hostile,))
+    section = page.sections[0]
+    table = replace(section.tables[0].table, title=hostile, rows=((hostile,) * len(section.tables[0].table.headings),))
+    tables = (replace(section.tables[0], table=table),)
+    text = render_page(
+        replace(
+            page,
+            name=hostile,
+            headline=hostile,
+            setting=hostile,
+            environment=((hostile, hostile),),
+            findings=(finding,),
+            timelines=(view,),
+            sections=(replace(section, tables=tables), *page.sections[1:]),
+        )
+    )
+    assert hostile not in text
+    assert text.count("&lt;script&gt;alert(1)") > 10
+    assert text.count("<script") == 3
+
+
+def test_json_in_the_page_can_end_no_element() -> None:
+    value = {"name": "</script><!-- & \u2028 <script>"}
+    text = script_json(value)
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == value
+
+
+def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
+    svg = '<svg><g id="a"><path style="fill: #ffffff"/><use href="#a"/><g clip-path="url(#b)" style="stroke: #000000"/>'
+    shown = figures.for_page("time", svg)
+    assert 'id="time-a"' in shown
+    assert 'href="#time-a"' in shown
+    assert "url(#time-b)" in shown
+    assert "fill: none" in shown
+    assert "stroke: currentColor" in shown
+
+
+def dp_phases(exposed: dict[str, float]) -> pd.DataFrame:
+    """Rows of `dp_phases` for both devices in every step, all alike."""
+    frame = pd.DataFrame(
+        [
+            {
+                "repeat": 0,
+                "rank": 0,
+                "device": device,
+                "replica": pd.NA,
+                "step": step,
+                "phase": phase,
+                "exposed_us": value,
+            }
+            for device in (0, 1)
+            for step in range(STEPS)
+            for phase, value in exposed.items()
+        ]
+    )
+    whole = ["repeat", "rank", "device", "replica", "step"]
+    return frame.astype(dict.fromkeys(whole, "Int64") | {"phase": "string", "exposed_us": "Float64"})
+
+
+def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
+    """DP 1000 us: 600 compute, 250 exposed, 30 host copies, 120 idle. DDP 700: 550, 100, 10, 40. The gap is 300."""
+    dp = measured(
+        DP, 1000.0, compute_us=600.0, communication_us=250.0, overlapped_us=0.0, exposed_us=250.0, host_copy_us=30.0,
+        idle_us=150.0,
+    )  # fmt: skip
+    dp = replace(dp, dp_phases=dp_phases({"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0}))
+    ddp = measured(
+        DDP, 700.0, compute_us=550.0, communication_us=300.0, overlapped_us=200.0, exposed_us=100.0, host_copy_us=10.0,
+        idle_us=50.0,
+    )  # fmt: skip
+    run = run_of(dp, ddp)
+    comparison = compare(run)
+    (gap,) = comparison.gaps
+    parts = gap_parts(run, comparison, gap)
+    assert exposed_by_phase(dp) == {"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0}
+    assert parts is not None
+    found = {part.label: part.gap_us for part in parts}
+    assert sum(found.values()) == pytest.approx(300.0)
+    assert found["DDP's exposed communication"] == -100
+    assert found["replicate"] == 140
+    assert found["gradient reduce"] == 90
+    assert found["other exposed communication"] == pytest.approx(5)  # 250 - 140 - 15 - 90
+    assert found["compute"] == 50
+
+
+def test_no_waterfall_where_a_part_is_unknown() -> None:
+    run = run_of(
+        measured(DP, 1000.0, compute_us=600.0), measured(DDP, 700.0, compute_us=550.0, exposed_us=100.0, idle_us=50.0)
+    )
+    comparison = compare(run)
+    (gap,) = comparison.gaps
+    assert gap_parts(run, comparison, gap) is None
+
+
+def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
+    small, large = (
+        measured(SINGLE, 100.0, compute_us=90.0, idle_us=10.0),
+        Cell(strategy="single", devices=1, batch_size=16),
+    )
+    died = CellResult(cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory")
+    run = run_of(small, CellData(cell=large, skip_reason=None, results=(died,)))
+    figure = batch_sizes(run, compare(run))
+    assert figure is not None
+    crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
+    assert [list(line.get_xdata()) for line in crosses] == [[16], [16]]
+    assert any("out of memory" in str(line.get_label()) for line in crosses)
+
+
+def test_formulas_hold_the_numbers_that_give_their_result() -> None:
+    """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us; measured 2500 us."""
+    ddp = measured(
+        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, overlapped_us=0.0, exposed_us=2500.0, idle_us=500.0
+    )
+    ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
+    sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0)}))
+    run = run_of(ddp)
+    table = formula_table(run, compare(run, calibration=sources.calibration), sources)
+    assert table is not None
+    rows = {row[1]: row for row in table.rows}
+    one = rows["all_reduce, 1 a step"]
+    assert one[2] == "alpha + S/B = 10.0 us + 4.00 MB / 2 GB/s"
+    assert one[3:] == ("calibration", "2.01 ms", "2.50 ms", "-19.6")  # 2010 / 2500 - 1
+    schedule = rows["DDP's schedule, exposed communication"]
+    assert "ready 0.0 us, takes 2.01 ms, ends 2.01 ms" in schedule[2]
+    assert schedule[4:] == ("2.01 ms", "2.50 ms", "-19.6")
+
+
+def test_the_ring_formula_names_the_links_rate() -> None:
+    """4,000,000 B of gradients on 2 ranks over 1 GB/s: 2 x 1/2 x 4 ms."""
+    ddp = measured(
+        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, overlapped_us=0.0, exposed_us=2500.0, idle_us=500.0
+    )
+    ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
+    run = run_of(ddp)
+    table = formula_table(run, compare(run, link_gbps=1.0), CostSources(1.0))
+    assert table is not None
+    ring = next(row for row in table.rows if row[1].startswith("ring"))
+    assert "2(2−1)/2 × 4.00 MB / 1 GB/s" in ring[2]
+    assert ring[4] == "4.00 ms"
+
+
+def test_the_headline_is_the_gap_else_the_speedup_else_says_so(example: Report) -> None:
+    said = best_sentence(example.comparison, example.findings)
+    assert "dp-host" in said
+    assert "95% interval" in said
+    alone = replace(example.comparison, gaps=())
+    assert "times the samples per second of one device (95% interval" in best_sentence(alone, ())
+    assert "No comparison" in best_sentence(replace(alone, scaling=()), ())

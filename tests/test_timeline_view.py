@@ -1,0 +1,101 @@
+"""A step's lanes: places on one clock, labels, rows, and how much of them a page holds."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.step_timeline import DeviceTimeline, Mark, StepTimeline
+from dpscope.analysis.timeline_view import as_plain, timeline_view, timeline_views
+from dpscope.profiling.run_types import Cell
+from tests.run_cells import cell_data, windows
+from tests.test_report_page import run_of
+
+DDP = Cell(strategy="ddp", devices=2, batch_size=8)
+
+
+def device(**changes: object) -> DeviceTimeline:
+    base = DeviceTimeline(
+        device=0,
+        compute=((100.0, 180.0),),
+        communication=((150.0, 200.0),),
+        exposed=((180.0, 200.0),),
+        closed_gap_us=0.0,
+        named=(Mark(100.0, 180.0, "gemm"),),
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def timeline(rank: int, zero_ns: int, *devices: DeviceTimeline) -> StepTimeline:
+    return StepTimeline(
+        rank=rank, zero_ns=zero_ns, host=f"node{rank}", step=3, start_us=100.0, end_us=200.0, devices=devices
+    )
+
+
+def reduced(rank: int, start: float, duration: float, wait: float) -> dict[str, object]:
+    return {
+        "repeat": 0, "rank": rank, "device": 0, "step": 3, "kind": "all_reduce", "group_size": 2, "bytes": 26_500_000,
+        "start_us": start, "duration_us": duration, "transfer_us": duration - wait, "wait_us": wait, "match": 0,
+        "busbw_gbps": 1.19, "lower_bound_gbps": 1.0,
+    }  # fmt: skip
+
+
+def two_ranks() -> CellData:
+    """Rank 1's clock is 40 us ahead of rank 0's: the same end reads 200 there and 240 here."""
+    collectives = pd.DataFrame([reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)])
+    collectives = collectives.astype(dict.fromkeys(("rank", "device", "step", "match", "bytes"), "Int64"))
+    later = device(compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),))
+    ranks = (timeline(0, 0, device()), replace(timeline(1, 0, later), start_us=140.0, end_us=240.0))
+    data = cell_data(DDP, [[1.0] * 5], windows(DDP, 5, step_us=100.0), collectives)
+    return replace(data, timelines=tuple((0, one) for one in ranks))
+
+
+def test_clocks_are_set_by_the_collectives_ends() -> None:
+    view = timeline_view(two_ranks())
+    assert view is not None
+    assert view.length_us == pytest.approx(100.0)  # both steps lie over one another once rank 1 is moved by 40 us
+    computing = {lane.group: lane.fills[0][1] for lane in view.lanes if lane.label == "compute"}
+    assert computing == {"rank 0": ((0.0, 80.0),), "rank 1": ((0.0, 70.0),)}
+    assert any("moved" in note for note in view.notes)
+
+
+def test_a_collective_has_its_bytes_rate_and_wait() -> None:
+    view = timeline_view(two_ranks())
+    assert view is not None
+    bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
+    assert [bar.label for bar in bars] == ["all_reduce 26.5 MB, 1.19 GB/s"] * 2
+    assert [bar.wait_us for bar in bars] == [20.0, 0.0]
+    assert "waits for nobody" in bars[1].detail
+    fills = {(lane.group, kind): spans for lane in view.lanes for kind, spans in lane.fills}
+    assert fills["rank 0", "hidden"] == ((50.0, 100.0),)  # exposed is drawn over its end
+    assert fills["rank 0", "exposed"] == ((80.0, 100.0),)
+
+
+def test_bars_that_overlap_are_stacked() -> None:
+    data = two_ranks()
+    copies = (Mark(100.0, 140.0, "PtoP", 1_000_000), Mark(120.0, 160.0, "PtoP", None), Mark(145.0, 150.0, "PtoP", 8))
+    lone = replace(data, collectives=pd.DataFrame(), timelines=((0, timeline(0, 0, device(copies=copies))),))
+    view = timeline_view(lone)
+    assert view is not None
+    rows = [[bar.label for bar in lane.bars] for lane in view.lanes if lane.bars and lane.bars[0].kind == "collective"]
+    assert rows == [["copy 1.00 MB", "copy 8.00 B"], ["copy size unknown"]]
+
+
+def test_many_ranks_and_cells_leave_the_page_small() -> None:
+    """Ten cells of eight ranks with as much as a trace may give: 600 intervals of each kind, 40 long names."""
+    spans = tuple((100.0 + index / 10, 100.05 + index / 10) for index in range(600))
+    named = tuple(Mark(100.0 + index, 101.0 + index, "k" * 120) for index in range(40))
+    full = device(compute=spans, communication=spans, exposed=spans, named=named)
+    cells = []
+    for batch in range(1, 11):
+        cell = Cell(strategy="ddp", devices=16, batch_size=batch)
+        data = cell_data(cell, [[1.0] * 5], windows(cell, 5, step_us=100.0))
+        cells.append(replace(data, timelines=tuple((0, timeline(rank, 0, full)) for rank in range(16))))
+    views = timeline_views(run_of(*cells))
+    assert len(views) == 10
+    assert all("8 of 16 ranks are drawn" in view.notes for view in views)
+    assert all(any("gaps up to" in note for note in view.notes) for view in views)
+    text = json.dumps([as_plain(view) for view in views], separators=(",", ":"))
+    assert 500_000 < len(text) < 1_700_000  # the whole page stays below 2 MB
