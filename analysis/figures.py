@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from dpscope.analysis.scaling_figure import scaling
 from dpscope.analysis.step_figures import phase_split, step_split
 from dpscope.analysis.wait_figure import waits
 from dpscope.analysis.waterfall_figure import waterfall
+from dpscope.profiling.run_store import write_bytes, write_text
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
@@ -62,6 +64,16 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
     return kept
+
+
+def write_files(folder: Path, drawn: Mapping[str, Figure]) -> dict[str, str]:
+    """Write every figure as PNG, SVG and PDF; returns the SVG by name."""
+    svg = {name: to_svg(figure) for name, figure in drawn.items()}
+    for name, figure in drawn.items():
+        write_bytes(folder / f"{name}.png", to_png(figure))
+        write_text(folder / f"{name}.svg", svg[name])
+        write_bytes(folder / f"{name}.pdf", to_pdf(figure))
+    return svg
 
 
 def to_png(figure: Figure) -> bytes:

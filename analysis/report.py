@@ -16,9 +16,10 @@ from dpscope.analysis.report_setting import environment_facts, setting_of
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.timeline_view import timeline_views
+from dpscope.analysis.training_measures import LEARNING_MEASURES
 from dpscope.analysis.units import sentence
 from dpscope.profiling.calibration_types import Calibration
-from dpscope.profiling.run_store import write_bytes, write_text
+from dpscope.profiling.run_store import write_text
 from dpscope.profiling.run_types import Finding
 
 
@@ -52,11 +53,7 @@ def write_report(report: Report) -> Path:
     """Write the report folder of the run; returns the page's path."""
     folder = report.run.folder.report_path
     drawn = figures.draw_all(report.run, report.comparison, report.sources)
-    svg = {name: figures.to_svg(figure) for name, figure in drawn.items()}
-    for name, figure in drawn.items():
-        write_bytes(folder / "figures" / f"{name}.png", figures.to_png(figure))
-        write_text(folder / "figures" / f"{name}.svg", svg[name])
-        write_bytes(folder / "figures" / f"{name}.pdf", figures.to_pdf(figure))
+    svg = figures.write_files(folder / "figures", drawn)
     write_text(folder / "comparison.csv", tables.comparison_csv(report.comparison))
     write_text(folder / "comparison.md", render_markdown(report))
     page = folder / "report.html"
@@ -79,7 +76,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
         findings=report.findings,
         sections=tuple(page_sections(report.comparison, shown, drawn, views)),
         timelines=views,
-        measures=MEASURES,
+        measures=(*MEASURES, *(LEARNING_MEASURES if report.run.training else ())),
         definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
     )
 

@@ -73,6 +73,7 @@ class Page:
     timelines: tuple[TimelineView, ...]
     measures: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
+    data_file: str = "comparison.csv"  # beside the page, with every number
 
 
 def page_sections(

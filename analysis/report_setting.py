@@ -41,7 +41,7 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{environment.cpu_name or NA}, {environment.cpu_count} cores usable"
     yield "Memory", show_bytes(environment.memory_bytes)
     yield "Devices", _machine(run)
-    yield from _versions(environment)
+    yield from versions(environment)
     yield "Backend", _several({rank.backend for rank in ranks}) or "none: one process"
     if engines := _several({rank.nccl_engine for rank in ranks}):
         yield "NCCL engine", engines
@@ -57,7 +57,8 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield from sorted(environment.settings.items())
 
 
-def _versions(environment: Environment) -> Iterator[tuple[str, str]]:
+def versions(environment: Environment) -> Iterator[tuple[str, str]]:
+    """Name and version of what was used."""
     yield "Python", environment.python_version
     for name, version in (
         ("torch", environment.torch_version),

@@ -98,28 +98,31 @@ def _names(cells: list[TrainedCell]) -> str:
     return ", ".join(cell.name for cell in cells)
 
 
-def _about_difference(one: CellDifference) -> Finding:
-    assert one.points is not None
+def difference_message(one: CellDifference) -> str:
+    """A difference of two cells, whose accuracies are known, in words."""
     pair = f"{one.cell} against {one.against}"
-    faster = f"an epoch trains {one.speedup.value:.2f} times as fast" if one.speedup.value else "its speed is unknown"
+    faster = f"an epoch trains {one.speedup.value:.2f} times as fast"
+    points = f"{one.points:+.2f} points"
+    spread = f"{one.seeds} seeds spread over {one.spread_points:.2f} points" if one.spread_points is not None else ""
     if one.verdict == "too_few_samples":
-        message = f"{pair}: test accuracy {one.points:+.2f} points; the spread over seeds is unknown; {faster}"
-        return Finding(
-            severity="info", code="accuracy_difference", message=message, next_step="train with three seeds or more"
-        )
-    spread = f"{one.seeds} seeds spread over {one.spread_points:.2f} points"
+        return f"{pair}: test accuracy {points}; the spread over seeds is unknown; {faster}"
     if one.verdict == "no_difference_shown":
-        message = f"{pair}: no difference of test accuracy is shown ({one.points:+.2f} points; {spread}); {faster}"
-        advice = "train with more seeds if a smaller difference matters"
-        return Finding(severity="info", code="accuracy_difference", message=message, next_step=advice)
-    message = f"{pair}: test accuracy is {one.points:+.2f} points off, which is beyond the spread over seeds ({spread}); {faster}"
-    advice = (
+        return f"{pair}: no difference of test accuracy is shown ({points}; {spread}); {faster}"
+    return f"{pair}: test accuracy is {points} off, which is beyond the spread over seeds ({spread}); {faster}"
+
+
+def _about_difference(one: CellDifference) -> Finding:
+    advice = {
+        "too_few_samples": "train with three seeds or more",
+        "no_difference_shown": "train with more seeds if a smaller difference matters",
+    }.get(
+        one.verdict,
         "look for what differs: batch per device (batch norm), learning rate for the global batch, precision; "
-        "`dpscope equal` compares the first steps"
+        "`dpscope equal` compares the first steps",
     )
     return Finding(
         severity="warning" if one.verdict == "below" else "info",
         code="accuracy_difference",
-        message=message,
+        message=difference_message(one),
         next_step=advice,
     )

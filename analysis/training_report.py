@@ -1,4 +1,4 @@
-"""What trainings show, on a terminal and in the report folder: training.md, training.csv, curves as PNG and SVG."""
+"""Trainings without measurements, on a terminal and in the report folder: page, training.md, training.csv, curves."""
 
 import sys
 from pathlib import Path
@@ -6,15 +6,17 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.analysis import tables
-from dpscope.analysis.figures import to_png, to_svg
+from dpscope.analysis.figures import write_files
+from dpscope.analysis.report_page import render_page
 from dpscope.analysis.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.analysis.training_figures import training_figures
 from dpscope.analysis.training_findings import training_findings
 from dpscope.analysis.training_output import training_csv, training_json
+from dpscope.analysis.training_page import training_page
 from dpscope.analysis.training_tables import training_tables
 from dpscope.analysis.units import sentence
-from dpscope.profiling.run_store import RunFolder, write_bytes, write_text
+from dpscope.profiling.run_store import RunFolder, write_text
 
 
 def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:
@@ -29,7 +31,7 @@ def show_training(folder: Path, target_accuracy: float | None, console: Console)
     if findings:
         print_findings(console, findings)
     path = write_training(data)
-    console.print(f"\nCurves and tables of the trainings: {path}", highlight=False, soft_wrap=True)
+    console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     return not any(finding.severity == "error" for finding in findings)
 
 
@@ -47,14 +49,13 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
 
 
 def write_training(data: TrainingData) -> Path:
-    """Write training.md, training.csv and the curves into the report folder; returns the path of training.md."""
+    """Write report.html, training.md, training.csv and the curves into the report folder; returns the page's path."""
     folder = RunFolder(data.folder).report_path
-    for name, figure in training_figures(data).items():
-        write_bytes(folder / "figures" / f"{name}.png", to_png(figure))
-        write_text(folder / "figures" / f"{name}.svg", to_svg(figure))
+    svg = write_files(folder / "figures", training_figures(data))
     write_text(folder / "training.csv", training_csv(data))
-    page = folder / "training.md"
-    write_text(page, training_markdown(data))
+    write_text(folder / "training.md", training_markdown(data))
+    page = folder / "report.html"
+    write_text(page, render_page(training_page(data, svg)))
     return page
 
 
