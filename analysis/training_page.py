@@ -38,9 +38,11 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
 
 
 def _headline(data: TrainingData) -> str:
-    """The last cell beside a single device, else what the first one reached."""
-    if differences := [one for one in against_single(data) if one.points is not None]:
-        return difference_message(differences[-1])
+    """The last cell without a variant beside a single device, else what the first one reached."""
+    plain = {cell.name for cell in data.trained if not cell.variant}
+    known = [one for one in against_single(data) if one.points is not None]
+    if known:
+        return difference_message(([one for one in known if one.cell in plain] or known)[-1])
     accuracy = final_accuracy(data.trained[0])
     if accuracy.value is None:
         return "No training has all its epochs yet."

@@ -16,7 +16,7 @@ from dpscope.analysis.training_output import training_csv, training_json
 from dpscope.analysis.training_page import training_page
 from dpscope.analysis.training_tables import training_tables
 from dpscope.analysis.units import sentence
-from dpscope.profiling.run_store import RunFolder, write_text
+from dpscope.profiling.run_store import RunFolder, is_run_folder, write_text
 
 
 def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:
@@ -49,11 +49,16 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
 
 
 def write_training(data: TrainingData) -> Path:
-    """Write report.html, training.md, training.csv and the curves into the report folder; returns the page's path."""
+    """Write training.md, training.csv, the curves and the page into the report folder; returns the page's path.
+
+    The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
+    """
     folder = RunFolder(data.folder).report_path
     svg = write_files(folder / "figures", training_figures(data))
     write_text(folder / "training.csv", training_csv(data))
     write_text(folder / "training.md", training_markdown(data))
+    if is_run_folder(data.folder):
+        return folder / "training.md"
     page = folder / "report.html"
     write_text(page, render_page(training_page(data, svg)))
     return page

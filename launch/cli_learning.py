@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from dpscope.launch import cli_options as options
+from dpscope.profiling.run_store import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.profiling.train_types import TrainConfig
@@ -66,7 +67,13 @@ def train(
     outcome = run_trainings(settings, out, fresh, console, _mirrors(out, settings, wandb, wandb_online))
     from dpscope.analysis.training_report import show_training
 
-    sound = show_training(out, target_accuracy, console)
+    sound = False
+    try:
+        sound = show_training(out, target_accuracy, console)
+    except DpscopeError as error:  # the settings were sound: what failed, failed while training
+        if outcome.ok:
+            raise
+        console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
     raise typer.Exit(0 if outcome.ok and sound else 1)
 
 
