@@ -31,11 +31,22 @@ def attend_job(
 
 
 def follow_job(
-    job: TorchrunJob, timeout_s: float, on_state: Callable[[str | None], None], stop: StopRequest, console: Console
+    job: TorchrunJob,
+    timeout_s: float,
+    on_state: Callable[[str | None], None],
+    stop: StopRequest,
+    console: Console,
+    grace_s: float = 0.0,
 ) -> JobEnd:
-    """As `attend_job`, of a job that was started; `on_state` is told its state many times a second."""
+    """As `attend_job`, of a job that was started; `on_state` is told its state many times a second.
+
+    A job that is stopped, or passes its time limit, has `grace_s` to end by itself, and so to save what it has.
+    """
     try:
-        return job.wait(timeout_s, on_state, lambda: stop.requested)
+        how, exit_status = job.wait(timeout_s, on_state, lambda: stop.requested)
+        if how != "exited" and grace_s > 0:
+            job.ask_to_end(grace_s)
+        return how, exit_status
     finally:
         tell_survivors(job.end(), console)
 

@@ -21,7 +21,7 @@ from dpscope.profiling.run_types import Finding
 
 
 class TrainCheckpoints:
-    """Saves a training after every epoch, and after any step when one of its processes is told to stop.
+    """Saves a training after every epoch, every so many steps, and after any step when a process of it is told to stop.
 
     These are the hooks of its loop. Every process of its job has one.
     """
@@ -41,6 +41,7 @@ class TrainCheckpoints:
         self._devices = devices
         self._group = host_group()
         self._agreement = StopAgreement(stop, self._group)
+        self._stopping = False
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -59,18 +60,24 @@ class TrainCheckpoints:
         if self._place.rank == 0:
             self._folder.remove_unfinished()
 
-    def stop_after_step(self, state: TrainState) -> bool:
-        """Whether a process was told to stop."""
-        return self._agreement.reached()
+    def pause_after_step(self, state: TrainState) -> bool:
+        """Whether a checkpoint is due, or a process was told to stop."""
+        self._stopping = self._agreement.reached()
+        every = self._training.config.checkpoint_steps
+        return self._stopping or (every is not None and state.steps % every == 0)
+
+    def paused(self, state: TrainState) -> bool:
+        """Save the training in the middle of an epoch; whether a process was told to stop."""
+        self._save(state, best=False)
+        return self._stopping
 
     def after_epoch(self, state: TrainState) -> bool:
         """Save the epoch's end; whether a process was told to stop."""
         *earlier, last = (record.test_accuracy for record in state.records)
-        self.save(state, best=last > max(earlier, default=-math.inf))
+        self._save(state, best=last > max(earlier, default=-math.inf))
         return self._agreement.settle()
 
-    def save(self, state: TrainState, best: bool = False) -> None:
-        """Save the training where it is; every process of the job must call this."""
+    def _save(self, state: TrainState, best: bool) -> None:
         description = msgspec.structs.replace(
             self._training,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,9 +1,12 @@
 """One process's part of a training: process group, model, data, epochs, and what is saved of them."""
 
 import functools
+import importlib.metadata
 import random
+import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import numpy as np
 import torch
@@ -17,13 +20,16 @@ from dpscope.launch.job_devices import devices_of, join_process_group, synchroni
 from dpscope.launch.learning_rate import LearningRateSchedule
 from dpscope.launch.learning_sums import Learned, LearningSums
 from dpscope.launch.micro_batches import micro_batching
+from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.strategies import wrap
-from dpscope.launch.train_loop import NoHooks, train
+from dpscope.launch.train_checkpoints import TrainCheckpoints
+from dpscope.launch.train_loop import train
 from dpscope.launch.train_settings import TrainJob
 from dpscope.launch.train_state import TrainState
 from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace
 from dpscope.launch.workloads import Workload, build_workload, parameter_sizes
+from dpscope.profiling.checkpoint_types import CheckpointDescription
 from dpscope.profiling.run_store import DpscopeError, write_json
 from dpscope.profiling.run_types import RunConfig
 from dpscope.profiling.train_types import EpochRecord, TrainResult
@@ -34,17 +40,22 @@ _LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default f
 def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Callable[[str], None]) -> None:
     """Train a cell in this process; global rank 0 saves each epoch's record and, last, the result.
 
-    `began_s` is the Unix time the job started, `report` is told what begins.
+    It goes on from its last checkpoint, and ends with status 128 + N, saved, when signal N tells it to stop. `began_s` is
+    the Unix time the job started, `report` is told what begins.
     """
     torch.set_num_threads(job.threads)
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
         join_process_group(devices[0], min(job.config.run.timeout_s, _LONGEST_WAIT_S))
     state, test = prepare(job, place, devices)
+    stop = StopRequest()
+    checkpoints = TrainCheckpoints(job.checkpoints, _begun(job, state), place, devices, stop)
+    checkpoints.go_on(state, job.resume_from)
     report("training")
     record = functools.partial(_record, job, place, state)
-    train(state, job.config.epochs, functools.partial(synchronise, devices), test, record, NoHooks())
-    if place.rank == 0:
+    with stop.listening():
+        finished = train(state, job.config.epochs, functools.partial(synchronise, devices), test, record, checkpoints)
+    if place.rank == 0 and finished:
         result = TrainResult(
             cell=job.cell,
             seed=job.seed,
@@ -52,10 +63,32 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
             epochs=state.epochs,
             duration_s=time.time() - began_s,
             parameter_count=parameter_sizes(state.model).parameter_count,
+            findings=checkpoints.findings,
         )
         write_json(job.folder.result_path, result)
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    if not finished:
+        sys.exit(stop.exit_status)
+
+
+def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:
+    """What a checkpoint of this training says of itself, before its first step."""
+    return CheckpointDescription(
+        dpscope_version=importlib.metadata.version("dpscope"),
+        torch_version=str(torch.__version__),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=job.config,
+        cell=job.cell,
+        seed=job.seed,
+        device_type=job.kind,
+        threads_per_process=job.threads,
+        train_samples=job.config.run.samples,
+        steps_per_epoch=state.step.batches.steps_per_epoch,
+        epochs=0,
+        step=0,
+        test_accuracy=None,
+    )
 
 
 def prepare(

@@ -14,23 +14,14 @@ EpochEnded = Callable[[Learned, Learned, float], None]
 class TrainHooks(Protocol):
     """What happens between steps and epochs; every process of a job calls the same hooks in the same order."""
 
-    def stop_after_step(self, state: TrainState) -> bool:
-        """Whether to stop here, the same on every process. On CUDA the step is queued, not finished."""
+    def pause_after_step(self, state: TrainState) -> bool:
+        """Whether to pause here, the same on every process. On CUDA the step is queued, not finished."""
+
+    def paused(self, state: TrainState) -> bool:
+        """All steps are finished and their time is counted; whether to stop here, the same on every process."""
 
     def after_epoch(self, state: TrainState) -> bool:
         """An epoch is trained, tested and recorded, here with `state.steps` 0; whether to stop, as above."""
-
-
-class NoHooks:
-    """Goes on to the last epoch."""
-
-    def stop_after_step(self, state: TrainState) -> bool:
-        """Never."""
-        return False
-
-    def after_epoch(self, state: TrainState) -> bool:
-        """Never."""
-        return False
 
 
 def train(
@@ -67,13 +58,18 @@ def _train_epoch(state: TrainState, synchronise: Callable[[], None], hooks: Trai
     synchronise()
     began_s = time.perf_counter()
     batches.start_epoch(state.epochs, state.steps)
-    stopped = False
-    while state.steps < batches.steps_per_epoch and not stopped:
+    while state.steps < batches.steps_per_epoch:
         state.learning_rate = state.schedule.learning_rate
         state.step()
         state.schedule.after_step()
         state.steps += 1
-        stopped = hooks.stop_after_step(state)
+        if hooks.pause_after_step(state):
+            synchronise()
+            state.train_s += time.perf_counter() - began_s
+            if hooks.paused(state):
+                return True
+            synchronise()
+            began_s = time.perf_counter()
     synchronise()
     state.train_s += time.perf_counter() - began_s
-    return stopped
+    return False

@@ -1,9 +1,11 @@
 """What the processes of one training are told. Imports no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from dpscope.launch.checkpoint_files import CheckpointFolder
 from dpscope.launch.devices import DeviceType
 from dpscope.launch.learning_rate_scaling import scaled_learning_rate
 from dpscope.profiling.run_types import Cell, RunConfig
@@ -21,6 +23,12 @@ class TrainJob:
     kind: DeviceType
     threads: int
     folder: TrainingFolder
+    resume_from: Path | None = None  # the checkpoint to begin from; its own last one comes first
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        """Where it is saved."""
+        return CheckpointFolder(self.folder.checkpoints_path)
 
     @property
     def settings(self) -> RunConfig:

@@ -22,6 +22,7 @@ from dpscope.launch.train_progress import EpochMirror, TrainingWatch, TrainLogFi
 from dpscope.profiling.run_store import RunFolder, write_json
 from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, is_train_folder
 from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainManifest, TrainResult
+from dpscope.profiling.training_event_log import events_folder
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ def run_trainings(
 def _remove_trainings(folder: TrainFolder) -> None:
     folder.manifest_path.unlink(missing_ok=True)
     folder.log_path.unlink(missing_ok=True)
-    if (folder.path / TRAININGS_NAME).exists():
-        shutil.rmtree(folder.path / TRAININGS_NAME)
+    for path in (folder.path / TRAININGS_NAME, events_folder(folder.path)):
+        if path.exists():
+            shutil.rmtree(path)
 
 
 class _Trainings:
@@ -114,7 +116,7 @@ class _Trainings:
 
     def _attempt(self, index: int, job: PlannedTrainJob) -> TrainResult:
         """Train, or record why not."""
-        job.folder.clear()
+        job.folder.clear_attempt()
         self._progress.start(index + 1, job.name, self._time_left_s(index))
         started_s = time.monotonic()
         outcome = self._run_job(job)

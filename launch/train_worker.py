@@ -37,6 +37,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
     parser.add_argument("--cell", required=True, help="a cell of its train_manifest.json, such as ddp-d2-b16")
     parser.add_argument("--seed", type=int, required=True, help="one of its seeds")
+    parser.add_argument("--resume-from", type=Path, help="a checkpoint to begin from, unless it has one of its own")
     options = parser.parse_args(arguments)
     folder = TrainFolder(options.out)
     manifest = folder.manifest()
@@ -52,6 +53,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
         kind=manifest.device_type,
         threads=manifest.threads_per_process,
         folder=folder.training(cell, options.seed),
+        resume_from=options.resume_from,
     )
 
 

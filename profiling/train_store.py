@@ -37,11 +37,15 @@ class TrainingFolder(JobFolder):
         """How it ended, None while it has not."""
         return read_json(self.result_path, TrainResult) if self.result_path.exists() else None
 
-    def clear(self) -> None:
-        """Remove everything of it, its result first: a folder half removed must not read as done."""
+    def clear_attempt(self) -> None:
+        """Make room for an attempt to train it: only its checkpoints, and the epochs that led to them, stay."""
         self.result_path.unlink(missing_ok=True)
-        if self.path.exists():
-            shutil.rmtree(self.path)
+        kept = {self.checkpoints_path, self.epochs_path} if self.checkpoints_path.exists() else set()
+        for path in self.path.iterdir() if self.path.exists() else ():
+            if path.is_dir() and path not in kept:
+                shutil.rmtree(path)
+            elif path not in kept:
+                path.unlink()
 
 
 class TrainFolder:

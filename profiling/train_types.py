@@ -4,7 +4,7 @@ R/train.json                                  TrainLog: every epoch of every tra
 R/train_manifest.json                         TrainManifest, written once
 R/training/<cell>/seed<k>/epochs.json         list of EpochRecord of that training, rewritten whole after each epoch
 R/training/<cell>/seed<k>/log.txt             of its torchrun job
-R/training/<cell>/seed<k>/checkpoints/        last.pt, best.pt
+R/training/<cell>/seed<k>/checkpoints/        last.pt, previous.pt (the one before), best.pt
 R/training/<cell>/seed<k>/result.json         TrainResult; a training without one, or with another status than ok, is not done
 
 They lie beside what `dpscope run --out R` stores, so that accuracy can be set beside measured times. Accuracies are
@@ -51,6 +51,8 @@ class TrainConfig(_Stored, frozen=True):
     label_smoothing: float = 0.0  # of the training loss alone
     augment: bool = True
     eval_batch_size: int = 256  # samples a process evaluates at a time
+    checkpoint_steps: int | None = None  # a checkpoint every so many steps, besides that at the end of every epoch
+    max_restarts: int = 0  # times torchrun restarts a training that fails, from its last checkpoint
 
 
 class PlannedTraining(_Stored, frozen=True):
