@@ -133,3 +133,15 @@ def test_the_mode_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "sometimes")
     with pytest.raises(DpscopeError, match="WANDB_MODE=sometimes"):
         wandb_mode(online=False)
+
+
+def test_train_refuses_before_anything_begins(tmp_path: Path) -> None:
+    """The command itself, where the package is absent: one line, status 2, no run folder."""
+    code = "import sys; sys.modules['wandb'] = None; from dpscope.launch.cli import main; main()"
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", code, "train", "--wandb", "--data", "fake", "--out", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "pip install 'dpscope[wandb]'" in ended.stderr
+    assert not out.exists()
