@@ -36,7 +36,11 @@ def show_equality(out: Path, output_format: Literal["table", "json"], console: C
 def headline(report: EqualityReport) -> str:
     """The outcome in one line."""
     settings = report.settings
-    over = f"over {settings.steps} steps of {settings.global_batch_size} samples in {settings.precision}"
+    judged = min(pair.judged_steps for pair in report.pairs)
+    steps = f"{settings.steps} steps" if judged == settings.steps else f"the first {judged} of {settings.steps} steps"
+    over = f"over {steps} of {settings.global_batch_size} samples in {settings.precision}"
+    if judged < settings.steps:
+        over += " (rounding hides the rest)"
     if not report.sound:
         return f"a difference {over} is not explained: see the findings"
     if any(pair.verdict == "explained" for pair in report.pairs):

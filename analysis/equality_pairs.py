@@ -1,6 +1,6 @@
 """Two trainings judged by the tolerance: where they first are apart, and how far."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ class JudgedPair:
     reference: TrainingData
     other: TrainingData
     differences: pd.DataFrame
-    judged_steps: int
+    judged_steps: int  # all, if they are equal bit for bit: no tolerance is needed then
 
     @property
     def same_bits(self) -> bool:
@@ -50,7 +50,8 @@ def judge_pair(reference: TrainingData, other: TrainingData, tolerance: pd.DataF
     per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
     differences = differences.merge(per_row, on=["step", "what"], how="left", sort=False)
     over = (differences["relative"] > differences["tolerance"]) & (differences["step"] < judged_steps)
-    return JudgedPair(reference, other, differences.assign(over=over), judged_steps)
+    pair = JudgedPair(reference, other, differences.assign(over=over), judged_steps)
+    return replace(pair, judged_steps=reference.steps) if pair.same_bits else pair
 
 
 def pair_result(pair: JudgedPair, explained: bool) -> PairResult:

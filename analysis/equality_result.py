@@ -68,7 +68,7 @@ class PairResult(_Stored, frozen=True):
     reference: str
     other: str
     verdict: Verdict
-    judged_steps: int  # the first ones, before rounding has grown too far to tell
+    judged_steps: int  # the first ones, before rounding has grown too far to tell; all of a bit-equal pair
     first_difference: Difference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
     tensors: tuple[TensorDistance, ...]

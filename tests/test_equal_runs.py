@@ -1,0 +1,167 @@
+"""`dpscope equal` with real torchrun jobs: strategies that learn the same, and planted mistakes named where they matter."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.equality_data import load_equality
+from dpscope.analysis.equality_output import show_equality
+from dpscope.analysis.equality_result import EqualityReport
+from dpscope.launch.equality_jobs import run_equality
+from dpscope.launch.equality_settings import equality_settings
+from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+from dpscope.profiling.run_store import read_json, write_json
+
+USER_MODELS = Path(__file__).parent / "user_models"
+SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"
+# An epoch is (3 - 1) x 8 + 8 / 2 + 1 = 21 samples, 11 a device with one repeated: steps of 4, 4, 3 samples a device.
+STEPS, STEPS_PER_EPOCH = 7, 3
+
+
+class Sound(NamedTuple):
+    """A comparison made by the command, in which nothing was planted."""
+
+    out: Path
+    ended: "subprocess.CompletedProcess[str]"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _where_the_models_are() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(USER_MODELS)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def command(out: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", "dpscope.launch.cli", "equal", "--device", "cpu", "--out", str(out), *flags]
+    return subprocess.run(
+        words, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    out = tmp_path_factory.mktemp("equal") / "run"
+    return Sound(out, command(out, "--model", "planted_mistakes:none", "--batch-size", "8", "--steps", str(STEPS)))
+
+
+def report_with(mistake: str, cell: str, sound: Sound, out: Path) -> dict[str, str]:
+    """DP and DDP compared, `cell` with a planted mistake and the other as it was: messages of the findings by code."""
+    flags = {"device": "cpu", "batch_size": "8", "steps": STEPS, "timeout": 120, "strategy": "dp,ddp"}
+    settings = equality_settings({**flags, "model": f"planted_mistakes:{mistake}"})
+    console = Console(file=io.StringIO())
+    planted = tuple(job for job in settings.jobs if job.cell.name == cell)
+    run_equality(msgspec.structs.replace(settings, jobs=planted), out, console)
+    write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
+    for job in settings.jobs:
+        if job not in planted:
+            shutil.copytree(job.folder(sound.out), job.folder(out))
+    rounding = settings.jobs[0].folder(out) / "rounding"
+    if not rounding.exists():
+        shutil.copytree(sound.out / EQUALITY_FOLDER / SINGLE / "rounding_in_shares", rounding)
+    assert not show_equality(out, "table", console)
+    report = read_json(out / EQUALITY_NAME, EqualityReport)
+    assert [pair.verdict for pair in report.pairs] == ["different"]
+    return {finding.code: finding.message for finding in report.findings if finding.severity == "error"}
+
+
+def test_strategies_learn_the_same_but_for_batch_norm(sound: Sound) -> None:
+    assert sound.ended.returncode == 0, sound.ended.stdout + sound.ended.stderr
+    report = read_json(sound.out / EQUALITY_NAME, EqualityReport)
+    verdicts = {(pair.reference, pair.other): pair.verdict for pair in report.pairs}
+    assert verdicts == {(SINGLE, DP): "explained", (SINGLE, DDP): "explained", (DP, DDP): "bit-equal"}
+    assert [(one.training, one.ranks, one.same_bits) for one in report.ranks] == [(DDP, 2, True)]
+    apart = report.pairs[0].first_difference
+    assert apart is not None
+    assert (apart.step, apart.what) == (0, "loss")
+    found = {finding.code: finding.message for finding in report.findings}
+    assert set(found) == {"batch_norm_by_share", "random_layers_off", "samples_padded"}
+    assert "the first output that differs is 1's" in found["batch_norm_by_share"]
+    assert "in 2 shares of 4 agrees with" in found["batch_norm_by_share"]
+    assert "takes 1 sample(s) twice" in found["samples_padded"]
+    assert "learn the same over 7 steps of 8 samples in float64 but for batch norm" in sound.ended.stdout
+
+
+def test_every_step_of_every_process_is_kept(sound: Sound) -> None:
+    for training in load_equality(sound.out).compared:
+        samples = training.samples()
+        assert samples.groupby("step").size().tolist() == [8, 8, 6, 8, 8, 6, 8]
+        assert samples.groupby("step")["epoch"].first().tolist() == [0, 0, 0, 1, 1, 1, 2]
+        assert samples.loc[samples["epoch"] == 0, "index"].nunique() == 21
+        assert (samples["entered"] == 1).all()
+        assert [(one.name, one.stored) for one in training.parameters] == [
+            ("0.weight", 216), ("1.weight", 8), ("1.bias", 8), ("5.weight", 2048), ("5.bias", 4),
+        ]  # fmt: skip
+        assert list(training.first_outputs()) == ["0", "1", "2", "3", "4", "5"]
+        assert {values.shape[0] for values in training.first_outputs().values()} == {8}
+
+
+def test_weights_follow_from_the_gradients_that_were_kept(sound: Sound) -> None:
+    # SGD: v = 0.9 v + g + 5e-4 w, w = w - 0.01 v.
+    for training in load_equality(sound.out).compared:
+        weight, gradient = (training.ranks[-1].arrays[f"{what}.3"] for what in ("weight", "gradient"))
+        assert weight.dtype == np.float64
+        velocity = (weight[0] - weight[1]) / 0.01
+        for step in range(2, STEPS):
+            velocity = 0.9 * velocity + gradient[step] + 5e-4 * weight[step - 1]
+            assert np.abs(weight[step - 1] - 0.01 * velocity - weight[step]).max() < 1e-12
+            assert np.abs(weight[step] - weight[step - 1]).max() > 1e-6
+
+
+def test_without_its_statistics_single_agrees_as_well(tmp_path: Path) -> None:
+    flags = ("--strategy", "single,ddp", "--model", "tiny_models:tiny", "--batch-size", "6")
+    ended = command(tmp_path / "run", *flags, "--steps", "4", "--freeze-batch-norm", "--format", "json")
+    assert ended.returncode == 0, ended.stderr
+    report = msgspec.json.decode(ended.stdout, type=EqualityReport)
+    assert [(pair.other, pair.verdict, pair.judged_steps) for pair in report.pairs] == [("ddp-d2-b3", "equal", 4)]
+    # 53 significant bits, and 10 times what one unit in the last place became.
+    assert 0 < max(step.gradient for step in report.pairs[0].steps) < 1e-12
+    assert report.tolerances[-1].gradient < 1e-11
+
+
+def test_a_rank_that_skips_its_average_is_named_at_its_step(sound: Sound, tmp_path: Path) -> None:
+    found = report_with("skipped_average", DDP, sound, tmp_path / "run")
+    assert set(found) == {"ranks_apart"}
+    assert f"{DDP}: from step 3 on rank 1 has gradients of its own" in found["ranks_apart"]
+
+
+def test_a_sampler_without_set_epoch_is_named_at_the_second_epochs_first_step(sound: Sound, tmp_path: Path) -> None:
+    found = report_with("no_set_epoch", DDP, sound, tmp_path / "run")
+    assert set(found) == {"epoch_order_repeated"}
+    assert (
+        f"{DDP} takes the samples of epoch 1, from step {STEPS_PER_EPOCH} on, in the order"
+        in (found["epoch_order_repeated"])
+    )
+
+
+def test_a_remainder_that_the_sampler_drops_is_named_at_the_epochs_last_step(sound: Sound, tmp_path: Path) -> None:
+    # 21 samples on 2 devices: padded to 22 by the others, cut to 20 here.
+    found = report_with("dropped_by_the_sampler", DDP, sound, tmp_path / "run")
+    assert set(found) == {"samples_differ"}
+    assert (
+        f"from step {STEPS_PER_EPOCH - 1} on {DDP} trains on other samples than {DP}: in that step samples"
+        in (found["samples_differ"])
+    )
+    assert "are missing and none is too many" in found["samples_differ"]
+
+
+def test_a_remainder_that_the_scatter_drops_is_named_at_its_step(sound: Sound, tmp_path: Path) -> None:
+    # The scatter gives each of 2 devices pairs: of 6 samples 4 get through.
+    found = report_with("dropped_by_the_scatter", DP, sound, tmp_path / "run")
+    assert set(found) == {"samples_lost"}
+    assert (
+        f"from step {STEPS_PER_EPOCH - 1} on {DP} loses samples between loader and model: in that step samples"
+        in (found["samples_lost"])
+    )
+    assert "enter no device's forward" in found["samples_lost"]
