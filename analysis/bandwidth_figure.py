@@ -69,7 +69,9 @@ def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSo
         link = LinkRate(gbps=sources.link_gbps, name="link", source="given")
     factor = bus_factor(kind, ranks)
     assert factor is not None  # there is a bus bandwidth
-    draw_models(axes, _size_range(own["bytes"].astype(float)), factor, fit, link)
+    sizes_drawn = _size_range(own["bytes"].astype(float))
+    draw_models(axes, sizes_drawn, factor, fit, link)
+    axes.set_xlim(*sizes_drawn)
     bandwidth_axes(axes)
     axes.set_title(f"{kind}, {ranks} ranks", loc="left", fontsize=9)
 

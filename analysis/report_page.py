@@ -45,10 +45,8 @@ class PageTable:
     @property
     def words(self) -> tuple[bool, ...]:
         """Which columns hold words: they are aligned to the left."""
-        return tuple(
-            all(not row[index] or row[index][0].isalpha() for row in self.table.rows)
-            for index in range(len(self.table.headings))
-        )
+        columns = ({row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings)))
+        return tuple(bool(column) and all(value[0].isalpha() for value in column) for column in columns)
 
 
 @dataclass(frozen=True)

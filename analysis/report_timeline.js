@@ -49,6 +49,7 @@
   const drawAxis = (svg, height) => {
     for (const tick of ticks()) {
       element("line", { x1: x(tick), x2: x(tick), y1: AXIS - 4, y2: height, class: "grid" }, svg);
+      if (x(tick) > state.width - 44) continue; // no room for its label
       const text = element("text", { x: x(tick) + 3, y: AXIS - 8, class: "tick" }, svg);
       text.textContent = shown(tick);
     }

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -179,7 +180,7 @@ def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
     figure = batch_sizes(run, compare(run))
     assert figure is not None
     crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
-    assert [list(line.get_xdata()) for line in crosses] == [[16], [16]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[16], [16]]
     assert any("out of memory" in str(line.get_label()) for line in crosses)
 
 
