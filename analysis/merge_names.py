@@ -7,26 +7,17 @@ Perfetto names threads by their number alone, so that stream 7 of every device w
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 RawEvent = dict[str, Any]
 
+NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
 PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _THREAD_METADATA = frozenset({"thread_name", "thread_sort_index"})
 _PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for what it says of itself: shown as one
 _DEVICE_LABEL = re.compile(r"GPU (\d+)")
-
-
-class Numbers:
-    """Fresh numbers, each given once in a merged trace."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def next(self) -> int:
-        self._last += 1
-        return self._last
 
 
 @dataclass
@@ -63,20 +54,25 @@ class Process:
 
 
 class RankTracks:
-    """The processes and threads of one rank, as its events name them."""
+    """The processes and threads of one rank, as its events name them; `position` is the rank's among all."""
 
-    def __init__(self, numbers: Numbers) -> None:
-        self._numbers = numbers
+    def __init__(self, position: int) -> None:
+        self._position = position
+        self._numbers = count(position * NUMBER_STRIDE + 1)
         self._processes: dict[int | str, Process] = {}
         self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
         self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = {}
         self._process_told: dict[int | str, dict[str, str]] = {}
 
+    def next_number(self) -> int:
+        """A number that no process or thread has yet."""
+        return next(self._numbers)
+
     def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
         """The process and the fresh number of a thread, or of a further lane of it."""
         known = self._threads.get((pid, tid, lane))
         if known is None:
-            known = self._threads[pid, tid, lane] = (self._process(pid), self._numbers.next())
+            known = self._threads[pid, tid, lane] = (self._process(pid), self.next_number())
         return known
 
     def _process(self, pid: int | str) -> Process:
@@ -84,7 +80,7 @@ class RankTracks:
             pid = "profiler"
         if pid not in self._processes:
             told = self._process_told.setdefault(pid, {})
-            self._processes[pid] = Process(self._numbers.next(), pid, told=told)
+            self._processes[pid] = Process(self.next_number(), pid, told=told)
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:
@@ -104,14 +100,14 @@ class RankTracks:
         by_label = {process.label: process for process in self._processes.values()}
         return by_label.get(f"GPU {device}") or by_label.get("CPU") or self._process("")
 
-    def metadata(self, position: int, title: str) -> Iterator[RawEvent]:
+    def metadata(self, title: str) -> Iterator[RawEvent]:
         """Names and order of the processes and threads that hold events."""
         for index, process in enumerate(sorted(self._processes.values(), key=lambda process: process.order)):
             yield metadata_event("process_name", process.number, 0, name=f"{title} {process.label}")
             if process.told:
                 labels = ", ".join(dict.fromkeys(process.told.values()))
                 yield metadata_event("process_labels", process.number, 0, labels=labels)
-            sort_index = position * PROCESS_STRIDE + index
+            sort_index = self._position * PROCESS_STRIDE + index
             yield metadata_event("process_sort_index", process.number, 0, sort_index=sort_index)
         for (pid, tid, lane), (process, number) in self._threads.items():
             own = self._thread_args.get((pid, tid), {})

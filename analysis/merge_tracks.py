@@ -14,7 +14,7 @@ import pandas as pd
 from dpscope.analysis.attribution import Attribution
 from dpscope.analysis.event_kind import Kind
 from dpscope.analysis.merge_lanes import lanes
-from dpscope.analysis.merge_names import Numbers, RankTracks, RawEvent, metadata_event
+from dpscope.analysis.merge_names import RankTracks, RawEvent, metadata_event
 from dpscope.analysis.units import plain, show_bytes
 from dpscope.profiling.phases import PREFIX
 
@@ -83,7 +83,7 @@ def _shown(value: object) -> object:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def track_events(spans: list[Span], place_us: float, tracks: RankTracks, numbers: Numbers) -> Iterator[RawEvent]:
+def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iterator[RawEvent]:
     """The added tracks' events, `place_us` after the table's times, and their threads' names and order."""
     places = sorted({(TRACKS.index(span.track), span.device is not None, span.device or 0) for span in spans})
     for order, on_device, index in places:
@@ -93,7 +93,7 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks, numbers
         starts = np.array([span.start_us for span in own])
         durations = np.array([span.duration_us for span in own])
         lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
-        threads = [numbers.next() for _ in range(int(lane_of.max()) + 1)]
+        threads = [tracks.next_number() for _ in range(int(lane_of.max()) + 1)]
         for lane, thread in enumerate(threads):
             name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
             yield metadata_event("thread_name", process, thread, name=name)

@@ -1,42 +1,115 @@
-"""The text of a merged trace: JSON in Kineto's layout, plain or compressed, written as the events come."""
+"""The text of a merged trace: JSON in Kineto's layout, written in parts that are put together, plain or as one gzip stream.
+
+Parts are compressed where they are made, each ending on a byte (a full flush), so that many processes can make them. Joined
+they are one gzip member: Perfetto reads no further than the first. The way of pigz (Adler), RFC 1951 and 1952.
+"""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
-from isal import igzip
+from isal import isal_zlib
 
 from dpscope.analysis.merge_names import RawEvent
 from dpscope.profiling.run_store import DpscopeError, atomic_path
 
-_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n'
+_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
+_SEPARATOR = b",\n  "
+_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, system unknown
+_RAW_DEFLATE = -15
+_LEVEL = 2  # of isal's 0 to 3
 _BATCH = 4096  # events encoded at once
 _encode = msgspec.json.Encoder().encode
 
 
-class MergedFile:
-    """An open file: events as they come, then `close` with what the trace says beside them."""
+@dataclass(frozen=True)
+class Part:
+    """Some events of a merged trace in a file of their own: its text's checksum and length, for the gzip trailer."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._begun = False
+    path: Path
+    crc: int
+    text_bytes: int
+
+
+class PartWriter:
+    """Writes events as they come."""
+
+    def __init__(self, path: Path, file: IO[bytes], compressed: bool) -> None:
+        self._path = path
+        self._file = file
+        self._deflate = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_DEFLATE) if compressed else None
+        self._crc = 0
+        self._text_bytes = 0
 
     def write(self, events: Iterable[RawEvent]) -> None:
         """Append events; each ends on a line of its own, where readers may cut."""
         remaining = iter(events)
         while batch := list(islice(remaining, _BATCH)):
-            text = b",\n  ".join(encoded(event)[:-1] + b"\n  }" for event in batch)
-            self._write((b",\n  " if self._begun else b"  ") + text)
-            self._begun = True
+            text = _SEPARATOR.join(encoded(event)[:-1] + b"\n  }" for event in batch)
+            self._put(_SEPARATOR + text if self._text_bytes else text)
+
+    def _put(self, text: bytes) -> None:
+        self._crc = isal_zlib.crc32(text, self._crc)
+        self._text_bytes += len(text)
+        self._file.write(self._deflate.compress(text) if self._deflate else text)
+
+    def close(self) -> Part:
+        """End the part; it can be joined to others."""
+        if self._deflate:
+            self._file.write(self._deflate.flush(isal_zlib.Z_FULL_FLUSH))
+        self._file.flush()
+        return Part(self._path, self._crc, self._text_bytes)
+
+
+class MergedFile:
+    """Puts parts together."""
+
+    def __init__(self, file: IO[bytes], compressed: bool) -> None:
+        self._file = file
+        self._compressed = compressed
+        self._crc = 0
+        self._text_bytes = 0
+        self._has_events = False
+        if compressed:
+            file.write(_GZIP_HEADER)
+        self._text(_HEAD)
+
+    def append(self, part: Part) -> None:
+        """Add a part made with the same compression."""
+        if not part.text_bytes:
+            return
+        if self._has_events:
+            self._text(_SEPARATOR)
+        self._has_events = True
+        with open(part.path, "rb") as file:
+            shutil.copyfileobj(file, self._file, 1 << 20)
+        self._count(part.crc, part.text_bytes)
 
     def close(self, fields: dict[str, Any]) -> None:
         """End the events and add these fields of the trace."""
         told = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
-        self._write(b"\n  ]" + told.encode() + b"\n}\n")
+        self._text(b"\n  ]" + told.encode() + b"\n}\n", isal_zlib.Z_FINISH)
+        if self._compressed:
+            self._file.write(struct.pack("<II", self._crc, self._text_bytes % 2**32))
+
+    def _text(self, text: bytes, flush: int = isal_zlib.Z_FULL_FLUSH) -> None:
+        if self._compressed:
+            deflate = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _RAW_DEFLATE)
+            self._file.write(deflate.compress(text) + deflate.flush(flush))
+        else:
+            self._file.write(text)
+        self._count(isal_zlib.crc32(text), len(text))
+
+    def _count(self, crc: int, text_bytes: int) -> None:
+        self._crc = isal_zlib.crc32_combine(self._crc, crc, text_bytes)
+        self._text_bytes += text_bytes
 
 
 def encoded(event: RawEvent) -> bytes:
@@ -47,20 +120,22 @@ def encoded(event: RawEvent) -> bytes:
         return json.dumps(event, ensure_ascii=False).encode("utf-8", errors="replace")
 
 
-def _begun(write: Callable[[bytes], object]) -> MergedFile:
-    write(_HEAD)
-    return MergedFile(write)
+def is_compressed(path: Path) -> bool:
+    """Whether a merged trace of this name is compressed."""
+    return path.suffix == ".gz"
 
 
 @contextmanager
 def merged_file(path: Path) -> Iterator[MergedFile]:
-    """A merged trace at `path`, compressed if its name ends in `.gz`; whole or not at all."""
+    """A merged trace at `path`; whole or not at all."""
+    with writing(path), atomic_path(path) as temporary, open(temporary, "wb") as file:
+        yield MergedFile(file, is_compressed(path))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says against writing `path` becomes a DpscopeError."""
     try:
-        with atomic_path(path) as temporary, open(temporary, "wb") as raw:
-            if path.suffix == ".gz":
-                with igzip.open(raw, "wb") as file:  # type: ignore[no-untyped-call]
-                    yield _begun(file.write)
-            else:
-                yield _begun(raw.write)
+        yield
     except OSError as error:
         raise DpscopeError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error

@@ -11,9 +11,13 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import PickleError
+from typing import TypeVar
 
 from dpscope.analysis.rank_tables import RankTables, read_rank_tables
 from dpscope.profiling.run_store import DpscopeError
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 SIZEABLE_BYTES = 24 << 20  # of text; below, a file is read before a process has started
 _GZIP_RATIO = 12  # of traces, roughly
@@ -35,11 +39,36 @@ def read_files(
     """
     if executor is not None:
         return _submitted(files, max_bytes, executor, progress)
-    workers = min(_usable_cores(), sum(_text_bytes(file) >= SIZEABLE_BYTES for file in files))
-    if workers < 2 or multiprocessing.current_process().daemon:
+    workers = _workers(files)
+    if workers < 2:
         return _one_by_one(files, max_bytes, progress)
     with _own_processes(workers) as own:
         return _submitted(files, max_bytes, own, progress)
+
+
+def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
+    """`work` of every item, in order, by as many processes as are worth it: an item's share of work is that of its file.
+
+    Raises what `work` raises, and DpscopeError for a process that ends without an answer.
+    """
+    workers = _workers(files)
+    if workers < 2:
+        return [work(item) for item in items]
+    with _own_processes(workers) as own, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the children run `work` alone
+        futures = [own.submit(work, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BrokenExecutor as error:
+            raise DpscopeError(
+                f"a process that worked on the traces ended without an answer ({error}); if memory ran out, take fewer files"
+            ) from error
+
+
+def _workers(files: Sequence[Path]) -> int:
+    """How many processes are worth it; below 2 there is no need for any."""
+    sizeable = sum(_text_bytes(file) >= SIZEABLE_BYTES for file in files)
+    return 0 if multiprocessing.current_process().daemon else min(_usable_cores(), sizeable)
 
 
 def _one_by_one(files: Sequence[Path], max_bytes: int, progress: Progress | None) -> list[Outcome]:

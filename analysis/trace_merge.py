@@ -1,32 +1,27 @@
 """The traces of a job's ranks as one trace for Perfetto and Chrome's viewer: one time axis, every rank named.
 
-The files are read twice, one after another: first for their tables, the clocks and the earliest time, then to write them. So
-memory holds the table of one rank and a chunk of text, however many ranks there are.
+The files are read twice: first for their tables, from which come the clocks and the earliest time, then to write them. Large ones
+are read over the machine's cores, and memory holds the table of one rank and a chunk of text per process, however many ranks.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import pandas as pd
-
-from dpscope.analysis.attribution import attribute
 from dpscope.analysis.clock_alignment import RankClock, RankOrigin, align_clocks
-from dpscope.analysis.collectives import collectives
 from dpscope.analysis.event_table import Trace
-from dpscope.analysis.merge_lanes import Place, TrackScan
-from dpscope.analysis.merge_names import Numbers, RankTracks, RawEvent
-from dpscope.analysis.merge_rewrite import RAW_EVENTS, Placement, RankRewriter
-from dpscope.analysis.merge_tracks import Span, collective_spans, other_transfers, track_events
-from dpscope.analysis.merge_writing import MergedFile, merged_file
+from dpscope.analysis.merge_rank import RankFile, RankJob, read_rank, write_rank
+from dpscope.analysis.merge_rewrite import Placement
+from dpscope.analysis.merge_tracks import collective_spans
+from dpscope.analysis.merge_writing import is_compressed, merged_file, writing
+from dpscope.analysis.parallel_reading import over_cores
 from dpscope.analysis.trace_analysis import match_unique_ranks
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
-from dpscope.analysis.trace_columns import TableBuilder
-from dpscope.analysis.trace_events import DecodedChunk
-from dpscope.analysis.trace_reader import read_events, read_traces
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
@@ -54,23 +49,6 @@ class MergedTrace:
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True)
-class _RankFile:
-    """What the first reading of a file leaves."""
-
-    path: Path
-    trace: Trace  # without its events
-    collectives: pd.DataFrame
-    others: list[Span]
-    moved: dict[Place, int]
-    first_us: float  # of all its events, in the table's time
-
-    @property
-    def order(self) -> tuple[bool, int, str]:
-        rank = self.trace.rank
-        return rank is None, rank or 0, str(self.path)
-
-
 def merge_traces(files: Sequence[Path], output: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> MergedTrace:
     """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written whole or not at all.
 
@@ -78,21 +56,35 @@ def merge_traces(files: Sequence[Path], output: Path, max_bytes: int = DEFAULT_M
     the output is one of the files or cannot be written.
     """
     _check_output(output, files)
-    ranks = sorted((_read(file, max_bytes) for file in files), key=lambda rank: rank.order)
+    ranks = over_cores(partial(read_rank, max_bytes=max_bytes), files, files)
+    ranks.sort(key=lambda rank: rank.order)
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
     matched = match_unique_ranks(tables, [rank.trace.rank for rank in ranks])
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
     clocks = align_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
-    merged: list[MergedRank] = []
-    with merged_file(output) as file:
-        numbers = Numbers()
-        for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True)):
-            spans = [*collective_spans(matched.table[matched.table["rank"] == position]), *rank.others]
-            placed = replace(clock, place_us=round(clock.place_us - first_us, 3))
-            rewriter = _write_rank(file, rank, placed, title, spans, numbers, max_bytes)
-            merged.append(MergedRank(title, rank.path, clock, rewriter.kept, rewriter.left_out, len(rank.moved)))
-        file.close(_fields(ranks[0].trace, first_us, merged))
+    with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
+        jobs = [
+            RankJob(
+                path=rank.path,
+                max_bytes=max_bytes,
+                placement=Placement(position, rank.trace.zero_us, round(clock.place_us - first_us, 3), rank.moved),
+                title=title,
+                spans=[*collective_spans(matched.table[matched.table["rank"] == position]), *rank.others],
+                part=Path(folder) / str(position),
+                compressed=is_compressed(output),
+            )
+            for position, (rank, clock, title) in enumerate(zip(ranks, clocks, _titles(ranks), strict=True))
+        ]
+        written = over_cores(write_rank, jobs, [rank.path for rank in ranks])
+        merged = [
+            MergedRank(job.title, job.path, clock, one.events, one.left_out, len(rank.moved))
+            for job, clock, one, rank in zip(jobs, clocks, written, ranks, strict=True)
+        ]
+        with merged_file(output) as file:
+            for one in written:
+                file.append(one.part)
+            file.close(_fields(ranks[0].trace, first_us, merged))
     told = [*(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
     return MergedTrace(output, tuple(merged), (*_kept_findings(told), *_findings(merged)))
 
@@ -112,24 +104,7 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
                 )
 
 
-def _read(path: Path, max_bytes: int) -> _RankFile:
-    scan = TrackScan()
-    traces = read_traces(path, max_bytes, scan.add)
-    if len(traces) > 1:
-        raise DpscopeError(f"{path} holds {len(traces)} ranks already; merge the ranks' own files, or open it as it is")
-    trace = traces[0]
-    attribution = attribute(trace)
-    return _RankFile(
-        path=path,
-        trace=replace(trace, events=TableBuilder().table()),
-        collectives=collectives(attribution),
-        others=other_transfers(attribution),
-        moved=scan.moved(),
-        first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
-    )
-
-
-def _titles(ranks: Sequence[_RankFile]) -> list[str]:
+def _titles(ranks: Sequence[RankFile]) -> list[str]:
     """`rank 3`; with the file's name where that is no rank's alone."""
     counts = Counter(rank.trace.rank for rank in ranks)
     return [
@@ -138,30 +113,6 @@ def _titles(ranks: Sequence[_RankFile]) -> list[str]:
         else f"{rank.path.name} ({position})"
         for position, rank in enumerate(ranks)
     ]
-
-
-def _write_rank(
-    file: MergedFile,
-    rank: _RankFile,
-    clock: RankClock,
-    title: str,
-    spans: list[Span],
-    numbers: Numbers,
-    max_bytes: int,
-) -> RankRewriter:
-    """Read a rank's file again and write its events, then its added tracks and its names."""
-    tracks = RankTracks(numbers)
-    placement = Placement(clock.rank, rank.trace.zero_us, clock.place_us, rank.moved)
-    rewriter = RankRewriter(placement, tracks)
-
-    def use(decoded: DecodedChunk[RawEvent], _: bytearray) -> None:
-        file.write(rewriter.rewritten(decoded.events))
-        rewriter.left_out += decoded.skipped
-
-    read_events(rank.path, max_bytes, RAW_EVENTS, use)
-    file.write(track_events(spans, clock.place_us, tracks, numbers))
-    file.write(tracks.metadata(clock.rank, title))
-    return rewriter
 
 
 def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""One rank of a merged trace: what the first reading of its file leaves, and how the second writes its events.
+
+Both are work for a process of its own: what goes in and comes out is small, whatever the size of the file.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from dpscope.analysis.attribution import attribute
+from dpscope.analysis.collectives import collectives
+from dpscope.analysis.event_table import Trace
+from dpscope.analysis.merge_lanes import Place, TrackScan
+from dpscope.analysis.merge_names import RankTracks, RawEvent
+from dpscope.analysis.merge_rewrite import RAW_EVENTS, Placement, RankRewriter
+from dpscope.analysis.merge_tracks import Span, other_transfers, track_events
+from dpscope.analysis.merge_writing import Part, PartWriter, writing
+from dpscope.analysis.trace_columns import TableBuilder
+from dpscope.analysis.trace_events import DecodedChunk
+from dpscope.analysis.trace_reader import read_events, read_traces
+from dpscope.profiling.run_store import DpscopeError
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A rank's file after its first reading; `moved` are the events that need a lane of their own."""
+
+    path: Path
+    trace: Trace  # without its events
+    collectives: pd.DataFrame
+    others: list[Span]
+    moved: dict[Place, int]
+    first_us: float  # of all its events, in the table's time
+
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """Ranks by number, files that do not tell theirs by name behind them."""
+        rank = self.trace.rank
+        return rank is None, rank or 0, str(self.path)
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What is to be written of a rank: its events after `place_us`, its added tracks, its names."""
+
+    path: Path
+    max_bytes: int
+    placement: Placement
+    title: str
+    spans: list[Span]
+    part: Path
+    compressed: bool
+
+
+@dataclass(frozen=True)
+class WrittenRank:
+    """A rank's part, and how many of its events are in it and left out."""
+
+    part: Part
+    events: int
+    left_out: int
+
+
+def read_rank(path: Path, max_bytes: int) -> RankFile:
+    """Read a rank's file for the first time; raises DpscopeError as `read_trace` does."""
+    scan = TrackScan()
+    traces = read_traces(path, max_bytes, scan.add)
+    if len(traces) > 1:
+        raise DpscopeError(f"{path} holds {len(traces)} ranks already; merge the ranks' own files, or open it as it is")
+    trace = traces[0]
+    attribution = attribute(trace)
+    return RankFile(
+        path=path,
+        trace=replace(trace, events=TableBuilder().table()),
+        collectives=collectives(attribution),
+        others=other_transfers(attribution),
+        moved=scan.moved(),
+        first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
+    )
+
+
+def write_rank(job: RankJob) -> WrittenRank:
+    """Read a rank's file again and write its part."""
+    tracks = RankTracks(job.placement.position)
+    rewriter = RankRewriter(job.placement, tracks)
+    with writing(job.part), open(job.part, "wb") as file:
+        part = PartWriter(job.part, file, job.compressed)
+
+        def use(decoded: DecodedChunk[RawEvent], _: bytearray) -> None:
+            part.write(rewriter.rewritten(decoded.events))
+            rewriter.left_out += decoded.skipped
+
+        read_events(job.path, job.max_bytes, RAW_EVENTS, use)
+        part.write(track_events(job.spans, job.placement.place_us, tracks))
+        part.write(tracks.metadata(job.title))
+        return WrittenRank(part.close(), rewriter.kept, rewriter.left_out)
