@@ -1,0 +1,114 @@
+"""Augmentation: numbers by SplitMix64 in plain integers, images moved one by one, the same under every strategy."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpscope.launch.augmentation import Augmentation, random_words
+from dpscope.launch.image_sets import EpochSamples, StoredImages, training_images
+from dpscope.launch.input_data import open_stream
+from dpscope.launch.run_config import load_config
+from dpscope.launch.workloads import Workload
+from dpscope.profiling.run_types import Cell, RunConfig
+
+HOST = torch.device("cpu")
+WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 32, 32), classes=10)
+WORD = (1 << 64) - 1
+
+
+def split_mix(word: int) -> int:
+    word = (word + 0x9E3779B97F4A7C15) & WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
+    return word ^ (word >> 31)
+
+
+def word_of(seed: int, epoch: int, sample: int) -> int:
+    return split_mix((split_mix((split_mix(seed) + epoch) & WORD) + sample) & WORD)
+
+
+def test_words_are_split_mixes() -> None:
+    assert split_mix(0) == 0xE220A8397B1DCDAF  # published first output for seed 0
+    found = random_words(7, 3, [0, 5, 49_999])
+    assert found.dtype == np.uint64
+    assert [int(word) for word in found] == [word_of(7, 3, sample) for sample in (0, 5, 49_999)]
+    assert int(random_words(2**63 - 1, 0, [0])[0]) == word_of(2**63 - 1, 0, 0)
+
+
+def by_hand(image: Tensor, word: int, shift: int, flip: bool) -> Tensor:
+    """The image moved and mirrored pixel by pixel."""
+    down, right = (((word >> bits) & 0xFFFFFF) % (2 * shift + 1) - shift for bits in (0, 24))
+    mirrored = flip and (word >> 48) & 1
+    _, height, width = image.shape
+    moved = torch.zeros_like(image)
+    for row in range(height):
+        for column in range(width):
+            source = (width - 1 - column if mirrored else column) + right
+            if 0 <= row + down < height and 0 <= source < width:
+                moved[:, row, column] = image[:, row + down, source]
+    return moved
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_images_are_moved_and_mirrored(flip: bool) -> None:
+    samples = [3, 1, 4, 15, 9, 2, 6]
+    images = torch.randint(1, 256, (len(samples), 3, 6, 5), dtype=torch.uint8)
+    found = Augmentation(seed=5, shift=2, flip=flip).apply(images, 8, samples)
+    for index, sample in enumerate(samples):
+        assert torch.equal(found[index], by_hand(images[index], word_of(5, 8, sample), 2, flip))
+    words = [word_of(5, 8, sample) for sample in samples]
+    assert {(word >> 48) & 1 for word in words} == {0, 1}  # both are among them
+
+
+def test_shifts_and_flips_are_equally_likely() -> None:
+    count = 9_000
+    corner = torch.zeros(count, 1, 3, 3, dtype=torch.uint8)
+    corner[:, :, 1, 1] = 255
+    found = Augmentation(seed=0, shift=1, flip=True).apply(corner, 0, range(count))
+    places = found.flatten(1).argmax(1).bincount(minlength=9)
+    assert places.sum() == count
+    assert (places - count / 9).abs().max() < 5 * (count * 8 / 81) ** 0.5  # five standard deviations
+
+
+def config(**flags: object) -> RunConfig:
+    return load_config(None, {"data": "digits", "workers": 0, "samples": 1440, **flags})
+
+
+def augmented(cell: Cell, ranks: range, epoch: int, **flags: object) -> dict[bytes, int]:
+    """Every image of the first steps of an epoch, over the ranks, and how often it came."""
+    found: dict[bytes, int] = {}
+    for rank in ranks:
+        stream = open_stream(config(**flags), cell, WORKLOAD, rank, HOST)
+        stream.start_epoch(epoch)
+        for images, _ in _first(stream, 6):
+            for image in images:
+                key = image.numpy().tobytes()
+                found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _first(stream: object, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return (stream.next_batch() for _ in range(steps))  # type: ignore[attr-defined]
+
+
+def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers() -> None:
+    single = augmented(Cell(strategy="single", devices=1, batch_size=12), range(1), 3)
+    assert sum(single.values()) == 6 * 12
+    assert single == augmented(Cell(strategy="dp-host", devices=2, batch_size=6), range(1), 3)
+    assert single == augmented(Cell(strategy="ddp", devices=2, batch_size=6), range(2), 3, workers=2)
+
+
+def test_another_epoch_or_seed_is_another_draw() -> None:
+    def image(seed: int, epoch: int) -> Tensor:
+        images = training_images(config(seed=seed), WORKLOAD)
+        assert isinstance(images, StoredImages)
+        return images.__getitems__(EpochSamples(epoch, range(40)))[0]
+
+    first = image(0, 0)
+    assert torch.equal(first, image(0, 0))
+    for other in (image(0, 1), image(1, 0)):
+        same = (other == first).flatten(1).all(1).sum()
+        assert same <= 8  # 1 of 49 shifts is the same one

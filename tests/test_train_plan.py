@@ -1,0 +1,96 @@
+"""Which cells are trained, with which learning rates, and what is said about them."""
+
+import pytest
+
+from dpscope.launch.devices import Devices
+from dpscope.launch.train_config import load_train_config
+from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import Finding
+from dpscope.profiling.train_types import PlannedTraining
+
+CPU = Devices(kind="cpu", count=None)
+
+
+def planned(**flags: object) -> tuple[tuple[PlannedTraining, ...], tuple[Finding, ...]]:
+    config = resolve_training(load_train_config(None, flags), CPU)
+    plan = make_train_plan(config, "cpu")
+    return plan, train_findings(config, plan, "cpu")
+
+
+def names(plan: tuple[PlannedTraining, ...]) -> list[str]:
+    return [one.cell.name for one in plan]
+
+
+def codes(findings: tuple[Finding, ...]) -> list[str]:
+    return [finding.code for finding in findings if finding.code != "cpu_oversubscribed"]
+
+
+def test_strong_scaling_divides_the_batch_and_has_one_single_device_each() -> None:
+    plan, findings = planned(devices="2", batch_size="64,32")
+    assert names(plan) == [
+        "single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16", "single-d1-b64", "dp-host-d2-b32", "ddp-d2-b32",
+    ]  # fmt: skip
+    assert {one.learning_rate for one in plan} == {0.1}
+    assert codes(findings) == []
+    assert names(planned(devices="2", strategy="ddp")[0]) == ["ddp-d2-b16"]
+    assert names(planned(devices="1", strategy="single,ddp")[0]) == ["single-d1-b32", "ddp-d1-b32"]
+
+
+def test_the_default_batch_can_be_divided_among_all_device_counts() -> None:
+    plan, _ = planned(devices="1,2,3")
+    assert {one.cell.global_batch_size for one in plan} == {36}  # the first multiple of 6 from 32 on
+    assert {one.cell.batch_size for one in planned(devices="3", scaling="weak")[0]} == {32}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "two", "four"), [("none", 0.1, 0.1), ("sqrt", 0.141421356, 0.2), ("linear", 0.2, 0.4)]
+)
+def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: float) -> None:
+    plan, findings = planned(devices="1,2,4", strategy="single,ddp", scaling="weak", learning_rate_scaling=scaling)
+    assert {one.cell.devices: one.learning_rate for one in plan} == pytest.approx({1: 0.1, 2: two, 4: four})
+    assert codes(findings) == []
+
+
+def test_under_strong_scaling_nothing_grows_and_that_is_said() -> None:
+    plan, findings = planned(devices="2", learning_rate_scaling="linear")
+    assert {one.learning_rate for one in plan} == {0.1}
+    assert codes(findings) == ["learning_rate_not_scaled"]
+
+
+def test_milestones_and_warm_up_beyond_the_end_are_warned_of() -> None:
+    _, findings = planned(devices="2", epochs=8, milestones="6,8,9", warmup_epochs=8)
+    assert codes(findings) == ["milestone_after_the_end", "warmup_to_the_end"]
+    assert findings[-2].severity == "warning"
+    assert "--milestones 8,9: with 8 epochs" in findings[-2].message
+    assert codes(planned(devices="2", epochs=8, milestones="6,7", warmup_epochs=7)[1]) == []
+
+
+def test_samples_that_cannot_be_shared_are_counted() -> None:
+    plan, findings = planned(devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp")
+    # 37 samples are filled up to 38 and 40.
+    assert {one.cell.devices: one.repeated_samples for one in plan} == {1: 0, 2: 1, 4: 3}
+    assert codes(findings) == ["samples_repeated"]
+    assert "1 of them with 2 devices, 3 of them with 4 devices" in findings[-1].message
+    assert all(one.repeated_samples == 0 for one in planned(devices="2,3,4,6,8", batch_size="48")[0])  # 1,440
+
+
+def test_variants_are_cells() -> None:
+    plan, _ = planned(devices="2", comm_hook="none,fp16", accumulate="2")
+    assert names(plan) == [
+        "single-d1-b32-accumulate-2",
+        "dp-host-d2-b16-accumulate-2",
+        "ddp-d2-b16-accumulate-2",
+        "ddp-d2-b16-hook-fp16-accumulate-2",
+    ]
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    with pytest.raises(DpscopeError, match="--strategy dp with --devices 1 and batches 32 leaves no cell"):
+        planned(devices="1", strategy="dp")
+    with pytest.raises(DpscopeError, match="a global batch of 32 cannot be split over 3 devices"):
+        planned(devices="3", batch_size="32")
+    with pytest.raises(
+        DpscopeError, match="nothing to train: single-d1-b2000: a step takes 2000 samples and the data set"
+    ):
+        planned(devices="2", batch_size="2000")
