@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.analysis.trace_merge import MergedTrace, merge_traces
+from dpscope.profiling.run_store import DpscopeError
 from tests.trace_generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
 from tests.trace_rules import violations
 
@@ -256,3 +258,25 @@ def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
     # 4359019... us after a base of whole seconds; compared as nanoseconds since 1970, which are whole numbers.
     recorded = original["baseTimeNanoseconds"] + round(step["ts"] * 1000)
     assert trace["baseTimeNanoseconds"] + round(same["ts"] * 1000) == recorded
+
+
+def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one.json", "one.json.gz"):
+        merge_traces(GLOO, tmp_path / name)
+    monkeypatch.setattr("dpscope.analysis.parallel_reading.SIZEABLE_BYTES", 1)
+    monkeypatch.setattr("dpscope.analysis.parallel_reading._usable_cores", lambda: 2)
+    for name in ("many.json", "many.json.gz"):
+        merge_traces(GLOO, tmp_path / name)
+    text = (tmp_path / "one.json").read_bytes()
+    assert (tmp_path / "many.json").read_bytes() == text
+    assert (tmp_path / "many.json.gz").read_bytes() == (tmp_path / "one.json.gz").read_bytes()
+    # One gzip member, as Perfetto needs it, checked by zlib: checksum and length of all parts together.
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    assert inflater.decompress((tmp_path / "one.json.gz").read_bytes()) == text
+    assert inflater.eof
+    assert inflater.unused_data == b""
+    bad = tmp_path / "rank1.json"
+    bad.write_text("no trace")
+    with pytest.raises(DpscopeError, match=r"rank1\.json is not a torch\.profiler trace"):
+        merge_traces([GLOO[0], bad], tmp_path / "failed.json")
+    assert not list(tmp_path.glob(".tmp*"))
