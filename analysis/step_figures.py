@@ -84,6 +84,7 @@ def _stacked(axes: Axes, labels: list[str], parts: dict[str, tuple[list[float], 
     for name, (values, colour) in parts.items():
         axes.barh(labels, values, left=left, label=name, color=colour, height=0.7)
         left = [start + value for start, value in zip(left, values, strict=True)]
+    axes.set_xlim(left=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"time per step [{unit}]")
