@@ -308,3 +308,11 @@ def test_a_run_whose_trainings_all_failed_says_why(tmp_path: Path) -> None:
     write_json(TrainFolder(folder).training(cell, 0).result_path, failed)
     with pytest.raises(DpscopeError, match="holds no epoch: ddp-d2-b16, seed 0: out_of_memory: no memory left"):
         load_training(folder)
+
+
+def test_the_documented_example_loads(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "learning.md").read_text()
+    example = page.partition("```json\n")[2].partition("```")[0]
+    (tmp_path / "train.json").write_text(example)
+    (cell,) = load_training(tmp_path).cells
+    assert (cell.name, final_accuracy(cell).value) == ("ddp-d2", 70.5)
