@@ -79,9 +79,10 @@ def without_metadata(trace: Trace) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("job", "says"), [("tensor_parallel", "not DDP: its backward pass"), ("dlrm", "DDP-like, with all-to-alls")]
+    ("job", "says"),
+    [("tensor_parallel", "DDP-like or tensor-parallel: the sizes"), ("dlrm", "DDP-like, with all-to-alls")],
 )
-def test_without_sizes_counts_tell_activations_from_gradients(tmp_path: Path, job: Job, says: str) -> None:
+def test_without_sizes_counts_alone_are_left_and_may_not_tell(tmp_path: Path, job: Job, says: str) -> None:
     """Tensor parallel asks for 2 all-reduces in the forward pass and 2 in the backward pass; DLRM for one, backward."""
     for rank in range(RANKS[job]):
         trace = without_metadata(parallel_trace(job, rank).trace)

@@ -1,0 +1,51 @@
+"""Real traces of DDP, tensor parallelism and FSDP on gloo: what each is called, with sizes recorded and without."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.trace_analysis import analyze_traces
+from tests.test_collective_cases import parallelism
+
+PROGRAM = Path(__file__).parent / "user_models" / "parallel_training.py"
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("jobs")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+    ended = subprocess.run(
+        [*command, str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("way", "shapes", "named"),
+    [
+        ("data_parallel", "shapes", "DDP-like; seen"),
+        ("data_parallel", "plain", "DDP-like; seen"),
+        ("tensor_parallel", "shapes", "not DDP: its backward pass all-reduces what others do too"),
+        ("tensor_parallel", "plain", "DDP-like or tensor-parallel: the sizes"),
+        ("fully_sharded", "shapes", "sharded (FSDP- or ZeRO-like); seen"),
+        ("fully_sharded", "plain", "sharded (FSDP- or ZeRO-like); seen"),
+    ],
+)
+def test_each_way_has_its_name(traces: Path, way: str, shapes: str, named: str) -> None:
+    analysis = analyze_traces([traces / way / shapes])
+    assert parallelism(analysis).startswith(named)
+    # gloo's all-reduces of both ranks are matched, the loss among them: 2 steps, 2 ranks, one or more each
+    reduced = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
+    assert len(reduced) >= 4
+    if shapes == "shapes":
+        assert reduced["bytes"].notna().all()

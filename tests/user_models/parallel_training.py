@@ -1,0 +1,75 @@
+"""Trains a few steps in several ways on gloo and traces each: torchrun parallel_training.py FOLDER.
+
+Every step also averages its loss over the ranks, as training loops do: an all-reduce that is none of gradients.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.profiler import ProfilerActivity, profile, schedule
+
+
+def block() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+
+def data_parallel(_: DeviceMesh) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(nn.Sequential(block(), block()))
+
+
+def tensor_parallel(mesh: DeviceMesh) -> nn.Module:
+    blocks = [parallelize_module(block(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}) for _ in range(2)]
+    return nn.Sequential(nn.Linear(64, 64), *blocks)
+
+
+def fully_sharded(mesh: DeviceMesh) -> nn.Module:
+    model = nn.Sequential(block(), block())
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    return model
+
+
+WAYS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
+    "data_parallel": data_parallel,
+    "tensor_parallel": tensor_parallel,
+    "fully_sharded": fully_sharded,
+}
+
+
+def train(model: nn.Module, folder: Path, record_shapes: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trace = folder / f"0_{distributed.get_rank()}.pt.trace.json"
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=record_shapes,
+        schedule=schedule(wait=1, warmup=1, active=2),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
+    ) as profiler:
+        for _ in range(4):
+            loss = model(torch.ones(32, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            distributed.all_reduce(loss.detach().clone())
+            profiler.step()
+
+
+def main() -> None:
+    distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for way, make in WAYS.items():
+        for shapes in ("shapes", "plain"):
+            torch.manual_seed(0)
+            train(make(mesh), Path(sys.argv[1]) / way / shapes, shapes == "shapes")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
