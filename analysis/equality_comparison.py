@@ -3,7 +3,6 @@
 import itertools
 from pathlib import Path
 
-import msgspec
 import pandas as pd
 
 from dpscope.analysis.equality_batch_norm import batch_norm_finding, statistics_of
@@ -15,7 +14,7 @@ from dpscope.analysis.equality_findings import (
     setting_findings,
     unexplained_findings,
 )
-from dpscope.analysis.equality_pairs import JudgedPair, judge_pair, pair_result
+from dpscope.analysis.equality_pairs import JudgedPair, judge_pair, known, pair_result, plain_rows
 from dpscope.analysis.equality_ranks import rank_result
 from dpscope.analysis.equality_result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankResult, StepTolerance
 from dpscope.analysis.equality_tolerance import judged_steps, output_tolerance, tolerances
@@ -45,7 +44,7 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
         schema_version=EQUALITY_SCHEMA_VERSION,
         settings=settings,
         reference=reference.name,
-        losses={training.name: tuple(training.losses().tolist()) for training in data.compared},
+        losses={training.name: tuple(map(known, training.losses().tolist())) for training in data.compared},
         tolerances=_step_tolerances(tolerance),
         pairs=tuple(pair_result(pair, _names(pair) in explained) for pair in pairs),
         ranks=tuple(ranks),
@@ -86,4 +85,4 @@ def _names(pair: JudgedPair) -> tuple[str, str]:
 
 
 def _step_tolerances(tolerance: pd.DataFrame) -> tuple[StepTolerance, ...]:
-    return tuple(msgspec.convert(row, StepTolerance) for row in tolerance.reset_index().to_dict("records"))
+    return tuple(StepTolerance(**row) for row in plain_rows(tolerance.reset_index()))

@@ -95,6 +95,21 @@ def _ratio(difference: Values, scale: Values) -> Values:
     return found
 
 
+def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tuple[float, float]:
+    """The factor f for which f times the reference's gradients of a step is nearest to the other's, and how near.
+
+    The distance is relative to the norm of the other's, over all stored elements of all tensors.
+    """
+    places = range(len(reference.record.parameters))
+    mine, others = (
+        np.concatenate([data.arrays[f"gradient.{place}"][step].astype(np.float64) for place in places])
+        for data in (reference, other)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = mine @ others / (mine @ mine)
+        return float(factor), float(np.linalg.norm(others - factor * mine) / np.linalg.norm(others))
+
+
 def output_differences(reference: TrainingData, other: TrainingData) -> pd.DataFrame:
     """How far what modules put out in the first forward is apart: module call, relative; in the order of the calls.
 

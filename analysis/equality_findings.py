@@ -7,6 +7,7 @@ import pandas as pd
 
 from dpscope.analysis.equality_batch_norm import first_output_apart
 from dpscope.analysis.equality_data import EqualityData
+from dpscope.analysis.equality_differences import gradient_factor
 from dpscope.analysis.equality_pairs import JudgedPair
 from dpscope.analysis.equality_result import Difference, RankResult
 from dpscope.analysis.equality_samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
@@ -91,7 +92,7 @@ def rank_mistakes(ranks: Sequence[RankResult]) -> list[Mistake]:
                     result.training,
                     "ranks_apart",
                     f"{result.training}: from step {result.first_step} on rank {apart} has {result.what}s of its own "
-                    f"({result.tensor} differs by {result.relative:.2g} of its norm from another rank's): they are not "
+                    f"({result.tensor} differs by {_share(result.relative)} from another rank's): they are not "
                     "averaged there",
                     "look for what keeps the average from that rank: no_sync, a communication hook, a graph of its own",
                 )
@@ -115,12 +116,25 @@ def _unexplained(pair: JudgedPair, first: Difference, output_tolerance: float) -
     tensor = f" of {first.tensor}" if first.tensor else ""
     output = first_output_apart(pair, output_tolerance)
     where = f"; in the first forward {output[0]} is the first to put out something else" if output else ""
+    where = where or _scaled(pair, first)
     return Finding(
         severity="error",
         code="unexplained_difference",
         message=f"{pair.other.name} differs from {pair.reference.name} from step {first.step} on: the {first.what}{tensor} "
-        f"by {first.relative:.2g} of its norm, where rounding may make {first.tolerance:.2g}{where}",
+        f"by {_share(first.relative)}, where rounding may make {_share(first.tolerance)}{where}",
         next_step="find what the two compute differently in that step; equality.json lists every tensor",
+    )
+
+
+def _scaled(pair: JudgedPair, first: Difference) -> str:
+    """What is said of gradients that are a multiple of the reference's."""
+    if first.what != "gradient" or first.tolerance is None:
+        return ""
+    factor, distance = gradient_factor(pair.reference.ranks[0], pair.other.ranks[0], first.step)
+    if not distance <= first.tolerance or factor == 1:
+        return ""
+    return (
+        f"; all its gradients are {factor:.6g} times as large: summed instead of averaged, or another scale of the loss"
     )
 
 
@@ -171,6 +185,10 @@ def _judged(data: EqualityData, judged_steps: int, same_bits: bool) -> Iterator[
 
 def _mistake(training: str, code: str, message: str, next_step: str) -> Mistake:
     return Mistake(training, Finding(severity="error", code=code, message=message, next_step=next_step))
+
+
+def _share(value: float | None) -> str:
+    return "more than any number" if value is None else f"{value:.2g} of its norm"
 
 
 def _listed(samples: Sequence[int], one: str, several: str) -> str:

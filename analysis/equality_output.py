@@ -1,6 +1,7 @@
 """What people see of a comparison: the pairs, the tolerance and what rounding did, the findings; and its JSON."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from dpscope.analysis.equality_comparison import compare_trainings, save_report
 from dpscope.analysis.equality_data import load_equality
 from dpscope.analysis.equality_result import EqualityReport, PairResult
-from dpscope.analysis.equality_tolerance import LARGEST_TOLERANCE, SAFETY
+from dpscope.analysis.equality_tolerance import LARGEST_TOLERANCE, SAFETY, WHATS
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.terminal import print_findings, print_table
 from dpscope.analysis.units import NA, sentence
@@ -84,9 +85,7 @@ def pair_table(report: EqualityReport) -> TextTable:
 
 def _pair_row(pair: PairResult) -> tuple[str, ...]:
     judged = pair.steps[: pair.judged_steps]
-    largest = [
-        _number(max((getattr(step, what) for step in judged), default=None)) for what in ("loss", "gradient", "weight")
-    ]
+    largest = [_number(_largest([getattr(step, what) for step in judged])) for what in WHATS]
     name = f"{pair.reference} / {pair.other}"
     first = pair.first_difference
     if first is None:
@@ -104,21 +103,26 @@ def tolerance_table(report: EqualityReport) -> TextTable:
     rows = tuple(
         (
             str(one.step),
-            *(_number(getattr(one, f"{what}_rounding")) for what in ("loss", "gradient", "weight")),
-            *(_number(getattr(one, what)) for what in ("loss", "gradient", "weight")),
+            *(_number(getattr(one, f"{what}_rounding")) for what in WHATS),
+            *(_number(getattr(one, what)) for what in WHATS),
         )
         for one in shown
     )
     headings = (
         "step",
-        *(f"rounding: {what}" for what in ("loss", "gradient", "weight")),
-        *(f"tolerance: {what}" for what in ("loss", "gradient", "weight")),
+        *(f"rounding: {what}" for what in WHATS),
+        *(f"tolerance: {what}" for what in WHATS),
     )
     note = (
         f"rounding: how far {report.reference} gets from itself when every weight begins one unit in the last place apart; "
         f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"
     )
     return TextTable("Rounding, and what is tolerated", headings, rows, (note,))
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
 
 
 def _number(value: float | None) -> str:

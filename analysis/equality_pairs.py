@@ -1,15 +1,16 @@
 """Two trainings judged by the tolerance: where they first are apart, and how far."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from dpscope.analysis.equality_data import TrainingData
 from dpscope.analysis.equality_differences import training_differences
 from dpscope.analysis.equality_result import Difference, PairResult, StepDistance, TensorDistance, Verdict
 from dpscope.analysis.equality_tolerance import WHATS, largest_per_step
+from dpscope.analysis.units import plain
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def pair_result(pair: JudgedPair, explained: bool) -> PairResult:
         verdict=verdict,
         judged_steps=pair.judged_steps,
         first_difference=pair.first,
-        steps=tuple(msgspec.convert(row, StepDistance) for row in per_step.reset_index().to_dict("records")),
+        steps=tuple(StepDistance(**row) for row in plain_rows(per_step.reset_index())),
         tensors=_tensors(pair),
     )
 
@@ -85,8 +86,8 @@ def _distance(table: pd.DataFrame) -> TensorDistance:
     return TensorDistance(
         what=table["what"].iloc[0],
         tensor=table["tensor"].iloc[0],
-        absolute=float(table["absolute"].max()),
-        relative=float(table["relative"].max()),
+        absolute=known(table["absolute"].max(skipna=False)),
+        relative=known(table["relative"].max(skipna=False)),
         first_step_over=int(over.min()) if len(over) else None,
         elements=int(table["elements"].iloc[0]),
         elements_at_last_step=int(table["elements"].iloc[-1]),
@@ -98,8 +99,18 @@ def _difference(row: "pd.Series[Any]") -> Difference:
         step=int(row["step"]),
         what=row["what"],
         tensor=row["tensor"],
-        absolute=float(row["absolute"]),
-        relative=float(row["relative"]),
-        tolerance=float(row["tolerance"]),
+        absolute=known(row["absolute"]),
+        relative=known(row["relative"]),
+        tolerance=known(row["tolerance"]),
         elements=int(row["elements"]),
     )
+
+
+def known(value: float) -> float | None:
+    """None for what is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table's rows as plain values by column, None for what is not finite."""
+    return [{str(name): plain(value) for name, value in row.items()} for row in table.to_dict("records")]

@@ -4,6 +4,7 @@ import numpy as np
 
 from dpscope.analysis.equality_data import TrainingData
 from dpscope.analysis.equality_differences import process_differences
+from dpscope.analysis.equality_pairs import known
 from dpscope.analysis.equality_result import RankResult, What
 from dpscope.analysis.equality_tolerance import LARGEST_TOLERANCE
 
@@ -36,7 +37,7 @@ def rank_result(training: TrainingData, reference: TrainingData) -> RankResult:
         first_step=step,
         what=what,
         tensor=tensor,
-        relative=relative,
+        relative=known(relative),
         ranks_apart=_apart(training, reference, step, what),
     )
 

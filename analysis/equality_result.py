@@ -1,4 +1,4 @@
-"""What `equality.json` holds, as types. A difference that is not finite is null."""
+"""What `equality.json` holds, as types. A value that is not finite is null: a training diverged."""
 
 from typing import Literal
 
@@ -10,6 +10,7 @@ from dpscope.profiling.run_types import Finding
 EQUALITY_SCHEMA_VERSION = 1
 
 What = Literal["loss", "gradient", "weight"]
+Value = float | None
 Verdict = Literal["bit-equal", "equal", "explained", "different"]
 
 
@@ -23,9 +24,9 @@ class Difference(_Stored, frozen=True):
     step: int
     what: What
     tensor: str
-    absolute: float  # the largest of its elements
-    relative: float  # as analysis/equality_differences.py defines it
-    tolerance: float  # of `relative`
+    absolute: Value  # the largest of its elements
+    relative: Value  # as analysis/equality_differences.py defines it
+    tolerance: Value  # of `relative`
     elements: int  # compared
 
 
@@ -33,21 +34,21 @@ class StepTolerance(_Stored, frozen=True):
     """What counts as equal at one step, and what rounding alone was seen to do: relative differences."""
 
     step: int
-    loss: float
-    gradient: float
-    weight: float
-    loss_rounding: float
-    gradient_rounding: float
-    weight_rounding: float
+    loss: Value
+    gradient: Value
+    weight: Value
+    loss_rounding: Value
+    gradient_rounding: Value
+    weight_rounding: Value
 
 
 class StepDistance(_Stored, frozen=True):
     """The largest relative difference of any tensor at one step."""
 
     step: int
-    loss: float
-    gradient: float
-    weight: float
+    loss: Value
+    gradient: Value
+    weight: Value
 
 
 class TensorDistance(_Stored, frozen=True):
@@ -55,8 +56,8 @@ class TensorDistance(_Stored, frozen=True):
 
     what: What
     tensor: str
-    absolute: float
-    relative: float
+    absolute: Value
+    relative: Value
     first_step_over: int | None  # its tolerance
     elements: int  # compared at every step
     elements_at_last_step: int
@@ -83,7 +84,7 @@ class RankResult(_Stored, frozen=True):
     first_step: int | None  # at which they had not
     what: What | None
     tensor: str | None
-    relative: float | None  # the largest difference to rank 0 at that step
+    relative: Value  # the largest difference to rank 0 at that step
     ranks_apart: tuple[int, ...]  # that are not what the others or the reference are
 
 
@@ -93,7 +94,7 @@ class EqualityReport(_Stored, frozen=True):
     schema_version: int
     settings: EqualitySettings
     reference: str
-    losses: dict[str, tuple[float, ...]]  # per training and step, of the global batch
+    losses: dict[str, tuple[Value, ...]]  # per training and step, of the global batch
     tolerances: tuple[StepTolerance, ...]
     pairs: tuple[PairResult, ...]
     ranks: tuple[RankResult, ...]

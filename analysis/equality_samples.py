@@ -1,8 +1,11 @@
 """Which samples a training saw, from its table of them: lost on the way, other ones than the reference, repeated orders."""
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
+
+_ORDERS = 10_000  # there must be that many, for a repeated one not to be chance
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ def repeated_epoch(samples: pd.DataFrame) -> RepeatedEpoch | None:
         if epoch - 1 in epochs:
             now, before = _ordered(rows), _ordered(epochs[epoch - 1])
             common = min(now["step"].max(), before["step"].max()) + 1
-            if now[now["step"] < common].equals(before[before["step"] < common]):
+            now, before = now[now["step"] < common], before[before["step"] < common]
+            if math.perm(len(epochs[epoch - 1]), len(now)) >= _ORDERS and now.equals(before):
                 return RepeatedEpoch(epoch=epoch, step=int(rows["step"].min()), steps_compared=int(common))
     return None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -96,7 +97,7 @@ class TrainingRecorder:
         """The gradients as the optimizer is about to use them; zeros where there is none."""
         self._gradients.add(
             [
-                _flat(parameter.grad) if parameter.grad is not None else np.zeros(parameter.numel(), np.float32)
+                _flat(parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
                 for parameter in self._named.values()
             ]
         )

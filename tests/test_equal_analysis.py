@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dpscope.analysis.equality_comparison import compare_trainings
 from dpscope.analysis.equality_data import EqualityData, ProcessData, TrainingData
 from dpscope.analysis.equality_differences import output_differences, training_differences
+from dpscope.analysis.equality_result import EqualityReport
 from dpscope.analysis.equality_samples import (
     LostSamples,
     RepeatedEpoch,
@@ -167,12 +169,20 @@ def test_within_the_tolerance_is_equal_and_beyond_it_is_told() -> None:
     assert not report.sound
 
 
+def test_gradients_that_were_summed_are_told() -> None:
+    doubled = [PLAIN[0], [12.0, 16.0, 0.0], PLAIN[2]]
+    report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(doubled))))
+    assert "from step 1 on: the gradient of a by 1 of its norm" in report.findings[0].message
+    assert "all its gradients are 2 times as large: summed" in report.findings[0].message
+
+
 def test_values_that_are_no_numbers_differ() -> None:
     broken = [PLAIN[0], [math.nan, 8.0, 0.0], PLAIN[2]]
     report = compare_trainings(data(training(SINGLE, process(PLAIN)), training(DP, process(broken))))
     first = report.pairs[0].first_difference
     assert first is not None
-    assert (report.pairs[0].verdict, first.step, first.relative) == ("different", 1, math.inf)
+    assert (report.pairs[0].verdict, first.step, first.relative) == ("different", 1, None)
+    assert msgspec.json.decode(msgspec.json.encode(report), type=EqualityReport) == report
 
 
 BY_SHARE = {"conv": 1.0, "bn": 2.5, "fc": 3.5}
@@ -231,11 +241,17 @@ def test_samples_that_never_enter_or_enter_twice() -> None:
 
 
 def test_an_epoch_in_the_order_of_the_one_before() -> None:
-    first = [(0, 0, 0, 5), (0, 1, 0, 6), (0, 2, 0, 7)]
-    assert repeated_epoch(samples(*first, (0, 3, 1, 6), (0, 4, 1, 5))) is None
-    # The last epoch was cut short after two steps.
-    again = samples(*first, (0, 3, 1, 6), (0, 4, 1, 7), (0, 5, 1, 5), (0, 6, 2, 6), (0, 7, 2, 7))
-    assert repeated_epoch(again) == RepeatedEpoch(epoch=2, step=6, steps_compared=2)
+    orders = ([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 7, 5, 0, 2, 6], [3, 1, 4, 7, 5])
+    rows = [
+        (0, step + sum(map(len, orders[:epoch])), epoch, index)
+        for epoch, order in enumerate(orders)
+        for step, index in enumerate(order)
+    ]
+    # The last epoch was cut short after five steps: one in 8 x 7 x 6 x 5 x 4 = 6,720 would repeat them by chance.
+    assert repeated_epoch(samples(*rows)) is None
+    sixth = (0, rows[-1][1] + 1, 2, 0)
+    assert repeated_epoch(samples(*rows, sixth)) == RepeatedEpoch(epoch=2, step=16, steps_compared=6)
+    assert repeated_epoch(samples(*rows, (*sixth[:3], 6))) is None
 
 
 def test_padding_is_counted_by_epoch() -> None:

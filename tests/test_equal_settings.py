@@ -1,9 +1,12 @@
 """What `dpscope equal` accepts, and how it refuses the rest."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from dpscope.launch.equality_jobs import run_equality
 from dpscope.launch.equality_settings import equality_settings, samples_of_two_epochs
 from dpscope.launch.planned_run import plan_run
 from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME
@@ -58,6 +61,15 @@ def test_mistakes_are_named(flags: dict[str, object], said: str) -> None:
 def test_synchronised_batch_norm_is_refused_on_the_cpu() -> None:
     with pytest.raises(DpscopeError, match=r"SyncBatchNorm needs GPUs; compare with --freeze-batch-norm instead$"):
         equality_settings({"device": "cpu"}, sync_batch_norm=True)
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / EQUALITY_FOLDER).mkdir()
+    (tmp_path / EQUALITY_FOLDER / "thesis.txt").write_text("mine")
+    settings = equality_settings({"device": "cpu"})
+    with pytest.raises(DpscopeError, match="was not made by dpscope equal; name another folder"):
+        run_equality(settings, tmp_path, Console(file=io.StringIO()))
+    assert (tmp_path / EQUALITY_FOLDER / "thesis.txt").exists()
 
 
 def test_a_run_may_follow_into_the_same_folder(tmp_path: Path) -> None:
