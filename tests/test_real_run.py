@@ -105,8 +105,8 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     figures = {"batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
     assert page.tags.count("svg") == len(figures)
     tables = text_tables(make_report(load_run(run_folder), link_gbps=1.0))
-    timelines = 6  # each cell's step, with its list of collectives
-    assert page.tags.count("table") == len(tables) + timelines
+    beside = 1 + 6  # the formulas, and for each cell the collectives of a step
+    assert page.tags.count("table") == len(tables) + beside
     assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}
     assert page.outside == []
     assert {path.name for path in (report / "figures").iterdir()} == {
