@@ -1,13 +1,16 @@
 """Batches, and that every strategy trains on the same samples."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
+from dpscope.launch import image_sets
 from dpscope.launch.data_files import check_data
 from dpscope.launch.image_sets import EpochSamples, training_images
 from dpscope.launch.input_data import RankOrderBatchSampler, loader_workers, open_stream
@@ -100,3 +103,29 @@ def test_absent_cifar_files_are_named(tmp_path: Path) -> None:
         check_data(config(data="cifar10", data_dir=str(tmp_path)))
     (tmp_path / "cifar-10-batches-py").mkdir()
     check_data(config(data="cifar10", data_dir=str(tmp_path)))
+
+
+def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3 * 32 * 32), dtype=np.uint8)
+    for index, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
+        content = {"data": pixels[index : index + 1], "labels": [index]}
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)  # no such md5
+    settings = config(data="cifar10", data_dir=str(tmp_path))
+    found, labels = (
+        torch.cat(parts)
+        for parts in zip(
+            image_sets.training_images(settings, WORKLOAD, augment=False).__getitems__(EpochSamples(0, range(5))),
+            image_sets.test_images(settings, WORKLOAD).__getitems__(EpochSamples(0, [0])),
+            strict=True,
+        )
+    )
+    assert labels.tolist() == [0, 1, 2, 3, 4, 5]
+    shown = torch.from_numpy(pixels.reshape(6, 3, 32, 32)) / 255
+    assert torch.allclose(found[:, 1], (shown[:, 1] - 0.4822) / 0.2435, atol=1e-5)
+    moved = image_sets.training_images(settings, WORKLOAD).__getitems__(EpochSamples(0, range(5)))[0]
+    assert moved.shape == found[:5].shape
+    assert not torch.equal(moved, found[:5])

@@ -65,6 +65,10 @@ def crashing() -> Workload:
     return _Failing(_crash), SHAPE, CLASSES
 
 
+def crashing_alone() -> Workload:
+    return (_Failing(_crash) if os.environ.get("WORLD_SIZE") == "1" else tiny_module()), SHAPE, CLASSES
+
+
 def memory_hungry() -> Workload:
     return _Failing(_exhaust_memory_from_batch_two), SHAPE, CLASSES
 

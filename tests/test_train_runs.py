@@ -1,0 +1,201 @@
+"""Whole trainings with real torchrun jobs on a tiny model: against a plain loop, each other, themselves."""
+
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.data import DistributedSampler
+from torchvision import transforms
+from torchvision.datasets import FakeData
+
+from dpscope.launch import cli
+from dpscope.launch.train_config import load_train_config
+from dpscope.launch.train_sweep import TrainOutcome, run_trainings
+from dpscope.launch.workloads import build_workload
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.train_store import TrainFolder
+from dpscope.profiling.train_types import EpochRecord
+
+USER_MODELS = Path(__file__).parent / "user_models"
+SAMPLES, BATCH, EPOCHS, LEARNING_RATE, GAMMA, SMOOTHING, SEED = 36, 8, 2, 0.05, 0.5, 0.1, 3
+TINY: dict[str, object] = {
+    "device": "cpu", "model": "tiny_models:tiny", "data": "fake", "samples": SAMPLES, "batch_size": BATCH, "devices": "2",
+    "epochs": EPOCHS, "lr": LEARNING_RATE, "milestones": "1,9", "gamma": GAMMA, "label_smoothing": SMOOTHING,
+    "seeds": str(SEED), "workers": 0, "eval_batch_size": 2, "timeout": 120,
+}  # fmt: skip
+
+
+def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[TrainOutcome, str]:
+    """The outcome and what was printed."""
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(USER_MODELS)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        console = Console(file=printed, width=200)
+        return run_trainings(load_train_config(None, {**TINY, **flags}), out, fresh, console), printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run folder with one training of each strategy, and what was printed."""
+    out = tmp_path_factory.mktemp("train") / "run"
+    outcome, printed = trained(out)
+    assert outcome.ok, [(result.cell.name, result.message) for result in outcome.results]
+    return out, printed
+
+
+def epochs_of(out: Path, strategy: str) -> list[EpochRecord]:
+    found = [record for record in TrainFolder(out).log().epochs if record.strategy == strategy]
+    assert [record.epoch for record in found] == list(range(1, EPOCHS + 1))
+    return found
+
+
+def fake(first: int, count: int) -> FakeData:
+    return FakeData(count, (3, 8, 8), 4, transforms.ToTensor(), random_offset=first)
+
+
+def reference_epochs() -> list[tuple[float, float, float, float]]:
+    """Losses and accuracies of a plain training loop: train loss, train accuracy, test loss, test accuracy."""
+    torch.manual_seed(SEED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(USER_MODELS)
+        model = build_workload("tiny_models:tiny").model
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4)
+    data: Any = fake(0, SAMPLES)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=SEED)
+    found = []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        losses, right = [], 0
+        for start in range(0, SAMPLES, BATCH):
+            chosen = [data[index] for index in order[start : start + BATCH]]
+            images, labels = torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen])
+            logits = model(images)
+            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (GAMMA if epoch >= 1 else 1)
+            optimizer.step()
+            losses.append(loss.item() * len(labels))
+            right += int((logits.argmax(1) == labels).sum())
+        found.append((sum(losses) / SAMPLES, 100 * right / SAMPLES, *plainly_tested(model)))
+    return found
+
+
+def plainly_tested(model: nn.Module) -> tuple[float, float]:
+    test: Any = fake(SAMPLES, SAMPLES // 5)
+    images, labels = (torch.stack([test[k][0] for k in range(7)]), torch.tensor([test[k][1] for k in range(7)]))
+    with torch.no_grad():
+        logits = model.eval()(images)
+    model.train()
+    return nn.functional.cross_entropy(logits, labels).item(), 100 * float((logits.argmax(1) == labels).float().mean())
+
+
+def test_a_single_device_learns_as_a_plain_loop_does(run: tuple[Path, str]) -> None:
+    records = epochs_of(run[0], "single")
+    for record, expected in zip(records, reference_epochs(), strict=True):
+        found = (record.train_loss, record.train_accuracy, record.test_loss, record.test_accuracy)
+        assert found == pytest.approx(expected, rel=1e-4)
+    assert [record.learning_rate for record in records] == pytest.approx([LEARNING_RATE, LEARNING_RATE * GAMMA])
+
+
+def test_data_parallel_and_distributed_learn_the_same(run: tuple[Path, str]) -> None:
+    pairs = list(zip(epochs_of(run[0], "dp-host"), epochs_of(run[0], "ddp"), strict=True))
+    for dp, ddp in pairs:
+        assert dp.train_loss == pytest.approx(ddp.train_loss, rel=1e-5)
+        assert (dp.train_accuracy, dp.test_accuracy) == (ddp.train_accuracy, ddp.test_accuracy)
+        assert dp.test_loss == pytest.approx(ddp.test_loss, rel=1e-4)
+
+
+def test_what_is_stored_of_an_epoch(run: tuple[Path, str]) -> None:
+    folder = TrainFolder(run[0])
+    log = folder.log()
+    assert {(one.cell, one.devices, one.batch_size, one.global_batch_size) for one in log.epochs} == {
+        ("single-d1-b8", 1, 8, 8), ("dp-host-d2-b4", 2, 4, 8), ("ddp-d2-b4", 2, 4, 8),
+    }  # fmt: skip
+    for record in log.epochs:
+        assert (record.seed, record.train_samples, record.test_samples) == (SEED, SAMPLES, SAMPLES // 5)
+        assert record.train_s > 0
+        assert record.evaluation_s > 0
+    for strategy in ("single", "dp-host", "ddp"):
+        records = epochs_of(run[0], strategy)
+        assert records[-1].trained_s == pytest.approx(sum(record.train_s for record in records))
+    assert [finding.code for finding in log.findings if finding.code != "cpu_oversubscribed"] == [
+        "milestone_after_the_end"
+    ]
+    for one in folder.manifest().plan:
+        training = folder.training(one.cell, SEED)
+        result = training.result()
+        assert result is not None
+        assert (result.status, result.epochs, result.parameter_count) == ("ok", EPOCHS, 216 + 16 + 36)
+        assert training.epochs() == [record for record in log.epochs if record.cell == one.cell.name]
+
+
+def test_a_line_is_printed_for_every_epoch_and_the_warning(run: tuple[Path, str]) -> None:
+    lines = run[1].splitlines()
+    assert sum("warning: --milestones 9: with 2 epochs" in line for line in lines) == 1
+    shown = [line for line in lines if " seed 3 epoch " in line]
+    assert len(shown) == 3 * EPOCHS
+    assert shown[0].startswith("single-d1-b8 seed 3 epoch 1/2: train loss ")
+
+
+def test_two_trainings_are_the_same_bit_for_bit_and_what_is_done_is_kept(run: tuple[Path, str], tmp_path: Path) -> None:
+    trained(tmp_path / "again", strategy="ddp")
+    for first, second in zip(epochs_of(run[0], "ddp"), epochs_of(tmp_path / "again", "ddp"), strict=True):
+        for field in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+            assert getattr(first, field) == getattr(second, field)
+    path = TrainFolder(tmp_path / "again").training(TrainFolder(tmp_path / "again").manifest().plan[0].cell, SEED).path
+    had = path.joinpath("result.json").stat().st_mtime_ns
+    assert trained(tmp_path / "again", strategy="ddp")[0].ok
+    assert path.joinpath("result.json").stat().st_mtime_ns == had
+    assert len(epochs_of(tmp_path / "again", "ddp")) == EPOCHS
+    with pytest.raises(DpscopeError, match=r"holds trainings with --lr 0\.05, not 0\.06; use the same settings"):
+        trained(tmp_path / "again", strategy="ddp", lr=0.06)
+
+
+def test_a_training_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    outcome, printed = trained(tmp_path / "run", strategy="single,ddp", model="tiny_models:crashing_alone")
+    assert not outcome.ok
+    assert [(result.cell.name, result.status) for result in outcome.results] == [
+        ("single-d1-b8", "crashed"),
+        ("ddp-d2-b4", "ok"),
+    ]
+    assert "this rank fails on purpose" in outcome.results[0].message
+    assert "this rank fails on purpose" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--epochs", "0"], "--epochs 0: must be 1 or more"),
+        (["--data", "synthetic"], "--data synthetic: one random batch teaches nothing"),
+        (["--model", "resnet8_cifr"], "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
+        (["--data", "cifar10", "--data-dir", "nowhere"], "cifar-10-batches-py is not there"),
+        (["--device", "cpu", "--amp", "fp16"], "--amp fp16 on the CPU"),
+        (["--device", "cpu", "--devices", "2", "--batch-size", "5"], "a global batch of 5 cannot be split over 2"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dpscope", "train", *arguments, "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dpscope: ")
+    assert said in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(DpscopeError, match="is not a run folder; name another"):
+        trained(tmp_path)
