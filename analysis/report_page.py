@@ -23,6 +23,7 @@ from dpscope.analysis.units import NA, sentence
 from dpscope.profiling.run_types import Finding
 
 TEMPLATE = "report.html"
+_LONG = 16  # letters; no number takes so many
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,11 @@ class PageTable:
     def words(self) -> tuple[bool, ...]:
         """Which columns hold words: they are aligned to the left."""
         columns = ({row[index] for row in self.table.rows} - {NA, ""} for index in range(len(self.table.headings)))
-        return tuple(bool(column) and all(value[0].isalpha() for value in column) for column in columns)
+        return tuple(
+            any(len(value) > _LONG for value in column)
+            or (bool(column) and all(value[0].isalpha() for value in column))
+            for column in columns
+        )
 
 
 @dataclass(frozen=True)

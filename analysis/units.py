@@ -12,6 +12,7 @@ from dpscope.analysis.columns import Quantity
 NA = "NA"
 
 _TIME_UNITS = (("us", 1.0), ("ms", 1e3), ("s", 1e6))
+_MOST_DIGITS = 6
 _BYTE_UNITS = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
 
 
@@ -52,10 +53,10 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
 
 
 def _digits(middle: float) -> int:
-    """Decimals that leave about three significant digits."""
+    """Decimals that leave about three significant digits, six at most."""
     if middle == 0 or middle >= 100:
         return 0 if middle >= 1000 else 1
-    return 1 if middle >= 10 else 2 if middle >= 1 else 3
+    return min(_MOST_DIGITS, 2 - math.floor(math.log10(middle)))
 
 
 def show(value: object, unit: Unit) -> str:

@@ -9,7 +9,7 @@ from dpscope.analysis.comparison import Comparison, StrategyGap
 from dpscope.analysis.figure_style import COLOURS
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.sample_statistics import Estimate, median_estimate
-from dpscope.analysis.units import Unit, choose_unit, show
+from dpscope.analysis.units import Unit, choose_unit, show_time
 from dpscope.analysis.waterfall import Part, gap_parts
 
 MOST_GAPS = 3
@@ -40,7 +40,7 @@ def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Part]) ->
         axes.barh(index, change, left=at, color=COLOURS[part.key], height=0.7)
         end = max(at, at + change)
         axes.annotate(
-            f"{'+' if change >= 0 else '−'}{show(abs(part.gap_us), unit)}", (end, index), xytext=(3, 0),
+            f"{'+' if change >= 0 else '−'}{show_time(abs(part.gap_us))}", (end, index), xytext=(3, 0),
             textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
         axes.plot([at + change] * 2, [index - 0.35, index + 1.35], color="#777777", linewidth=0.7)
