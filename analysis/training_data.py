@@ -93,7 +93,7 @@ class TrainedCell:
         return [training for training in self.trainings if training.complete]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # told apart by identity: what is derived from one is kept by it
 class TrainingData:
     """The trainings of a run folder. `manifest` is None for a train.json made by another program."""
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -147,10 +148,11 @@ def _epoch_times(cell: TrainedCell) -> list[np.ndarray[tuple[int], np.dtype[np.f
     return [np.array(training.train_s) for training in cell.trainings]
 
 
-def against_single(data: TrainingData) -> list[CellDifference]:
+@lru_cache(maxsize=4)
+def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every cell on several devices beside the single-device cell it is to learn like."""
     pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if cell.strategy != "single"]
-    return [difference(cell, single) for cell, single in pairs if single is not None]
+    return tuple(difference(cell, single) for cell, single in pairs if single is not None)
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
@@ -174,10 +176,13 @@ def _accumulation(cell: TrainedCell) -> str:
     return found[0] if found else ""
 
 
-def against_default(data: TrainingData) -> list[CellDifference]:
+@lru_cache(maxsize=4)
+def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every variant beside the same strategy, devices and batch without it."""
     plain = {_shape(cell): cell for cell in data.trained if not cell.variant}
-    return [difference(cell, plain[_shape(cell)]) for cell in data.trained if cell.variant and _shape(cell) in plain]
+    return tuple(
+        difference(cell, plain[_shape(cell)]) for cell in data.trained if cell.variant and _shape(cell) in plain
+    )
 
 
 def _shape(cell: TrainedCell) -> tuple[str, int, int | None]:
