@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable
-from dpscope.analysis.trace_columns import COLUMN_TYPES, TableBuilder
+from dpscope.analysis.trace_columns import COLUMN_TYPES, Loss, TableBuilder
 from dpscope.analysis.trace_events import NONE, Event, int64
 from dpscope.profiling.run_types import Finding
 
@@ -39,12 +40,8 @@ class FusedBuilder:
         return sum(builder.rows for builder in self._builders.values())
 
     @property
-    def without_time(self) -> int:
-        return sum(builder.without_time for builder in self._builders.values())
-
-    @property
-    def negative(self) -> int:
-        return sum(builder.negative for builder in self._builders.values())
+    def lost(self) -> Counter[Loss]:
+        return sum((builder.lost for builder in self._builders.values()), Counter())
 
     def add(self, events: Sequence[Event], chunk: bytearray) -> None:
         """Sort a chunk's events by owner; `chunk` is their text, in which the processes' names are looked for."""

@@ -91,16 +91,16 @@ class _Tensor:
     bytes: int | None
 
 
-def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers:
-    """What `Input Dims` and `Input type` of an operator or range (JSON, as recorded) say of its buffers."""
+def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers | None:
+    """What `Input Dims` and `Input type` of an operator or range (JSON, as recorded) say of its buffers.
+
+    Either may be absent (empty). None where one of them is damaged: no JSON, or no UTF-8.
+    """
     try:
-        dims = msgspec.json.decode(input_dims)
-    except msgspec.DecodeError:
-        return Buffers()
-    try:
-        types = msgspec.json.decode(input_type)
-    except msgspec.DecodeError:
-        types = None
+        dims = msgspec.json.decode(input_dims) if input_dims else None
+        types = msgspec.json.decode(input_type) if input_type else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
     if not isinstance(dims, list):
         return Buffers()
     known_types = types if isinstance(types, list) and len(types) == len(dims) else [None] * len(dims)

@@ -2,13 +2,14 @@
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.tensor_sizes import recorded_buffers
+from dpscope.analysis.tensor_sizes import Buffers, recorded_buffers
 from dpscope.analysis.trace_events import NONE, Event, EventArgs, int64
 
 CATEGORIES = {
@@ -60,6 +61,10 @@ class TextBase:
         return bytearray(shortened)
 
 
+Loss = Literal["without_time", "negative", "shapes"]
+"""Events without a usable time, with a negative duration, and with shapes that are damaged."""
+
+
 class TableBuilder:
     """The events of one process, in file order."""
 
@@ -70,8 +75,7 @@ class TableBuilder:
         self.communication: dict[int, CommunicationArgs] = {}
         self.communication_names: set[int] = set()
         self.rows = 0
-        self.without_time = 0
-        self.negative = 0
+        self.lost: Counter[Loss] = Counter()
         # Who launched and who annotated: more than one process, or rank, means several ranks in one file.
         self.launching_processes: set[int | str] = set()
         self.annotating_processes: set[int | str] = set()
@@ -117,8 +121,8 @@ class TableBuilder:
         if sound.all():
             return events, starts, durations
         negative = durations < 0
-        self.negative += int(negative.sum())
-        self.without_time += int((~sound & ~negative).sum())
+        self.lost["negative"] += int(negative.sum())
+        self.lost["without_time"] += int((~sound & ~negative).sum())
         kept = [event for event, keep in zip(events, sound, strict=True) if keep]
         return kept, starts[sound], durations[sound]
 
@@ -139,7 +143,9 @@ class TableBuilder:
         for row in [row for row, name in enumerate(names) if name in wanted]:
             args = events[row].args
             if args.collective_name is not None or args.input_dims:
-                self.communication[self.rows + row] = communication_args(events[row].name, args)
+                shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))
+                self.lost["shapes"] += shapes is None
+                self.communication[self.rows + row] = communication_args(args, shapes or Buffers())
 
     def _append(self, **columns: Any) -> None:
         for name, column in columns.items():
@@ -154,14 +160,13 @@ class TableBuilder:
         return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
 
 
-def communication_args(name: str, args: EventArgs) -> CommunicationArgs:
-    """What the arguments of one event say of a collective's size and group."""
+def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:
+    """What the arguments of one event, and the shapes among them, say of a collective's size and group."""
     counted = args.input_elements is not None or args.output_elements is not None
-    shapes = recorded_buffers(name, bytes(args.input_dims), bytes(args.input_type)) if args.input_dims else None
-    if counted or shapes is None:
+    if counted:
         elements = (args.input_elements, args.output_elements)
         types: tuple[int | None, int | None] = (None, None)
-        dtype = args.dtype or (shapes.dtype if shapes else None)
+        dtype = args.dtype or shapes.dtype
     else:
         elements, types = (shapes.input_elements, shapes.output_elements), (shapes.input_bytes, shapes.output_bytes)
         dtype = shapes.dtype or args.dtype

@@ -1,5 +1,6 @@
 """From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not the text."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from dpscope.analysis.duplicate_events import without_duplicates
 from dpscope.analysis.event_table import Category, EventTable, Trace
 from dpscope.analysis.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, open_trace
-from dpscope.analysis.trace_columns import TableBuilder, TextBase
+from dpscope.analysis.trace_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.trace_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
 from dpscope.analysis.trace_header import Header, read_header
 from dpscope.profiling.run_store import DpscopeError
@@ -50,10 +51,10 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
         reading = read_events(path, max_bytes, EVENTS, lambda decoded, chunk: fused.add(decoded.events, chunk))
         ranks, findings = fused.ranks(path)
         reading.findings += findings
-        damage = _damage_findings(path, reading, fused.rows, fused.without_time, fused.negative)
+        damage = _damage_findings(path, reading, fused.rows, fused.lost)
     else:
         ranks = [FusedRank(reading.header.rank, builder.table())]
-        damage = _damage_findings(path, reading, builder.rows, builder.without_time, builder.negative)
+        damage = _damage_findings(path, reading, builder.rows, builder.lost)
     reading.findings += damage
     zero_us = (fused.base_us if builder.is_fused else builder.base_us) or 0
     traces = []
@@ -132,23 +133,23 @@ def _trace(
     )
 
 
-def _damage_findings(path: Path, reading: Reading, rows: int, without_time: int, negative: int) -> list[Finding]:
+def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
     found: list[tuple[str, str]] = []
     if reading.skipped:
         found.append(
             ("events_unreadable", f"{reading.skipped} events of {path} are not readable JSON and were left out")
         )
-    if reading.repaired:
-        message = f"{reading.repaired} events of {path} hold text that is no strict JSON; their times were read"
+    if repaired := reading.repaired + lost["shapes"]:
+        message = f"{repaired} events of {path} hold text that is no strict JSON; their times were read"
         found.append(("events_repaired", message))
     if not reading.ended and not rows:
         found.append(("trace_truncated", f"{path} ends before its first whole event"))
     elif not reading.ended:
         found.append(("trace_truncated", f"{path} ends before its events do; the {rows} read are whole"))
-    if without_time:
-        found.append(("events_without_time", f"{without_time} events of {path} have no usable time"))
-    if negative:
-        found.append(("negative_durations", f"{negative} events of {path} end before they start; left out"))
+    if lost["without_time"]:
+        found.append(("events_without_time", f"{lost['without_time']} events of {path} have no usable time"))
+    if lost["negative"]:
+        found.append(("negative_durations", f"{lost['negative']} events of {path} end before they start; left out"))
     return [
         Finding(
             severity="warning",

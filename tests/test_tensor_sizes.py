@@ -26,6 +26,7 @@ def bytes_of(
     name: str, dims: object, types: object, kind: str, group_size: int | None = 4, dtype: str | None = None
 ) -> int | None:
     found = recorded_buffers(name, json.dumps(dims).encode(), json.dumps(types).encode())
+    assert found is not None
     args = CommunicationArgs(
         input_elements=found.input_elements, output_elements=found.output_elements, dtype=found.dtype or dtype,
         input_bytes=found.input_bytes, output_bytes=found.output_bytes,
@@ -73,5 +74,7 @@ def test_unknown_stays_unknown() -> None:
     assert bytes_of("nccl:_all_gather_base", [[100]], ["float"], "all_gather", group_size=None) is None
     assert bytes_of("gloo:gather", [[100]], ["float"], "gather") is None  # the root's is larger; who is it?
     assert bytes_of("nccl:all_reduce", [[100]], ["Device"], "all_reduce") is None
-    assert recorded_buffers("nccl:all_reduce", b"[[1", b"") == Buffers()
+    assert recorded_buffers("nccl:all_reduce", b"", b"") == Buffers()
+    assert recorded_buffers("nccl:all_reduce", b"[[1", b"") is None  # damaged
+    assert recorded_buffers("nccl:all_reduce", b"[[1]]", b'["\x80float"]') is None
     assert recorded_buffers("nccl:all_reduce", b"7", b"[]") == Buffers()

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.attribution import attribute
+from dpscope.analysis.collectives import collectives
 from dpscope.analysis.event_table import Trace
 from dpscope.analysis.step_breakdown import step_breakdown
 from dpscope.analysis.trace_analysis import analyze_traces
 from dpscope.analysis.trace_reader import read_trace
 from dpscope.profiling.run_store import DpscopeError
-from tests.trace_generator import Layout, ddp_trace, trace_text, write_trace
+from tests.trace_generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
 
 GENERATED = ddp_trace(0, 2)
 LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
@@ -108,6 +109,17 @@ def test_invalid_utf8_is_repaired(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert len(trace.events) == 3
     assert codes(trace) == {"events_repaired"}
+
+
+def test_damaged_shapes_cost_one_size_and_are_told(tmp_path: Path) -> None:
+    """The first collective's element type is no UTF-8: one of the 15 has no size."""
+    path = tmp_path / "0_0.pt.trace.json"
+    text = trace_text(ddp_trace(0, 2, DdpOptions(metadata="ops")).trace).encode()
+    path.write_bytes(text.replace(b'"Input type": ["float"]', b'"Input type": ["\xfffloat"]', 1))
+    trace = read_trace(path)
+    assert codes(trace) == {"events_repaired"}
+    sizes = collectives(attribute(trace))["bytes"]
+    assert (len(sizes), int(sizes.isna().sum())) == (15, 1)
 
 
 def test_microseconds_since_1970_keep_their_fraction(tmp_path: Path) -> None:
