@@ -13,6 +13,7 @@ from typing import Any
 RawEvent = dict[str, Any]
 
 NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
+_FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first
 PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _THREAD_METADATA = frozenset({"thread_name", "thread_sort_index"})
@@ -58,21 +59,24 @@ class RankTracks:
 
     def __init__(self, position: int) -> None:
         self._position = position
-        self._numbers = count(position * NUMBER_STRIDE + 1)
+        first = position * NUMBER_STRIDE
+        self._process_numbers = count(first + 1)
+        self._track_numbers = count(first + _FIRST_TRACK)
+        self._thread_numbers = count(first + _FIRST_THREAD)
         self._processes: dict[int | str, Process] = {}
         self._threads: dict[tuple[int | str, int | str, int], tuple[Process, int]] = {}
         self._thread_args: dict[tuple[int | str, int | str], dict[str, dict[str, Any]]] = {}
         self._process_told: dict[int | str, dict[str, str]] = {}
 
-    def next_number(self) -> int:
-        """A number that no process or thread has yet."""
-        return next(self._numbers)
+    def new_track(self) -> int:
+        """The number of a further track, behind the tracks added before and before all threads of the file."""
+        return next(self._track_numbers)
 
     def thread(self, pid: int | str, tid: int | str, lane: int = 0) -> tuple[Process, int]:
         """The process and the fresh number of a thread, or of a further lane of it."""
         known = self._threads.get((pid, tid, lane))
         if known is None:
-            known = self._threads[pid, tid, lane] = (self._process(pid), self.next_number())
+            known = self._threads[pid, tid, lane] = (self._process(pid), next(self._thread_numbers))
         return known
 
     def _process(self, pid: int | str) -> Process:
@@ -80,7 +84,7 @@ class RankTracks:
             pid = "profiler"
         if pid not in self._processes:
             told = self._process_told.setdefault(pid, {})
-            self._processes[pid] = Process(self.next_number(), pid, told=told)
+            self._processes[pid] = Process(next(self._process_numbers), pid, told=told)
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:

@@ -93,7 +93,7 @@ def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iter
         starts = np.array([span.start_us for span in own])
         durations = np.array([span.duration_us for span in own])
         lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
-        threads = [tracks.next_number() for _ in range(int(lane_of.max()) + 1)]
+        threads = [tracks.new_track() for _ in range(int(lane_of.max()) + 1)]
         for lane, thread in enumerate(threads):
             name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
             yield metadata_event("thread_name", process, thread, name=name)

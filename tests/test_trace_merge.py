@@ -152,6 +152,20 @@ def test_ranks_are_named_and_in_order(v100: Merged) -> None:
     assert min(event["ts"] for event in trace["traceEvents"]) == 0
 
 
+def test_added_tracks_come_before_the_streams(v100: Merged) -> None:
+    # Perfetto orders the threads of a process by their numbers.
+    events = v100[0]["traceEvents"]
+    process = next(pid for pid, name in processes(v100[0]).items() if name == "rank 3 GPU 3")
+    named = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name" and event["pid"] == process
+    }
+    shown = [name for _, name in sorted(named.items())]
+    assert shown[:3] == ["communication", "wait", "transfer"]
+    assert sorted(shown[3:]) == ["stream 22", "stream 24", "stream 7", "stream 84"]
+
+
 def test_collectives_tell_size_and_bandwidth(v100: Merged) -> None:
     trace, _ = v100
     tracks = added(trace, "communication")
