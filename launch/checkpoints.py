@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.checkpoint_files import CheckpointFolder, verify
+from dpscope.launch.checkpoint_files import CheckpointFolder
+from dpscope.launch.resume import Resumption
 from dpscope.launch.rng_states import rng_states, set_rng_states
 from dpscope.launch.train_state import TrainState
 from dpscope.launch.worker_job import TorchrunPlace
@@ -65,9 +66,8 @@ def save_checkpoint(
         folder.write(description, lambda file: torch.save(content, file), best)
 
 
-def read_checkpoint(path: Path) -> tuple[CheckpointDescription, Content]:
-    """A checkpoint's description and content; raises DpscopeError unless it is whole and dpscope's."""
-    description = verify(path)
+def read_checkpoint(path: Path) -> Content:
+    """The content of a checkpoint that was verified; raises DpscopeError when it holds what torch does not load safely."""
     try:
         content: Content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -75,32 +75,34 @@ def read_checkpoint(path: Path) -> tuple[CheckpointDescription, Content]:
             f"{path}: the state of the model holds other things than tensors and plain values, which are not loaded "
             f"({str(error).splitlines()[0]}); begin anew with --fresh, and save weights alone in get_extra_state"
         ) from error
-    return description, content
+    return content
 
 
 def restore(
-    state: TrainState, devices: Sequence[torch.device], place: TorchrunPlace, cell: Cell, path: Path, content: Content
+    state: TrainState,
+    devices: Sequence[torch.device],
+    place: TorchrunPlace,
+    found: Resumption,
+    content: Content,
+    cell: Cell,
 ) -> None:
-    """Give a checkpoint's state to a process of a cell that has not begun; its records stay as they are.
+    """Give a checkpoint's state to a process of a cell that has not begun.
 
     A rank that the checkpoint does not know keeps its generators. Under another global batch than the checkpoint's, the
-    process's own schedule of learning rates holds. Raises DpscopeError when the model is another one.
+    process's own schedule of learning rates holds. Of the epochs recorded, those that this cell trained are kept. Raises
+    DpscopeError when the model is another one.
     """
-    description = msgspec.convert(content["description"], CheckpointDescription)
     own_ranks = content["ranks"][place.rank : place.rank + 1]
-    _restore_model(state, path, content["model"], own_ranks)
-    state.epochs, state.steps = description.epochs, description.step
+    _restore_model(state, found.path, content["model"], own_ranks)
+    state.epochs, state.steps = found.had.epochs, found.had.step
+    records = msgspec.convert(content["epochs"], list[EpochRecord])
+    state.records = [record for record in records if record.cell == cell.name]
     state.train_s, state.learning_rate = content["unfinished"]["train_s"], content["unfinished"]["learning_rate"]
     state.step.scaler.load_state_dict(content["scaler"])
-    _restore_rates(state, content, description.cell.global_batch_size == cell.global_batch_size)
+    _restore_rates(state, content, found.had.cell.global_batch_size == cell.global_batch_size)
     state.sums.values.copy_(_sums(content["ranks"], place))
     for own in own_ranks:
         set_rng_states(own["generators"], devices)
-
-
-def records_of(content: Content) -> list[EpochRecord]:
-    """The epochs that a checkpoint's training had finished."""
-    return msgspec.convert(content["epochs"], list[EpochRecord])
 
 
 def _rank_state(state: TrainState, devices: Sequence[torch.device]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ def train(
     workers: options.Workers = None,
     workers_total: options.WorkersTotal = None,
     pin_memory: options.PinMemory = None,
+    checkpoint_steps: options.CheckpointSteps = None,
+    max_restarts: options.MaxRestarts = None,
     timeout: options.TrainTimeout = None,
     device: options.Device = None,
     comm_hook: options.CommHook = None,
@@ -54,6 +56,7 @@ def train(
     wandb: options.Wandb = False,
     wandb_online: options.WandbOnline = False,
     out: Annotated[Path, typer.Option(help="the run folder; what is trained there is kept")] = options.DEFAULT_OUT,
+    resume_from: options.ResumeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False,
 ) -> None:
     """Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch."""
@@ -64,7 +67,10 @@ def train(
     options.check_numbers(None, target_accuracy=target_accuracy)
     settings = load_train_config(config, flags)
     console = Console()
-    outcome = run_trainings(settings, out, fresh, console, _mirrors(out, settings, wandb, wandb_online))
+    mirrors = _mirrors(out, settings, wandb, wandb_online)
+    outcome = run_trainings(settings, out, fresh, console, mirrors, resume_from)
+    if outcome.interrupted:
+        raise typer.Exit(outcome.exit_status)
     from dpscope.analysis.training_report import show_training
 
     sound = False
@@ -86,7 +92,7 @@ def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "
     return [*shown, wandb_mirror(out, settings, online)] if wandb or online else shown
 
 
-_NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "fresh")
+_NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "resume_from", "fresh")
 
 
 def equal(

@@ -75,6 +75,12 @@ Milestones = Annotated[str | None, typer.Option(help="6,8: epochs after which it
 Gamma = Annotated[float | None, typer.Option(help="factor at every milestone")]
 LabelSmoothing = Annotated[float | None, typer.Option(help="of the training loss, 0 for none")]
 EvalBatchSize = Annotated[int | None, typer.Option(help="samples a device tests at a time")]
+CheckpointSteps = Annotated[int | None, typer.Option(help="a checkpoint every so many steps, besides every epoch's")]
+MaxRestarts = Annotated[int | None, typer.Option(help="times torchrun restarts a failed training from its checkpoint")]
+ResumeFrom = Annotated[
+    str | None,
+    typer.Option(help="previous: the checkpoint before the last; or a file, of any strategy, to begin trainings from"),
+]
 TrainTimeout = Annotated[float | None, typer.Option("--timeout", help="seconds one training may take")]
 
 LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")]

@@ -1,10 +1,14 @@
 """The devices one process of a job drives, and the process group it joins."""
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from dpscope.launch.devices import DeviceType
 from dpscope.launch.worker_job import TorchrunPlace
@@ -26,10 +30,23 @@ def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torc
 def join_process_group(device: torch.device, timeout_s: float) -> None:
     """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`."""
     timeout = timedelta(seconds=timeout_s)
+    meeting = _meeting_of_this_attempt(timeout)
     if device.type == "cuda":
-        distributed.init_process_group("nccl", timeout=timeout, device_id=device)
+        distributed.init_process_group("nccl", timeout=timeout, device_id=device, **meeting)
     else:
-        distributed.init_process_group("gloo", timeout=timeout)
+        distributed.init_process_group("gloo", timeout=timeout, **meeting)
+
+
+def _meeting_of_this_attempt(timeout: timedelta) -> dict[str, Any]:
+    """Where processes that torchrun restarted on one host meet: apart from the attempt that failed.
+
+    torch 2.15 keeps the store of all attempts, in which the addresses of processes that are gone are still to be found.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":  # hosts count their own restarts
+        return {}
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    return {"store": PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
 def synchronise(devices: Sequence[torch.device]) -> None:

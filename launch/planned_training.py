@@ -1,5 +1,6 @@
 """What `dpscope train` would do on this machine, before it does anything: cells, seeds, commands. Imports no torch."""
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,17 @@ from dpscope.launch.devices import DeviceType, resolve_devices
 from dpscope.launch.out_folder import check_is_ours
 from dpscope.launch.plan import OWN_MODELS, threads_per_process
 from dpscope.launch.planned_run import check_model_here
+from dpscope.launch.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
 from dpscope.launch.run_config import flag_name, shown
 from dpscope.launch.torchrun import torchrun_prefix
 from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
+from dpscope.launch.train_settings import TrainJob
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, Finding, RunConfig
-from dpscope.profiling.train_store import TrainFolder, TrainingFolder, is_train_folder
+from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 from dpscope.profiling.train_types import PlannedTraining, TrainConfig
 
-MAY_CHANGE = ("seeds", "epochs")
+MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts")
 """Settings of learning that may change when trainings are added or go on: rates do not depend on them."""
 RUN_FIELDS_THAT_MAY_CHANGE = ("timeout_s", "download")
 
@@ -34,6 +37,7 @@ class PlannedTrainJob:
     seed: int
     folder: TrainingFolder
     command: tuple[str, ...]
+    resumption: Resumption | None = None  # what it goes on from
 
     @property
     def name(self) -> str:
@@ -57,7 +61,9 @@ class TrainDescription:
     findings: tuple[Finding, ...]
 
 
-def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False) -> TrainDescription:
+def plan_trainings(
+    config: TrainConfig, out: Path, fresh: bool = False, resume_from: str | None = None
+) -> TrainDescription:
     """What `run_trainings` would do; starts and writes nothing. Raises DpscopeError for what cannot be trained."""
     devices = resolve_devices(config.run.device)
     resolved = resolve_training(config, devices)
@@ -68,14 +74,22 @@ def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False) -> Train
     check_is_ours(out)
     if is_train_folder(out) and not fresh:
         _check_same_settings(folder, resolved)
+    _check_resume_from(resume_from, folder, fresh)
+    own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
+    origin = None if resume_from in (None, PREVIOUS) else Path(resume_from)
     plan = make_train_plan(resolved, devices.kind)
+    threads = threads_per_process(resolved.run)
     return TrainDescription(
         config=resolved,
         device_type=devices.kind,
-        threads_per_process=threads_per_process(resolved.run),
+        threads_per_process=threads,
         plan=plan,
         jobs=tuple(
-            _planned_job(folder, one.cell, seed)
+            _planned_job(
+                TrainJob(resolved, one.cell, seed, devices.kind, threads, folder.training(one.cell, seed), origin),
+                out,
+                own,
+            )
             for seed in resolved.seeds
             for one in plan
             if one.planned.skip_reason is None
@@ -84,12 +98,28 @@ def plan_trainings(config: TrainConfig, out: Path, fresh: bool = False) -> Train
     )
 
 
-def _planned_job(folder: TrainFolder, cell: Cell, seed: int) -> PlannedTrainJob:
-    training = folder.training(cell, seed)
-    worker = ("-m", "dpscope.launch.train_worker", "--out", str(folder.path), "--cell", cell.name, "--seed", str(seed))
-    return PlannedTrainJob(
-        cell=cell, seed=seed, folder=training, command=(*torchrun_prefix(cell.processes, training), *worker)
-    )
+def _planned_job(job: TrainJob, out: Path, own: OwnCheckpoint) -> PlannedTrainJob:
+    cell, folder = job.cell, job.folder
+    worker = ("-m", "dpscope.launch.train_worker", "--out", str(out), "--cell", cell.name, "--seed", str(job.seed))
+    origin = () if job.resume_from is None else ("--resume-from", str(job.resume_from))
+    command = (*torchrun_prefix(cell.processes, folder, job.config.max_restarts), *worker, *origin)
+    planned = PlannedTrainJob(cell=cell, seed=job.seed, folder=folder, command=command)
+    if planned.done(job.config.epochs) and own != "none":
+        return planned
+    return dataclasses.replace(planned, resumption=resumption(job, own))
+
+
+def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool) -> None:
+    """Raise DpscopeError for what --fresh is about to remove."""
+    trainings = (folder.path / TRAININGS_NAME).resolve()
+    if (
+        fresh
+        and resume_from is not None
+        and (resume_from == PREVIOUS or Path(resume_from).resolve().is_relative_to(trainings))
+    ):
+        raise DpscopeError(
+            f"--resume-from {resume_from}: --fresh removes it; leave --fresh away, or name a checkpoint outside {trainings}"
+        )
 
 
 def _check_same_settings(folder: TrainFolder, config: TrainConfig) -> None:
@@ -127,5 +157,10 @@ def print_train_plan(description: TrainDescription, console: Console) -> None:
         f"{description.device_type}, {description.threads_per_process} thread(s) a process, Python {sys.version.split()[0]}.",
         soft_wrap=True,
     )
-    for finding in description.findings:
+    for job in description.jobs:
+        if job.resumption is not None:
+            found = job.resumption
+            console.print(Text(f"{job.name} goes on from {found.had.place} ({found.path})"), soft_wrap=True)
+    resumed = [finding for job in description.jobs if job.resumption for finding in job.resumption.findings]
+    for finding in (*description.findings, *resumed):
         console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)

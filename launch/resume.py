@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from dpscope.launch.checkpoint_files import verify
 from dpscope.launch.devices import DeviceType
 from dpscope.launch.run_config import flag_name
+from dpscope.launch.train_settings import TrainJob
 from dpscope.profiling.checkpoint_types import CheckpointDescription
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Cell, Finding
@@ -22,6 +26,51 @@ FIELDS_OF_LEARNING = (
     "label_smoothing",
     "augment",
 )
+
+PREVIOUS = "previous"
+"""Instead of a checkpoint's path: the one before a training's last one."""
+
+OwnCheckpoint = Literal["last", "previous", "none"]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a training goes on from."""
+
+    path: Path
+    had: CheckpointDescription
+    findings: tuple[Finding, ...]  # what differs since
+
+
+def resumption(job: TrainJob, own: OwnCheckpoint = "last") -> Resumption | None:
+    """What a training goes on from, verified; None when it begins anew.
+
+    That is a checkpoint of its own, which one `own` says, and while it has none, the job's `resume_from`. Raises
+    DpscopeError for a checkpoint that is not whole, or of another learning.
+    """
+    path = job.resume_from if own == "none" else _origin(job, own == PREVIOUS)
+    if path is None:
+        return None
+    had = verify(path)
+    check_same_learning(path, had, job.config, job.cell, job.seed)
+    if path == job.resume_from and had.epochs >= job.config.epochs:
+        raise DpscopeError(
+            f"--resume-from {path}: it is at {had.place} already, and --epochs {job.config.epochs} leaves nothing to "
+            "train; ask for more epochs"
+        )
+    return Resumption(path=path, had=had, findings=what_differs(had, job.cell, job.kind, job.threads))
+
+
+def _origin(job: TrainJob, go_back: bool) -> Path | None:
+    own = job.checkpoints
+    if go_back and own.previous.exists():
+        return own.previous
+    if go_back and own.last.exists():
+        raise DpscopeError(
+            f"--resume-from {PREVIOUS}: {own.path} holds none before its last one; remove {job.folder.path} to begin this "
+            "training anew"
+        )
+    return own.last if own.last.exists() else job.resume_from
 
 
 def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:

@@ -32,12 +32,12 @@ def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
     return [*torchrun_prefix(cell.processes, folder), *worker]
 
 
-def torchrun_prefix(processes: int, folder: JobFolder) -> list[str]:
+def torchrun_prefix(processes: int, folder: JobFolder, max_restarts: int = 0) -> list[str]:
     """torchrun on this host with dpscope's settings; what each process is to run follows it."""
     return [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
-        *("--max-restarts=0", "--role=rank", "--tee=3"),
+        *(f"--max-restarts={max_restarts}", "--role=rank", "--tee=3"),
         f"--log-dir={_torchrun_folder(folder)}",
     ]
 

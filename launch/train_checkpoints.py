@@ -2,17 +2,16 @@
 
 import math
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 import torch
 from torch import distributed
 
-from dpscope.launch.checkpoint_files import CheckpointFolder
-from dpscope.launch.checkpoints import read_checkpoint, records_of, restore, save_checkpoint
-from dpscope.launch.resume import check_same_learning, what_differs
+from dpscope.launch.checkpoints import read_checkpoint, restore, save_checkpoint
+from dpscope.launch.resume import Resumption, resumption
 from dpscope.launch.stop_agreement import StopAgreement, host_group
 from dpscope.launch.stop_request import StopRequest
+from dpscope.launch.train_settings import TrainJob
 from dpscope.launch.train_state import TrainState
 from dpscope.launch.worker_job import TorchrunPlace
 from dpscope.profiling.checkpoint_types import CheckpointDescription
@@ -28,14 +27,15 @@ class TrainCheckpoints:
 
     def __init__(
         self,
-        folder: CheckpointFolder,
+        job: TrainJob,
         begun: CheckpointDescription,
         place: TorchrunPlace,
         devices: tuple[torch.device, ...],
         stop: StopRequest,
     ) -> None:
         """`begun` describes the training before its first step."""
-        self._folder = folder
+        self._job = job
+        self._folder = job.checkpoints
         self._training = begun
         self._place = place
         self._devices = devices
@@ -48,14 +48,11 @@ class TrainCheckpoints:
         """What differs because the training was begun under other conditions."""
         return self._training.findings
 
-    def go_on(self, state: TrainState, resume_from: Path | None) -> None:
-        """Bring a training that has not begun to where its last checkpoint is; where it has none, `resume_from`'s.
-
-        Raises DpscopeError when that is not whole, or of another learning.
-        """
-        path = self._folder.last if self._folder.last.exists() else resume_from
-        if path is not None:
-            self._take_over(state, path)
+    def go_on(self, state: TrainState) -> None:
+        """Bring a training that has not begun to where its checkpoint is, if it has one; raises as `resumption` does."""
+        found = resumption(self._job)
+        if found is not None:
+            self._take_over(state, found)
         self._check_same_place(state)
         if self._place.rank == 0:
             self._folder.remove_unfinished()
@@ -87,15 +84,11 @@ class TrainCheckpoints:
         )
         save_checkpoint(self._folder, state, self._devices, description, self._group, best)
 
-    def _take_over(self, state: TrainState, path: Path) -> None:
-        training = self._training
-        had, content = read_checkpoint(path)
-        check_same_learning(path, had, training.config, training.cell, training.seed)
+    def _take_over(self, state: TrainState, found: Resumption) -> None:
+        content = read_checkpoint(found.path)
         state.step.learn_graph()
-        restore(state, self._devices, self._place, training.cell, path, content)
-        state.records = [record for record in records_of(content) if record.cell == training.cell.name]
-        differ = what_differs(had, training.cell, training.device_type, training.threads_per_process)
-        self._training = msgspec.structs.replace(training, findings=(*had.findings, *differ))
+        restore(state, self._devices, self._place, found, content, self._job.cell)
+        self._training = msgspec.structs.replace(self._training, findings=(*found.had.findings, *found.findings))
 
     def _check_same_place(self, state: TrainState) -> None:
         """Raise DpscopeError unless every process of the job goes on from the same place."""

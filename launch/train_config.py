@@ -83,6 +83,8 @@ def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:
         ("warmup_epochs", config.warmup_epochs >= 0, "must be 0 or more"),
         ("label_smoothing", 0 <= config.label_smoothing < 1, "must be 0 or more and below 1"),
         ("eval_batch_size", config.eval_batch_size >= 1, "must be 1 or more"),
+        ("checkpoint_steps", config.checkpoint_steps is None or config.checkpoint_steps >= 1, "must be 1 step or more"),
+        ("max_restarts", config.max_restarts >= 0, "must be 0 or more"),
     ]
 
 

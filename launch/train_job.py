@@ -49,8 +49,8 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
         join_process_group(devices[0], min(job.config.run.timeout_s, _LONGEST_WAIT_S))
     state, test = prepare(job, place, devices)
     stop = StopRequest()
-    checkpoints = TrainCheckpoints(job.checkpoints, _begun(job, state), place, devices, stop)
-    checkpoints.go_on(state, job.resume_from)
+    checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)
+    checkpoints.go_on(state)
     report("training")
     record = functools.partial(_record, job, place, state)
     with stop.listening():

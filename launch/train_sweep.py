@@ -19,6 +19,7 @@ from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.torchrun import TorchrunJob, end_leftovers
 from dpscope.launch.train_manifest import open_train_manifest
 from dpscope.launch.train_progress import EpochMirror, TrainingWatch, TrainLogFile
+from dpscope.launch.training_checkpoints import SAVING_GRACE_S, take_up, told_place
 from dpscope.profiling.run_store import RunFolder, write_json
 from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, is_train_folder
 from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainManifest, TrainResult
@@ -31,7 +32,17 @@ class TrainOutcome:
 
     manifest: TrainManifest
     results: tuple[TrainResult, ...]  # of every planned training that was reached, earlier calls' included
-    interrupted: bool
+    stop: StopRequest
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended them."""
+        return self.stop.requested
+
+    @property
+    def exit_status(self) -> int:
+        """128 + the number of the signal that ended them, else 0 or 1."""
+        return self.stop.exit_status if self.interrupted else int(not self.ok)
 
     @property
     def ok(self) -> bool:
@@ -40,15 +51,21 @@ class TrainOutcome:
 
 
 def run_trainings(
-    config: TrainConfig, out: Path, fresh: bool, console: Console, mirrors: Sequence[EpochMirror] = ()
+    config: TrainConfig,
+    out: Path,
+    fresh: bool,
+    console: Console,
+    mirrors: Sequence[EpochMirror] = (),
+    resume_from: str | None = None,
 ) -> TrainOutcome:
     """Train every cell with every seed, seed by seed, but for what is trained already.
 
-    A training that fails is recorded as such and the others go on. SIGINT and SIGTERM end the running one with all its
-    processes. Every epoch is at once in train.json, and shown by `mirrors`. Raises DpscopeError for a mistake of the
+    One that was cut short goes on from its last checkpoint, or from what `resume_from` says (see `resumption`). A training
+    that fails is recorded as such and the others go on. SIGINT and SIGTERM have the running one save itself, and end it
+    with all its processes. Every epoch is at once in train.json, and shown by `mirrors`. Raises DpscopeError for a mistake of the
     user's, before anything is started.
     """
-    description = plan_trainings(config, out, fresh)
+    description = plan_trainings(config, out, fresh, resume_from)
     print_train_plan(description, console)
     folder = TrainFolder(out)
 
@@ -108,15 +125,19 @@ class _Trainings:
                 if result is None or not job.done(self._config.epochs):
                     result = self._attempt(index, job)
                 self._results.append(result)
+                self._log.add(result.findings)
                 if self._stop.requested:
                     break
+        self._log.write()
         for mirror in self._mirrors:
             mirror.close()
-        return TrainOutcome(manifest=self._manifest, results=tuple(self._results), interrupted=self._stop.requested)
+        return TrainOutcome(manifest=self._manifest, results=tuple(self._results), stop=self._stop)
 
     def _attempt(self, index: int, job: PlannedTrainJob) -> TrainResult:
         """Train, or record why not."""
         job.folder.clear_attempt()
+        if job.resumption is not None:
+            take_up(job.resumption, job.folder)
         self._progress.start(index + 1, job.name, self._time_left_s(index))
         started_s = time.monotonic()
         outcome = self._run_job(job)
@@ -141,7 +162,7 @@ class _Trainings:
         timeout_s = self._config.run.timeout_s
         watch = TrainingWatch(job, self._config.epochs, self._progress, self._console, on_epochs)
         torchrun = TorchrunJob(job.command, job.folder, self._manifest.threads_per_process, self._run)
-        end = follow_job(torchrun, timeout_s, watch.state, self._stop, self._console)
+        end = follow_job(torchrun, timeout_s, watch.state, self._stop, self._console, SAVING_GRACE_S)
         watch.state(None)  # the last epoch's file may have come after the last look
         return outcome_of(job.folder, end, timeout_s)
 
@@ -152,7 +173,8 @@ class _Trainings:
             status=outcome.status,
             epochs=len(job.folder.epochs()),
             duration_s=took_s,
-            message=outcome.message,
+            findings=() if job.resumption is None else job.resumption.findings,
+            message=f"{outcome.message}; {told_place(job.folder)}",
             log_tail=outcome.log_tail,
         )
         write_json(job.folder.result_path, result)

@@ -1,0 +1,251 @@
+"""Trainings that are cut short and go on: bit for bit as if they had not been, or under another strategy.
+
+DDP's run on three processes: with two, sums do not depend on the order of summation. digits' 1,440 samples are 30 steps of 48.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpscope.launch.checkpoint_files import CheckpointFolder, verify
+from dpscope.launch.planned_training import TrainDescription, plan_trainings
+from dpscope.launch.train_config import load_train_config
+from dpscope.launch.train_job import run_training
+from dpscope.launch.train_manifest import open_train_manifest
+from dpscope.launch.train_settings import TrainJob
+from dpscope.launch.training_checkpoints import take_up
+from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.train_store import TrainFolder
+from dpscope.profiling.train_types import EpochRecord
+
+USER_MODELS = Path(__file__).parent / "user_models"
+ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
+EPOCHS = 4
+SETTINGS: dict[str, object] = {
+    "device": "cpu", "data": "digits", "batch_size": "48", "epochs": EPOCHS, "milestones": "3", "warmup_epochs": 1,
+    "lr": 0.05,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _where_the_models_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(USER_MODELS)
+    monkeypatch.syspath_prepend(USER_MODELS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("DPSCOPE_TEST_MARKER", str(tmp_path / "marker"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def plan(out: Path, resume_from: str | None = None, **flags: object) -> TrainDescription:
+    return plan_trainings(load_train_config(None, {**SETTINGS, **flags}), out, resume_from=resume_from)
+
+
+def train_here(out: Path, resume_from: str | None = None, **flags: object) -> TrainJob:
+    """Train the only cell of a plan in this process."""
+    description = plan(out, resume_from, **flags)
+    (planned,) = description.jobs
+    open_train_manifest(TrainFolder(out), description)
+    if planned.resumption is not None:
+        take_up(planned.resumption, planned.folder)
+    job = TrainJob(
+        config=description.config,
+        cell=planned.cell,
+        seed=planned.seed,
+        kind="cpu",
+        threads=1,
+        folder=planned.folder,
+        resume_from=None if resume_from in (None, "previous") else Path(resume_from),
+    )
+    job.folder.path.mkdir(parents=True, exist_ok=True)
+    run_training(job, ALONE, time.time(), lambda state: None)
+    return job
+
+
+def command(out: Path, *options: str) -> list[str]:
+    """`dpscope train` with this file's settings, DDP on three processes."""
+    flags = [part for name, value in SETTINGS.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    train = [sys.executable, "-m", "dpscope.launch.cli", "train", *flags, "--strategy", "ddp", "--devices", "3"]
+    return [*train, "--out", str(out), *options]
+
+
+def train(out: Path, *options: str, status: int = 0) -> str:
+    ended = subprocess.run(command(out, *options), capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def training(out: Path) -> tuple[CheckpointFolder, list[EpochRecord]]:
+    """The checkpoints and epochs of the only training in a run folder."""
+    (path,) = (out / "training").glob("*/seed0")
+    assert not list(path.rglob(".tmp-*"))
+    return CheckpointFolder(path / "checkpoints"), TrainFolder(out).training(_cell(path), 0).epochs()
+
+
+def _cell(path: Path) -> Any:
+    return verify(path / "checkpoints" / "last.pt").cell
+
+
+def assert_same_bits(out: Path, straight: Path) -> None:
+    """Weights, optimizer, learning rates, random states and losses are those of a training that ran straight through."""
+    (folder, epochs), (other_folder, other_epochs) = training(out), training(straight)
+    content, other = (torch.load(each.last, weights_only=True) for each in (folder, other_folder))
+    assert verify(folder.last).epochs == EPOCHS
+    assert all(content[part] for part in ("model", "optimizer", "schedule", "ranks"))
+    for part in ("model", "optimizer", "schedule", "scaler", "ranks"):
+        assert_equal(content[part], other[part])
+    assert [record.epoch for record in epochs] == list(range(1, EPOCHS + 1))
+    for field in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "learning_rate", "train_samples"):
+        assert [getattr(record, field) for record in epochs] == [getattr(record, field) for record in other_epochs]
+    best = verify(folder.best)
+    accuracies = [record.test_accuracy for record in epochs]
+    assert (best.epochs, best.test_accuracy) == (accuracies.index(max(accuracies)) + 1, max(accuracies))
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_equal(mine, theirs)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "amp"),
+    [("single", "stopped", "off"), ("single", "stopped", "bf16"), ("dp", "stopped_replicas", "off")],
+)
+def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy: str, model: str, amp: str) -> None:
+    settings: dict[str, Any] = {"strategy": strategy, "devices": "2", "model": f"resumed_models:{model}", "amp": amp}
+    with pytest.raises(SystemExit) as ended:
+        train_here(tmp_path / "stopped", **settings)
+    assert ended.value.code == 128 + signal.SIGTERM
+    stopped = verify(training(tmp_path / "stopped")[0].last)
+    assert (stopped.epochs, stopped.step) == (2, 10)  # step 70 of a process is step 10 after two epochs of 30
+    train_here(tmp_path / "stopped", **settings)
+    train_here(tmp_path / "straight", **settings)  # the model has sent its signal once
+    assert_same_bits(tmp_path / "stopped", tmp_path / "straight")
+    train_here(tmp_path / "extended", **{**settings, "epochs": 2})
+    train_here(tmp_path / "extended", **settings)
+    assert_same_bits(tmp_path / "extended", tmp_path / "straight")
+
+
+def test_ddp_straight_killed_and_stopped_end_alike(tmp_path: Path) -> None:
+    straight, killed, stopped = (tmp_path / name for name in ("straight", "killed", "stopped"))
+    train(killed, "--model", "resumed_models:killed", "--max-restarts", "1", "--checkpoint-steps", "7")
+    train(straight, "--model", "resumed_models:killed")  # nobody is killed a second time
+    log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
+    assert "Signal 9" in log
+    assert_same_bits(killed, straight)
+    stop_on_the_way(stopped)
+    train(stopped, "--model", "resumed_models:slow")
+    # The same layers in the same order: only their names differ.
+    assert_same_bits(stopped, straight)
+
+
+def stop_on_the_way(out: Path) -> None:
+    """Tell a training to stop in the middle of its second epoch or later; it saves, and leaves no process behind."""
+    running = subprocess.Popen(
+        command(out, "--model", "resumed_models:slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None)
+    running.send_signal(signal.SIGTERM)
+    said = running.communicate(timeout=90)[0]
+    assert running.returncode == 128 + signal.SIGTERM, said
+    had = verify(training(out)[0].last)
+    assert 1 <= had.epochs < EPOCHS
+    assert f"saved at {had.place}" in " ".join(said.split())
+    assert [entry for entry in Path("/proc").glob("[0-9]*") if names(entry, out)] == []
+
+
+def names(process: Path, out: Path) -> bool:
+    try:
+        return str(out).encode() in (process / "cmdline").read_bytes() and int(process.name) != os.getpid()
+    except OSError:
+        return False
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "still not so"
+        time.sleep(0.05)
+
+
+def test_going_on_under_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the middle of an epoch of a single device's to two replicas: the epoch is finished, and what differs is told."""
+    model: dict[str, Any] = {"model": "resumed_models:stopped", "devices": "2"}
+    with pytest.raises(SystemExit):
+        train_here(tmp_path / "single", strategy="single", **model)
+    origin = training(tmp_path / "single")[0]
+    job = train_here(tmp_path / "dp", str(origin.last), strategy="dp", **model)
+    result = job.folder.result()
+    assert result is not None
+    assert [finding.code for finding in result.findings] == ["resumed_under_other_conditions"]
+    assert "goes on from epoch 3, after 10 steps of single-d1-b48" in result.findings[0].message
+    epochs = job.folder.epochs()
+    assert [record.epoch for record in epochs] == [3, 4]
+    assert epochs[0].train_samples == 1440  # both strategies' parts of it
+    assert [record.learning_rate for record in epochs] == pytest.approx([0.05, 0.005])
+    ranks = torch.load(job.checkpoints.last, weights_only=True)["model"]
+    assert list(ranks) == list(torch.load(origin.last, weights_only=True)["model"])
+    with pytest.raises(DpscopeError, match=r"in steps of 48 samples, and dp-host-d2-b48 takes 96"):
+        plan(tmp_path / "other", str(origin.last), strategy="dp", batch_size="96", **model)
+    at_an_epochs_end = train_here(tmp_path / "other", str(origin.previous), strategy="dp", batch_size="96", **model)
+    assert [record.epoch for record in at_an_epochs_end.folder.epochs()] == [3, 4]
+    assert [record.learning_rate for record in at_an_epochs_end.folder.epochs()] == pytest.approx([0.05, 0.005])
+
+
+def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken_if_asked(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
+    train_here(tmp_path / "run", **{**settings, "epochs": 3})
+    folder, _ = training(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "straight")
+    whole = folder.last.read_bytes()
+    folder.last.unlink()
+    folder.last.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DpscopeError, match=r"last\.pt is torn.*--resume-from previous"):
+        plan(tmp_path / "run", **settings)
+    assert plan(tmp_path / "run", "previous", **settings).jobs[0].resumption is not None
+    train_here(tmp_path / "run", "previous", **settings)
+    train_here(tmp_path / "straight", **settings)
+    assert_same_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
+    train_here(tmp_path / "run", **{**settings, "epochs": 1})
+    last = str(training(tmp_path / "run")[0].last)
+    with pytest.raises(DpscopeError, match=r"trained with --lr 0\.05, not 0\.1"):
+        plan(tmp_path / "other", last, **{**settings, "lr": 0.1})
+    with pytest.raises(DpscopeError, match="--epochs 1 leaves nothing to train; ask for more epochs"):
+        plan(tmp_path / "other", last, **{**settings, "epochs": 1})
+    with pytest.raises(DpscopeError, match="--seeds 0, not 1"):
+        plan(tmp_path / "other", last, **settings, seeds="1")
+    with pytest.raises(DpscopeError, match="holds none before its last one; remove"):
+        plan(tmp_path / "run", "previous", **settings)
+    with pytest.raises(DpscopeError, match=r"--resume-from .*last\.pt: --fresh removes it"):
+        plan_trainings(load_train_config(None, {**SETTINGS, **settings}), tmp_path / "run", True, last)
+    foreign = tmp_path / "theirs.pt"
+    torch.save({"weights": torch.zeros(3)}, foreign)
+    with pytest.raises(DpscopeError, match="no checkpoint of dpscope's"):
+        plan(tmp_path / "other", str(foreign), **settings)
+    assert not (tmp_path / "other").exists()
