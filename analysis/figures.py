@@ -60,14 +60,14 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
         drawn = {name: draw(run, comparison) for name, draw in drawers.items()}
         kept = {name: figure for name, figure in drawn.items() if figure is not None}
         kept |= training_figures.training_figures(run.training) if run.training else {}
-        for figure in kept.values():  # laid out once, not anew for every file
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
     return kept
 
 
 def write_files(folder: Path, drawn: Mapping[str, Figure]) -> dict[str, str]:
     """Write every figure as PNG, SVG and PDF; returns the SVG by name."""
+    for figure in drawn.values():  # laid out once, not anew for every file
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     svg = {name: to_svg(figure) for name, figure in drawn.items()}
     for name, figure in drawn.items():
         write_bytes(folder / f"{name}.png", to_png(figure))
