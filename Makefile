@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench digits clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
@@ -20,6 +20,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Nine trainings on real digits, five minutes on two quiet cores: every strategy learns, and the same.
+digits: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/digits_accuracy.py
 
 # Peers are measured in an environment of their own: they pin other versions of what dpscope uses.
 bench: $(VENV)/.installed .venv-bench/.installed

@@ -199,3 +199,19 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(DpscopeError, match="is not a run folder; name another"):
         trained(tmp_path)
+
+
+def test_variants_precision_and_weak_scaling(tmp_path: Path) -> None:
+    outcome, _ = trained(
+        tmp_path / "run", strategy="ddp", scaling="weak", learning_rate_scaling="linear", amp="bf16", accumulate=2,
+        comm_hook="fp16", overlap="off", warmup_epochs=1, milestones="", workers=1,
+    )  # fmt: skip
+    assert outcome.ok, [result.message for result in outcome.results]
+    first, second = epochs_of(tmp_path / "run", "ddp")
+    assert first.variant == "overlap-off-hook-fp16-accumulate-2"
+    assert first.cell == f"ddp-d2-b8-{first.variant}"
+    assert (first.batch_size, first.global_batch_size) == (8, 16)
+    # 36 samples in steps of 16, 16 and 4: the third step of three ends the warm-up at twice the single device's rate.
+    assert (first.learning_rate, second.learning_rate) == pytest.approx((0.1, 0.1))
+    assert second.train_loss is not None
+    assert (second.train_samples, second.test_samples) == (36, 7)
