@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dpscope.analysis.training_comparison import compare_trainings
 from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.analysis.training_findings import training_findings
 from dpscope.analysis.training_output import cell_records, training_csv, training_json
+from dpscope.analysis.training_report import write_training
 from dpscope.analysis.training_statistics import (
     against_default,
     against_single,
@@ -316,3 +319,46 @@ def test_the_documented_example_loads(tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text(example)
     (cell,) = load_training(tmp_path).cells
     assert (cell.name, final_accuracy(cell).value) == ("ddp-d2", 70.5)
+
+
+def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
+    """Names come from a file that anybody may have written: they are text and nothing else, in tables and in figures."""
+    hostile = "<script>alert(1)</script>"
+    epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
+    epochs += plain_epochs("ddp", 2, 0, [80.0, 91.0], [2.0, 2.0], variant=hostile)
+    page = write_training(load_training(write_train_json(tmp_path, epochs)))
+    text = page.read_text()
+    assert page == tmp_path / "report" / "report.html"
+    assert "alert(1)" in text
+    assert hostile not in text
+    for name in ("training_accuracy", "training_loss"):
+        assert f'id="figure-{name}"' in text
+        for suffix in ("png", "svg", "pdf"):
+            assert (page.parent / "figures" / f"{name}.{suffix}").stat().st_size > 1000
+    assert "Test accuracy after training" in text
+    assert "NA (seed spread" in (page.parent / "training.md").read_text()
+
+
+def test_the_page_of_a_measured_run_is_left_alone(tmp_path: Path) -> None:
+    write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0], [4.0]))
+    (tmp_path / "manifest.json").write_text("{}")
+    assert write_training(load_training(tmp_path)).name == "training.md"
+    assert not (tmp_path / "report" / "report.html").exists()
+
+
+def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_analyze_shows_a_folder_of_trainings_alone(tmp_path: Path) -> None:
+    two_strategies(tmp_path)
+    shown = dpscope("analyze", tmp_path, "--target-accuracy", "90")
+    assert shown.returncode == 0, shown.stderr
+    assert "Training time to 90% test accuracy" in shown.stdout
+    assert f"Report: {tmp_path}/report/report.html" in shown.stdout
+    (tmp_path / "train.json").write_text('{"epochs": 1}')
+    refused = dpscope("analyze", tmp_path, "--format", "json")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 1
+    assert "train.json" in refused.stderr
