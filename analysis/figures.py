@@ -67,7 +67,7 @@ def write_files(folder: Path, drawn: Mapping[str, Figure]) -> dict[str, str]:
     """Write every figure as PNG, SVG and PDF; returns the SVG by name."""
     for figure in drawn.values():  # laid out once, not anew for every file
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)
     svg = {name: to_svg(figure) for name, figure in drawn.items()}
     for name, figure in drawn.items():
         write_bytes(folder / f"{name}.png", to_png(figure))

@@ -44,7 +44,7 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[P
     compute, idle, tracer, copies, of_dp, of_ddp = (value or 0.0 for value in known)
     by_phase = exposed_by_phase(run.cells[gap.dp])
     parts = [
-        Part("transfer", "DDP's exposed communication", -of_ddp),
+        Part("exposed", "DDP's exposed communication", -of_ddp),
         *(Part(*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
         Part("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
         Part("host_copies", "host copies", copies),
