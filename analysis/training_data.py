@@ -45,7 +45,9 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
         return self.cell or (f"{base}-{self.variant}" if self.variant else base)
 
 
-class _TrainFile(msgspec.Struct, frozen=True):
+class TrainFile(msgspec.Struct, frozen=True):
+    """What is read of train.json, whoever wrote it."""
+
     epochs: tuple[Epoch, ...]
     findings: tuple[Finding, ...] = ()
 
@@ -117,7 +119,7 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     """
     stored_in = TrainFolder(folder)
     path = stored_in.log_path
-    stored = read_json(path, _TrainFile)
+    stored = read_json(path, TrainFile)
     if not stored.epochs:
         failures = [
             f"{one.cell.name}, seed {one.seed}: {one.status}: {one.message}" for one in failed_trainings(folder)
