@@ -19,6 +19,9 @@ MOST_SPANS = 40_000  # of all cells together, so that the page stays small
 MOST_NAMED = 3_000
 MOST_COLLECTIVES = 300  # of a rank, the longest
 MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
+_INCOMPLETE = (
+    "the trace does not show all that the strategy must have moved: what is not drawn here may have been there"
+)
 _SHORTEST_SHARE = 1e-5  # of the step: what is shorter would be drawn nowhere
 
 
@@ -91,7 +94,7 @@ def timeline_view(data: CellData, most_spans: int = MOST_SPANS, most_named: int 
         cell=data.cell.name,
         length_us=end_us - zero_us,
         lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
-        notes=tuple(_notes(repeat, step, ranks, clocks)),
+        notes=(*_notes(repeat, step, ranks, clocks), *(() if data.communication_known else (_INCOMPLETE,))),
     )
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis import figures
+from dpscope.analysis.bandwidth_figure import bandwidths
 from dpscope.analysis.batch_figure import batch_sizes
 from dpscope.analysis.comparison import compare
 from dpscope.analysis.cost_sources import CostSources
@@ -22,6 +23,7 @@ from dpscope.analysis.report_sections import SECTIONS
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import CellData, RunData, load_run
 from dpscope.analysis.waterfall import exposed_by_phase, gap_parts
+from dpscope.profiling.link_types import LinkRate
 from dpscope.profiling.run_store import RunFolder
 from dpscope.profiling.run_types import Cell, CellResult
 from tests.run_cells import all_reduces, calibration, cell_data, windows
@@ -111,6 +113,24 @@ def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
     assert "url(#time-b)" in shown
     assert "fill: none" in shown
     assert "stroke: currentColor" in shown
+
+
+def test_a_links_name_is_text_in_a_figure() -> None:
+    hostile = '<script>alert(1)</script> $x_1$ & "id="'
+    link = LinkRate(gbps=5.0, name=hostile, source="a file")
+    ddp = measured(DDP, 9000.0, compute_us=6000.0, exposed_us=2500.0)
+    ddp = replace(ddp, collectives=with_rates(all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)])))
+    sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
+    figure = bandwidths(run_of(ddp), sources)
+    assert figure is not None
+    svg = figures.for_page("busbw", figures.to_svg(figure))
+    assert "<script" not in svg
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; $x_1$ &amp;" in svg
+
+
+def with_rates(table: pd.DataFrame) -> pd.DataFrame:
+    """As matching would have it: both ranks' rows of a step are one collective."""
+    return table.assign(match=table["step"], busbw_gbps=table["bytes"] / table["transfer_us"] / 1e3)
 
 
 def dp_phases(exposed: dict[str, float]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pytest
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.step_timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.analysis.timeline_view import as_plain, timeline_view, timeline_views
-from dpscope.profiling.run_types import Cell
+from dpscope.profiling.run_types import Cell, Finding
 from tests.run_cells import cell_data, windows
 from tests.test_report_page import run_of
 
@@ -71,6 +71,15 @@ def test_a_collective_has_its_bytes_rate_and_wait() -> None:
     fills = {(lane.group, kind): spans for lane in view.lanes for kind, spans in lane.fills}
     assert fills["rank 0", "hidden"] == ((50.0, 100.0),)  # exposed is drawn over its end
     assert fills["rank 0", "exposed"] == ((80.0, 100.0),)
+
+
+def test_an_incomplete_trace_says_so() -> None:
+    lost = Finding(severity="error", code="trace_incomplete", message="lost", next_step="again")
+    whole, incomplete = timeline_view(two_ranks()), timeline_view(replace(two_ranks(), findings=(lost,)))
+    assert whole is not None
+    assert incomplete is not None
+    (note,) = set(incomplete.notes) - set(whole.notes)
+    assert "may have been there" in note
 
 
 def test_bars_that_overlap_are_stacked() -> None:
