@@ -31,6 +31,8 @@ class _TensorBoardRun:
         folder = training_folder(run, first)
         if folder.exists():
             shutil.rmtree(folder)
+        self._planned = config.epochs if config is not None else 0
+        self._trained = 0
         self._log = EventLog(folder)
         self._log.begin_session(training_settings(first, config))
 
@@ -38,7 +40,9 @@ class _TensorBoardRun:
         for tag, value in training_scalars(record).items():
             self._log.scalar(tag, value, record.epoch, record.ended_at_s)
         self._log.flush()
+        self._trained = record.epoch
 
     def close(self) -> None:
-        self._log.end_session()
+        if self._trained >= self._planned:  # HParams calls a session without an end running
+            self._log.end_session()
         self._log.close()
