@@ -77,14 +77,15 @@ class TableBuilder:
         self.rows = 0
         self.lost: Counter[Loss] = Counter()
         # Who launched and who annotated: more than one process, or rank, means several ranks in one file.
-        self.launching_processes: set[int | str] = set()
-        self.annotating_processes: set[int | str] = set()
-        self.ranks: set[int | str | None] = set()
+        self.launching_processes: Counter[int | str] = Counter()
+        self.annotating_processes: Counter[int | str] = Counter()
+        self.ranks: Counter[int | str | None] = Counter()
 
     @property
     def is_fused(self) -> bool:
-        """Whether these are the events of several processes."""
-        return len(self.launching_processes or self.annotating_processes) > 1 or len(self.ranks - {NONE, None}) > 1
+        """Whether these are the events of several processes; one event that names another is a damaged one."""
+        named = Counter({rank: count for rank, count in self.ranks.items() if rank not in (NONE, None)})
+        return _several(self.launching_processes or self.annotating_processes) or _several(named)
 
     def add(self, decoded: Sequence[Event]) -> None:
         """Append those of the events that are of a category read here and have sound times."""
@@ -129,9 +130,9 @@ class TableBuilder:
     def _note_processes(self, events: list[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> None:
         launches = np.flatnonzero(category == Category.RUNTIME).tolist()
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
-        self.launching_processes.update({events[row].pid for row in launches})
-        self.annotating_processes.update({events[row].pid for row in annotations})
-        self.ranks.update({events[row].args.rank for row in launches or annotations})
+        self.launching_processes.update([events[row].pid for row in launches])
+        self.annotating_processes.update([events[row].pid for row in annotations])
+        self.ranks.update([events[row].args.rank for row in launches or annotations])
 
     def _add_communication(self, events: list[Event], names: list[int], known_names: int) -> None:
         """Sizes and groups: of events that carry them, and whose name says that they communicate."""
@@ -158,6 +159,11 @@ class TableBuilder:
             for name, parts in self.parts.items()
         }
         return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
+
+
+def _several(owners: Counter[Any]) -> bool:
+    """Whether two or more own more than one event."""
+    return sum(count > 1 for count in owners.values()) > 1
 
 
 def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:

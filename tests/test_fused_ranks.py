@@ -72,3 +72,12 @@ def test_one_rank_is_not_fused(tmp_path: Path) -> None:
     analysis = analyze_traces([write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")])
     assert "fused_ranks" not in codes(analysis)
     assert isinstance(analysis.steps, pd.DataFrame)
+
+
+def test_one_launch_that_names_another_process_is_damage_and_no_rank(tmp_path: Path) -> None:
+    trace = ddp_trace(0, 2).trace
+    calls = [event for event in trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
+    calls[5]["pid"] = 51000
+    assert len(read_traces(write_trace(trace, tmp_path / "one.json"))) == 1
+    calls[6]["pid"] = 51000
+    assert len(read_traces(write_trace(trace, tmp_path / "two.json"))) == 2
