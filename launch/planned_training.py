@@ -1,7 +1,6 @@
 """What `dpscope train` would do on this machine, before it does anything: cells, seeds, commands. Imports no torch."""
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +153,7 @@ def print_train_plan(description: TrainDescription, console: Console) -> None:
     console.print(table)
     console.print(
         f"{config.run.model} on {config.run.data}, {config.epochs} epochs of {description.plan[0].train_samples} samples; "
-        f"{description.device_type}, {description.threads_per_process} thread(s) a process, Python {sys.version.split()[0]}.",
+        f"{description.device_type}, {description.threads_per_process} thread(s) a process.",
         soft_wrap=True,
     )
     for job in description.jobs:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dpscope.launch.checkpoint_files import verify
 from dpscope.launch.devices import DeviceType
-from dpscope.launch.run_config import flag_name
+from dpscope.launch.run_config import flag_name, shown
 from dpscope.launch.train_settings import TrainJob
 from dpscope.profiling.checkpoint_types import CheckpointDescription
 from dpscope.profiling.run_store import DpscopeError
@@ -86,7 +86,7 @@ def check_same_learning(path: Path, had: CheckpointDescription, config: TrainCon
     for flag, then, now in pairs:
         if then != now:
             raise DpscopeError(
-                f"{path} was trained with {flag} {_shown(then)}, not {_shown(now)}; give the same settings to go on "
+                f"{path} was trained with {flag} {shown(then)}, not {shown(now)}; give the same settings to go on "
                 "from it, or --fresh to begin anew"
             )
     if had.epochs > config.epochs or (had.epochs == config.epochs and had.step):
@@ -173,7 +173,3 @@ def _normalised_together(cell: Cell) -> int:
 def _repeated(had: CheckpointDescription, cell: Cell) -> int:
     """Samples an epoch repeats so that all devices have the same number (DistributedSampler)."""
     return -had.train_samples % cell.devices
-
-
-def _shown(value: object) -> str:
-    return ",".join(str(part) for part in value) or "(none)" if isinstance(value, tuple) else str(value)

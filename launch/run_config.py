@@ -203,7 +203,7 @@ def _in_words(kind: object) -> str:
 
 def shown(value: object) -> str:
     """A setting's value as it is written on the command line."""
-    return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+    return ",".join(str(part) for part in value) or "(none)" if isinstance(value, list | tuple) else str(value)
 
 
 def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:

@@ -1,7 +1,6 @@
 """What trainings show and store while they run: a line per epoch, and train.json. Imports no torch."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -11,26 +10,20 @@ from dpscope.launch.progress import SweepProgress
 from dpscope.profiling.run_store import write_json
 from dpscope.profiling.run_types import Finding
 from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog
-
-
-class EpochMirror(Protocol):
-    """Shows epochs elsewhere, such as in TensorBoard."""
-
-    def write(self, records: Sequence[EpochRecord]) -> None:
-        """Take all epochs of one training so far; those that were taken before are known."""
-
-    def close(self) -> None:
-        """No epoch follows."""
+from dpscope.profiling.train_types import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest
 
 
 class TrainLogFile:
     """train.json: every epoch of every training of a run folder, in the order of the plan."""
 
-    def __init__(self, folder: TrainFolder, jobs: Sequence[PlannedTrainJob]) -> None:
+    def __init__(self, folder: TrainFolder, manifest: TrainManifest) -> None:
         """Begins with what earlier calls trained."""
         self._path = folder.log_path
-        self._epochs = {job.name: job.folder.epochs() for job in jobs}
+        self._epochs = {
+            (one.cell.name, seed): folder.training(one.cell, seed).epochs()
+            for seed in manifest.config.seeds
+            for one in manifest.plan
+        }
         self._findings: list[Finding] = []
 
     def add(self, findings: Sequence[Finding]) -> None:
@@ -39,7 +32,7 @@ class TrainLogFile:
 
     def update(self, job: PlannedTrainJob, records: Sequence[EpochRecord]) -> None:
         """Set the epochs of one training, and write the file."""
-        self._epochs[job.name] = list(records)
+        self._epochs[job.cell.name, job.seed] = list(records)
         self.write()
 
     def write(self) -> None:

@@ -18,12 +18,13 @@ from dpscope.launch.progress import SweepProgress
 from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.torchrun import TorchrunJob, end_leftovers
 from dpscope.launch.train_manifest import open_train_manifest
-from dpscope.launch.train_progress import EpochMirror, TrainingWatch, TrainLogFile
+from dpscope.launch.train_progress import TrainingWatch, TrainLogFile
 from dpscope.launch.training_checkpoints import SAVING_GRACE_S, take_up, told_place
 from dpscope.profiling.run_store import RunFolder, write_json
 from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, is_train_folder
 from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainManifest, TrainResult
 from dpscope.profiling.training_event_log import events_folder
+from dpscope.profiling.training_mirror import TrainingMirror
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def run_trainings(
     out: Path,
     fresh: bool,
     console: Console,
-    mirrors: Sequence[EpochMirror] = (),
+    mirrors: Sequence[TrainingMirror] = (),
     resume_from: str | None = None,
 ) -> TrainOutcome:
     """Train every cell with every seed, seed by seed, but for what is trained already.
@@ -101,7 +102,7 @@ class _Trainings:
         manifest: TrainManifest,
         description: TrainDescription,
         console: Console,
-        mirrors: Sequence[EpochMirror],
+        mirrors: Sequence[TrainingMirror],
     ) -> None:
         self._run = RunFolder(folder.path)
         self._manifest = manifest
@@ -111,7 +112,7 @@ class _Trainings:
         self._mirrors = mirrors
         self._progress = SweepProgress(console, len(description.jobs))
         self._stop = StopRequest()
-        self._log = TrainLogFile(folder, description.jobs)
+        self._log = TrainLogFile(folder, manifest)
         self._took_s: list[float] = []
         self._results: list[TrainResult] = []
 
