@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from dpscope.launch.checkpoint_files import CheckpointFolder, verify
 from dpscope.launch.planned_training import TrainDescription, plan_trainings
@@ -22,6 +23,7 @@ from dpscope.launch.train_config import load_train_config
 from dpscope.launch.train_job import run_training
 from dpscope.launch.train_manifest import open_train_manifest
 from dpscope.launch.train_settings import TrainJob
+from dpscope.launch.train_sweep import run_trainings
 from dpscope.launch.training_checkpoints import take_up
 from dpscope.launch.worker_job import TorchrunPlace
 from dpscope.profiling.run_store import DpscopeError
@@ -73,17 +75,20 @@ def train_here(out: Path, resume_from: str | None = None, **flags: object) -> Tr
     return job
 
 
-def command(out: Path, *options: str) -> list[str]:
-    """`dpscope train` with this file's settings, DDP on three processes."""
+def train(out: Path, model: str, **flags: object) -> None:
+    """Train under DDP on three processes that torchrun starts."""
+    config = load_train_config(
+        None, {**SETTINGS, "strategy": "ddp", "devices": 3, "model": f"resumed_models:{model}", "timeout": 200, **flags}
+    )
+    outcome = run_trainings(config, out, False, Console(quiet=True))
+    assert outcome.ok, outcome.results
+
+
+def command(out: Path, model: str) -> list[str]:
+    """The command that does the same."""
     flags = [part for name, value in SETTINGS.items() for part in ("--" + name.replace("_", "-"), str(value))]
     train = [sys.executable, "-m", "dpscope.launch.cli", "train", *flags, "--strategy", "ddp", "--devices", "3"]
-    return [*train, "--out", str(out), *options]
-
-
-def train(out: Path, *options: str, status: int = 0) -> str:
-    ended = subprocess.run(command(out, *options), capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == status, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+    return [*train, "--model", f"resumed_models:{model}", "--timeout", "200", "--out", str(out)]
 
 
 def training(out: Path) -> tuple[CheckpointFolder, list[EpochRecord]]:
@@ -150,22 +155,20 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
 
 def test_ddp_straight_killed_and_stopped_end_alike(tmp_path: Path) -> None:
     straight, killed, stopped = (tmp_path / name for name in ("straight", "killed", "stopped"))
-    train(killed, "--model", "resumed_models:killed", "--max-restarts", "1", "--checkpoint-steps", "7")
-    train(straight, "--model", "resumed_models:killed")  # nobody is killed a second time
+    train(killed, "killed", max_restarts=1, checkpoint_steps=7)
+    train(straight, "killed")  # nobody is killed a second time
     log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
-    assert "Signal 9" in log
+    assert "exitcode: -9" in log
     assert_same_bits(killed, straight)
     stop_on_the_way(stopped)
-    train(stopped, "--model", "resumed_models:slow")
+    train(stopped, "slow")
     # The same layers in the same order: only their names differ.
     assert_same_bits(stopped, straight)
 
 
 def stop_on_the_way(out: Path) -> None:
     """Tell a training to stop in the middle of its second epoch or later; it saves, and leaves no process behind."""
-    running = subprocess.Popen(
-        command(out, "--model", "resumed_models:slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    running = subprocess.Popen(command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None)
     running.send_signal(signal.SIGTERM)
     said = running.communicate(timeout=90)[0]
