@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -16,11 +17,13 @@ from dpscope.analysis.training_data import Epoch, TrainedCell, Training, Trainin
 
 TRAINING_CAPTIONS = {
     "training_accuracy": "Accuracy by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their "
-    "median. A faster strategy is as good only if its line also ends as high.",
-    "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their median. "
-    "The training loss is that which was minimised, the test loss plain cross-entropy.",
+    "median, the wider ones beneath, so that lines that coincide are all seen. A faster strategy is as good only if its line "
+    "also ends as high.",
+    "training_loss": "Loss by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their median, "
+    "the wider ones beneath. The training loss is that which was minimised, the test loss plain cross-entropy.",
 }
 _LINES = ("-", "--", "-.", ":")  # a strategy's cells, in order
+_WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3  # points; how much wider a line is than the next, and how often
 _DECADE = 10.0
 
 
@@ -54,13 +57,13 @@ def training_figures(data: TrainingData) -> dict[str, Figure]:
 def _curves(data: TrainingData, panels: Sequence[_Panel], title: str) -> Figure:
     """A row per panel: by epoch on the left, by training time on the right."""
     figure = Figure(figsize=(8.5, 2.8 * len(panels) + 1.0), layout="constrained")
-    lines = _line_styles(data.trained)
+    styles = _styles(data.trained)
     for row, panel in enumerate(panels):
         left = figure.add_subplot(len(panels), 2, 2 * row + 1)
         right = figure.add_subplot(len(panels), 2, 2 * row + 2, sharey=left)
         for cell in data.trained:
-            _draw_cell(left, cell, panel, lines[cell.name], _epochs)
-            _draw_cell(right, cell, panel, lines[cell.name], _trained_s)
+            _draw_cell(left, cell, panel, styles[cell.name], _epochs)
+            _draw_cell(right, cell, panel, styles[cell.name], _trained_s)
         left.set_ylabel(panel.label)
         if "loss" in panel.label and _spans_decade(data, panel):
             left.set_yscale("log")
@@ -72,29 +75,32 @@ def _curves(data: TrainingData, panels: Sequence[_Panel], title: str) -> Figure:
     return figure
 
 
-def _line_styles(cells: Sequence[TrainedCell]) -> dict[str, str]:
-    """Colour tells the strategy; cells of one strategy differ in their lines."""
+def _styles(cells: Sequence[TrainedCell]) -> dict[str, dict[str, Any]]:
+    """Colour tells the strategy, lines the cells of one strategy; later ones are thinner, so that none hides another."""
     drawn: Counter[str] = Counter()
-    styles = {}
-    for cell in cells:
-        styles[cell.name] = _LINES[drawn[cell.strategy] % len(_LINES)]
+    styles: dict[str, dict[str, Any]] = {}
+    for later, cell in zip(reversed(range(len(cells))), cells, strict=True):
+        line = _LINES[drawn[cell.strategy] % len(_LINES)]
+        width = _WIDTH + _WIDER * min(later, _MOST_WIDER)
+        styles[cell.name] = {"color": COLOURS[cell.strategy], "linestyle": line, "linewidth": width}
         drawn[cell.strategy] += 1
     return styles
 
 
 def _draw_cell(
-    axes: Axes, cell: TrainedCell, panel: _Panel, line: str, place: Callable[[Training], list[float]]
+    axes: Axes,
+    cell: TrainedCell,
+    panel: _Panel,
+    style: dict[str, Any],
+    place: Callable[[Training], list[float]],
 ) -> None:
     """Every seed, and the median over the seeds as far as all of them were trained."""
-    colour = COLOURS[cell.strategy]
     places = [place(training) for training in cell.trainings]
     values = [[_number(panel.value(epoch)) for epoch in training.epochs] for training in cell.trainings]
     if len(values) > 1:
         for across, up in zip(places, values, strict=True):
-            axes.plot(across, up, color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
-    axes.plot(
-        _middle(places), _middle(values), color=colour, linestyle=line, linewidth=1.8, label=cell.name, marker=_marker(values)
-    )  # fmt: skip
+            axes.plot(across, up, **{**style, "linewidth": 0.6, "alpha": 0.5})
+    axes.plot(_middle(places), _middle(values), label=cell.name, marker=_marker(values), **style)
 
 
 def _number(value: float | None) -> float:
