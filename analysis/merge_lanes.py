@@ -60,7 +60,8 @@ def lanes(track: _IntColumn, start_us: npt.NDArray[np.float64], duration_us: npt
     """
     if not len(start_us):
         return np.zeros(0, dtype=np.int64)
-    start = np.rint((start_us - start_us.min()) * 1e3).astype(np.int64)  # nanoseconds since 1970 would not fit a float
+    since = np.floor(start_us.min())  # nanoseconds since 1970 would not fit a float
+    start = np.rint((start_us - since) * 1e3).astype(np.int64)
     end = start + np.rint(duration_us * 1e3).astype(np.int64)
     lane = np.zeros(len(start), dtype=np.int64)
     order = np.lexsort((start, track))

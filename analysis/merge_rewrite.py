@@ -15,7 +15,7 @@ from dpscope.analysis.trace_events import Codec, finite
 ID_STRIDE = 10_000_000_000
 """Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""
 
-_PAIRED_ARGS = frozenset({"correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id"})
+_PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
 
 
 def _lenient(text: bytes) -> RawEvent | None:
@@ -57,6 +57,7 @@ class RankRewriter:
         self.left_out = 0
         self._placement = placement
         self._tracks = tracks
+        self._id_base = placement.position * ID_STRIDE
         self._moved_starts = {place[:3]: lane for place, lane in placement.moved.items()}
 
     def rewritten(self, events: list[RawEvent]) -> Iterator[RawEvent]:
@@ -86,8 +87,9 @@ class RankRewriter:
             event["id"] = self._id(event["id"])
         args = event.get("args")
         if isinstance(args, dict):
-            for key in _PAIRED_ARGS & args.keys():
-                args[key] = self._id(args[key])
+            for key in _PAIRED_ARGS:
+                if key in args:
+                    args[key] = self._id(args[key])
         return True
 
     def _put(self, event: RawEvent, start: float, duration: float | None) -> None:
@@ -108,7 +110,6 @@ class RankRewriter:
 
     def _id(self, value: object) -> object:
         """An id of this rank alone. Perfetto pairs numbers only; one with no room behind the position is folded."""
-        base = self._placement.position * ID_STRIDE
         if type(value) is int:
-            return base + value % ID_STRIDE
-        return base + zlib.crc32(value.encode("utf-8", "replace")) if isinstance(value, str) else value
+            return self._id_base + value % ID_STRIDE
+        return self._id_base + zlib.crc32(value.encode("utf-8", "replace")) if isinstance(value, str) else value

@@ -201,6 +201,8 @@ def _lenient_args(args: dict[str, Any]) -> EventArgs:
 
 def finite(value: object) -> float | None:
     """A number, also one written as a string, as a float; None if it is none, or not finite."""
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
