@@ -16,6 +16,8 @@ from dpscope.profiling.run_types import RunConfig
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_DEVIATION = (0.2470, 0.2435, 0.2616)
 
+_CLASSES = 10  # of digits and of CIFAR-10
+
 Batch = tuple[Tensor, Tensor]
 """Images (N x C x H x W, float32) and labels (N, int64)."""
 
@@ -97,6 +99,15 @@ def test_images(config: RunConfig, workload: Workload) -> ImageSet:
     if config.data == "digits":
         return _digits(train=False, augmentation=None)
     return FakeImages(workload, first=config.samples, count=max(1, config.samples // 5))
+
+
+def check_classes(config: RunConfig, workload: Workload) -> None:
+    """Raise DpscopeError for a model that cannot tell the data's classes apart."""
+    if config.data in ("digits", "cifar10") and workload.classes < _CLASSES:
+        raise DpscopeError(
+            f"--model {config.model}: it tells {workload.classes} classes apart and {config.data} has {_CLASSES}; "
+            "give it as many outputs and return (module, shape of a sample, classes)"
+        )
 
 
 def download_data(config: RunConfig) -> None:

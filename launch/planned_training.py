@@ -69,6 +69,8 @@ def plan_trainings(
     check_data(resolved.run)
     if resolved.run.model not in OWN_MODELS:
         check_model_here(resolved.run.model)
+    if ":" in resolved.run.model:
+        _check_users_model(resolved.run)
     folder = TrainFolder(out)
     check_is_ours(out)
     if is_train_folder(out) and not fresh:
@@ -95,6 +97,14 @@ def plan_trainings(
         ),
         findings=train_findings(resolved, plan, devices.kind),
     )
+
+
+def _check_users_model(run: RunConfig) -> None:
+    """Build it once: what it does wrong would otherwise be told by every training."""
+    from dpscope.launch.image_sets import check_classes
+    from dpscope.launch.workloads import build_workload
+
+    check_classes(run, build_workload(run.model))
 
 
 def _planned_job(job: TrainJob, out: Path, own: OwnCheckpoint) -> PlannedTrainJob:

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from dpscope.launch.augmentation import random_words
 from dpscope.launch.evaluation import evaluate, shard
-from dpscope.launch.image_sets import test_images
+from dpscope.launch.image_sets import check_classes, test_images
 from dpscope.launch.input_data import open_stream
 from dpscope.launch.job_devices import devices_of, join_process_group, synchronise
 from dpscope.launch.learning_rate import LearningRateSchedule
@@ -30,8 +30,7 @@ from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace
 from dpscope.launch.workloads import Workload, build_workload, parameter_sizes
 from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError, write_json
-from dpscope.profiling.run_types import RunConfig
+from dpscope.profiling.run_store import write_json
 from dpscope.profiling.train_types import EpochRecord, TrainResult
 
 _LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint
@@ -98,7 +97,7 @@ def prepare(
     settings, cell, device = job.settings, job.cell, devices[0]
     _seed_all(job.seed)
     workload = build_workload(settings.model)
-    _check_fit(settings, workload)
+    check_classes(settings, workload)
     model = workload.model.to(device).train()
     precise = with_precision(model, settings.amp, device)
     wrapped = wrap(precise, cell.strategy, cell.devices, device, cell.options)
@@ -134,16 +133,6 @@ def _seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
-
-
-def _check_fit(settings: RunConfig, workload: Workload) -> None:
-    """Raise DpscopeError for a model that cannot tell the data's classes apart."""
-    classes = 10 if settings.data in ("digits", "cifar10") else workload.classes
-    if workload.classes < classes:
-        raise DpscopeError(
-            f"--model {settings.model}: it tells {workload.classes} classes apart and {settings.data} has {classes}; "
-            "give it as many outputs and return (module, shape of a sample, classes)"
-        )
 
 
 def _record(

@@ -177,6 +177,7 @@ def test_a_training_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> N
     ("arguments", "said"),
     [
         (["--epochs", "0"], "--epochs 0: must be 1 or more"),
+        (["--model", "tiny_models:tiny"], "--model tiny_models:tiny: it tells 4 classes apart and digits has 10"),
         (["--data", "synthetic"], "--data synthetic: one random batch teaches nothing"),
         (["--model", "resnet8_cifr"], "--model resnet8_cifr: no such model; did you mean resnet8_cifar"),
         (["--data", "cifar10", "--data-dir", "nowhere"], "cifar-10-batches-py is not there"),
@@ -187,6 +188,7 @@ def test_a_training_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> N
 def test_mistakes_end_with_one_line_and_status_2(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(USER_MODELS)
     monkeypatch.setattr(sys, "argv", ["dpscope", "train", *arguments, "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
