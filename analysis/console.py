@@ -1,7 +1,8 @@
 """What the commands print, by rich on a terminal and as text elsewhere; each returns whether nothing speaks against it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,8 +48,19 @@ class Targets:
 
 def load(path: Path, target_accuracy: float | None = None) -> RunData:
     """Load a run, telling on standard error which cell is being read."""
-    with Console(stderr=True).status("Reading traces") as status:
-        return load_run(path, lambda cell: status.update(f"Reading traces: {cell}"), target_accuracy)
+    with reading() as tell:
+        return load_run(path, tell, target_accuracy)
+
+
+@contextmanager
+def reading() -> Iterator[Callable[[str], None]]:
+    """Tell a terminal, on standard error, what is being read.
+
+    Without a thread that redraws it: traces are read by processes forked from this one.
+    """
+    to_terminal = Console(stderr=True, highlight=False)
+    with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
+        yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)
 
 
 def report_of(path: Path, targets: Targets) -> Report:
@@ -104,14 +116,9 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
 
 def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    with Live(
-        "Reading traces", console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True
-    ) as shown:
-        # Without a thread of its own: the files are read by forked processes.
+    with reading() as tell:
         analysis = analyze_traces(
-            paths,
-            max_bytes or DEFAULT_MAX_BYTES,
-            progress=lambda done, of: shown.update(f"Reading traces: {done} of {of} read", refresh=True),
+            paths, max_bytes or DEFAULT_MAX_BYTES, progress=lambda done, of: tell(f"{done} of {of} read")
         )
     if output_format == "json":
         sys.stdout.write(trace_output.to_json(analysis) + "\n")

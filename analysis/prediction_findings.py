@@ -128,7 +128,7 @@ def _lacking(comparison: Comparison) -> Iterator[Finding]:
         message=f"{'; '.join(dict.fromkeys(one.reason for one in lacking))}, which {cells} "
         f"{'use' if ',' in cells else 'uses'}: exposed communication is not predicted there",
         next_step=f"calibrate all that the run uses: dpscope calibrate --collectives {','.join(kinds)} "
-        f"--devices {','.join(map(str, sorted({one.ranks for one in comparison.predictions})))}",
+        f"--devices {','.join(map(str, sorted({one.ranks for one in comparison.predictions})))} --out <this run's folder>",
     )
 
 
