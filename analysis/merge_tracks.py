@@ -13,6 +13,7 @@ import pandas as pd
 
 from dpscope.analysis.attribution import Attribution
 from dpscope.analysis.event_kind import Kind
+from dpscope.analysis.event_table import EventTable
 from dpscope.analysis.merge_lanes import lanes
 from dpscope.analysis.merge_names import RankTracks, RawEvent, metadata_event
 from dpscope.analysis.units import plain, show_bytes
@@ -44,21 +45,26 @@ class Span:
 
 def other_transfers(attribution: Attribution) -> list[Span]:
     """What moves data between devices and is no collective: peer copies, and the ranges of dp-host's stand-ins."""
-    events = attribution.events
-    found = []
-    for kind, track in ((Kind.PEER_COPY, "peer copies"), (Kind.HOST_RANGE, "host copies")):
-        for row in np.flatnonzero(attribution.rows(kind)).tolist():
-            size = int(events.bytes[row])
-            on_device = kind == Kind.PEER_COPY
-            name = (
-                f"peer copy {show_bytes(size)}"
-                if on_device
-                else events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
-            )
-            device = int(events.device[row]) if on_device else None
-            args: dict[str, object] = {"bytes": size} if size >= 0 else {}
-            found.append(Span(track, device, name, float(events.start_us[row]), float(events.duration_us[row]), args))
-    return found
+    copies = np.flatnonzero(attribution.rows(Kind.PEER_COPY)).tolist()
+    ranges = np.flatnonzero(attribution.rows(Kind.HOST_RANGE)).tolist()
+    return [
+        *(_peer_copy(attribution.events, row) for row in copies),
+        *(_host_range(attribution.events, row) for row in ranges),
+    ]
+
+
+def _peer_copy(events: EventTable, row: int) -> Span:
+    size = int(events.bytes[row])
+    known: dict[str, object] = {"bytes": size} if size >= 0 else {}
+    name = f"peer copy {show_bytes(size)}" if known else "peer copy"
+    return Span(
+        "peer copies", int(events.device[row]), name, float(events.start_us[row]), float(events.duration_us[row]), known
+    )
+
+
+def _host_range(events: EventTable, row: int) -> Span:
+    name = events.names[events.name[row]].removeprefix(f"{PREFIX}dp_")
+    return Span("host copies", None, name, float(events.start_us[row]), float(events.duration_us[row]), {})
 
 
 def collective_spans(matched: pd.DataFrame) -> Iterator[Span]:
@@ -67,9 +73,7 @@ def collective_spans(matched: pd.DataFrame) -> Iterator[Span]:
         known: dict[str, Any] = {str(key): plain(value) for key, value in row.items()}
         args = {name: _shown(known[name]) for name in _ARGS if known.get(name) is not None}
         size = known["bytes"]
-        name = (
-            f"{known['kind'] or 'collective'} {show_bytes(size)}" if size is not None else known["kind"] or "collective"
-        )
+        name = " ".join([known["kind"] or "collective", *([] if size is None else [show_bytes(size)])])
         device, start, duration = known["device"], known["start_us"], known["duration_us"]
         yield Span("communication", device, name, start, duration, args)
         wait = known["wait_us"]
