@@ -40,13 +40,17 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> list[Finding]:
     findings = []
     short = [training for training in cell.trainings if not training.complete]
     if short:
+        begun_elsewhere = all(one.epochs and one.epochs[0].epoch > 1 for one in short)
         seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
         findings.append(
             Finding(
                 severity="warning",
                 code="training_incomplete",
                 message=f"{cell.name}: of {data.planned_epochs} epochs {seeds}; left out of its accuracy",
-                next_step="give the same `dpscope train` command again: it goes on where it stopped",
+                next_step="its first epochs are another cell's (--resume-from): train it from the beginning for an accuracy "
+                "of its own"
+                if begun_elsewhere
+                else "give the same `dpscope train` command again: it goes on where it stopped",
             )
         )
     for training in cell.trainings:
