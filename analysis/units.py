@@ -37,6 +37,8 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
         label, divisor = max(
             (unit for unit in _BYTE_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("B", 1.0)
         )
+        if label == "B":
+            return Unit(label, divisor, 0)  # whole by nature
     elif quantity == "share":
         return Unit("%", 0.01, 1)
     elif quantity == "percent":

@@ -140,7 +140,7 @@ def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
     assert shown_range(opened) != zoomed
     opened.press("n")
     told = opened.run("document.getElementById('timeline-detail').textContent")
-    assert "broadcast; 64.0 B" in told  # the first collective of the step: the model's 16 floats of buffers
+    assert "broadcast; 64 B" in told  # the first collective of the step: the model's 16 floats of buffers
     assert opened.run("document.querySelectorAll('#timeline-view .k-exposed').length") > 0
     assert opened.errors == []
 

@@ -89,7 +89,7 @@ def test_bars_that_overlap_are_stacked() -> None:
     view = timeline_view(lone)
     assert view is not None
     rows = [[bar.label for bar in lane.bars] for lane in view.lanes if lane.bars and lane.bars[0].kind == "collective"]
-    assert rows == [["copy 1.00 MB", "copy 8.00 B"], ["copy size unknown"]]
+    assert rows == [["copy 1.00 MB", "copy 8 B"], ["copy size unknown"]]
 
 
 def test_many_ranks_and_cells_leave_the_page_small() -> None:
