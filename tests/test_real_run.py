@@ -133,8 +133,10 @@ def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path:
 def test_formats(run_folder: Path) -> None:
     as_json = json.loads(dpscope("analyze", run_folder, "--format", "json").stdout)
     assert set(as_json) == {
-        "cells", "gaps", "predictions", "scaling", "steps", "collectives", "dp_phases", "waits", "memory", "findings",
+        "cells", "gaps", "predictions", "scaling", "steps", "collectives", "dp_phases", "waits", "memory", "training",
+        "findings",
     }  # fmt: skip
+    assert as_json["training"] is None  # nothing was trained in this folder
     assert {step["cell"] for step in as_json["steps"]} >= {"single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"}
     as_csv = list(csv.DictReader(io.StringIO(dpscope("analyze", run_folder, "--format", "csv").stdout)))
     assert len(as_csv) == 6
