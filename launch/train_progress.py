@@ -59,7 +59,9 @@ class TrainingWatch:
         self._progress = progress
         self._console = console
         self._on_epochs = on_epochs
-        self._known = len(job.folder.epochs())
+        known = job.folder.epochs()
+        self._known = len(known)
+        self._last_epoch = known[-1].epoch if known else 0
         self._changed_ns = -1
 
     def state(self, state: str | None) -> None:
@@ -69,9 +71,10 @@ class TrainingWatch:
             for record in records[self._known :]:
                 if not self._console.is_terminal:
                     self._console.print(Text(f"{self._job.name} {epoch_line(record, self._epochs)}"), soft_wrap=True)
-            self._known = len(records)
+            self._known, self._last_epoch = len(records), records[-1].epoch
             self._on_epochs(records)
-        self._progress.state(f"epoch {self._known + 1} of {self._epochs}" if state == "training" else state)
+        epoch = min(self._last_epoch + 1, self._epochs)
+        self._progress.state(f"epoch {epoch} of {self._epochs}" if state == "training" else state)
 
     def _new_records(self) -> list[EpochRecord]:
         """All epochs, if their file has changed."""
