@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.checkpoint_files import verify
+from dpscope.launch.checkpoint_files import CheckpointFolder, verify
 from dpscope.launch.devices import DeviceType
 from dpscope.launch.run_config import flag_name, shown
 from dpscope.launch.train_settings import TrainJob
 from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_store import DpscopeError, write_json
 from dpscope.profiling.run_types import Cell, Finding
+from dpscope.profiling.train_store import TrainingFolder
 from dpscope.profiling.train_types import TrainConfig
 
 # What must be the same for a training to be the one that was begun. How batches are loaded and which cells there are
@@ -71,6 +72,21 @@ def _origin(job: TrainJob, go_back: bool) -> Path | None:
             "training anew"
         )
     return own.last if own.last.exists() else job.resume_from
+
+
+def take_up(found: Resumption, folder: TrainingFolder) -> None:
+    """Make the checkpoint that a training goes on from its last one, and forget the epochs after it."""
+    checkpoints = CheckpointFolder(folder.checkpoints_path)
+    if found.path == checkpoints.previous:
+        checkpoints.go_back()
+    if folder.epochs_path.exists():
+        write_json(folder.epochs_path, [record for record in folder.epochs() if record.epoch <= found.had.epochs])
+
+
+def told_place(folder: TrainingFolder) -> str:
+    """Where a training that ended early was saved."""
+    last = CheckpointFolder(folder.checkpoints_path).last
+    return f"saved at {verify(last).place}" if last.exists() else "nothing was saved yet"
 
 
 def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:

@@ -15,16 +15,18 @@ from dpscope.launch.job_outcome import JobOutcome
 from dpscope.launch.out_folder import locked
 from dpscope.launch.planned_training import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
 from dpscope.launch.progress import SweepProgress
+from dpscope.launch.resume import take_up, told_place
 from dpscope.launch.stop_request import StopRequest
 from dpscope.launch.torchrun import TorchrunJob, end_leftovers
 from dpscope.launch.train_manifest import open_train_manifest
 from dpscope.launch.train_progress import TrainingWatch, TrainLogFile
-from dpscope.launch.training_checkpoints import SAVING_GRACE_S, take_up, told_place
 from dpscope.profiling.run_store import RunFolder, write_json
 from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, is_train_folder
 from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainManifest, TrainResult
 from dpscope.profiling.training_event_log import events_folder
 from dpscope.profiling.training_mirror import TrainingMirror
+
+_SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class _Trainings:
         timeout_s = self._config.run.timeout_s
         watch = TrainingWatch(job, self._config.epochs, self._progress, self._console, on_epochs)
         torchrun = TorchrunJob(job.command, job.folder, self._manifest.threads_per_process, self._run)
-        end = follow_job(torchrun, timeout_s, watch.state, self._stop, self._console, SAVING_GRACE_S)
+        end = follow_job(torchrun, timeout_s, watch.state, self._stop, self._console, _SAVING_GRACE_S)
         watch.state(None)  # the last epoch's file may have come after the last look
         return outcome_of(job.folder, end, timeout_s)
 

@@ -19,12 +19,12 @@ from rich.console import Console
 
 from dpscope.launch.checkpoint_files import CheckpointFolder, verify
 from dpscope.launch.planned_training import TrainDescription, plan_trainings
+from dpscope.launch.resume import take_up
 from dpscope.launch.train_config import load_train_config
 from dpscope.launch.train_job import run_training
 from dpscope.launch.train_manifest import open_train_manifest
 from dpscope.launch.train_settings import TrainJob
 from dpscope.launch.train_sweep import run_trainings
-from dpscope.launch.training_checkpoints import take_up
 from dpscope.launch.worker_job import TorchrunPlace
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.train_store import TrainFolder
@@ -155,9 +155,10 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
 
 def test_ddp_straight_killed_and_stopped_end_alike(tmp_path: Path) -> None:
     straight, killed, stopped = (tmp_path / name for name in ("straight", "killed", "stopped"))
-    train(killed, "killed", max_restarts=1, checkpoint_steps=7)
-    train(straight, "killed")  # nobody is killed a second time
+    train(killed, "told_and_killed", max_restarts=2, checkpoint_steps=7)
+    train(straight, "told_and_killed")  # nobody is a second time
     log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
+    assert "exitcode: 143" in log  # of all ranks: they agreed
     assert "exitcode: -9" in log
     assert_same_bits(killed, straight)
     stop_on_the_way(stopped)

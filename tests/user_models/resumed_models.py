@@ -4,11 +4,14 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 STOP_AT_STEP = 70  # of a process, in the third epoch of 30 steps
-MARKER_VARIABLE = "DPSCOPE_TEST_MARKER"  # a file: what is to happen once has happened when it is there
+MARKER_VARIABLE = (
+    "DPSCOPE_TEST_MARKER"  # begins the names of files: what is to happen once has happened when its file is there
+)
 
 
 def plain() -> nn.Module:
@@ -32,40 +35,49 @@ def with_dropout() -> nn.Module:
     return model
 
 
-class _Interrupted(nn.Module):
-    """Sends itself a signal once, in the forward of one training step."""
+class Event(NamedTuple):
+    """A signal that a process sends itself in the forward of one of its training steps."""
 
-    def __init__(self, model: nn.Module, number: signal.Signals, rank: int | None = None) -> None:
+    step: int
+    number: signal.Signals
+    rank: int = 0
+    start: int = 0  # of its job, by torchrun
+
+
+class _Interrupted(nn.Module):
+    """Sends itself signals, each once, also over several starts."""
+
+    def __init__(self, model: nn.Module, *events: Event) -> None:
         super().__init__()
         self.layers = model
-        self._number = number
-        self._rank = rank
+        here = tuple(int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+        self._events = [event for event in events if here == (event.rank, event.start)]
         self._steps = 0
 
     def forward(self, images: Tensor) -> Tensor:
         self._steps += self.training
-        mine = self._rank is None or os.environ.get("RANK", "0") == str(self._rank)
-        marker = Path(os.environ[MARKER_VARIABLE])
-        if self._steps == STOP_AT_STEP and mine and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), self._number)
+        for event in self._events:
+            marker = Path(f"{os.environ[MARKER_VARIABLE]}-{event.number.name}")
+            if event.step == self._steps and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), event.number)
         logits: Tensor = self.layers(images)
         return logits
 
 
 def stopped() -> nn.Module:
     """Told to stop in the middle of its third epoch."""
-    return _Interrupted(with_dropout(), signal.SIGTERM)
+    return _Interrupted(with_dropout(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
 def stopped_replicas() -> nn.Module:
     """The same for replicas on threads, whose dropout would draw from one generator in the order of chance."""
-    return _Interrupted(plain(), signal.SIGTERM)
+    return _Interrupted(plain(), Event(STOP_AT_STEP, signal.SIGTERM))
 
 
-def killed() -> nn.Module:
-    """The last of three ranks dies at once, as by the kernel's out-of-memory killer."""
-    return _Interrupted(with_dropout(), signal.SIGKILL, rank=2)
+def told_and_killed() -> nn.Module:
+    """One rank is told to stop; later, in the next start, another dies at once, as by the out-of-memory killer."""
+    return _Interrupted(with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1))
 
 
 class _Slow(nn.Module):
