@@ -13,7 +13,7 @@ CPU = Devices(kind="cpu", count=None)
 
 
 def planned(**flags: object) -> tuple[tuple[PlannedTraining, ...], tuple[Finding, ...]]:
-    config = resolve_training(load_train_config(None, flags), CPU)
+    config = resolve_training(load_train_config(None, {"lr": 0.1, **flags}), CPU)
     plan = make_train_plan(config, "cpu")
     return plan, train_findings(config, plan, "cpu")
 
