@@ -14,8 +14,8 @@ def test_defaults_learn_digits_under_strong_scaling() -> None:
     assert (config.run.data, config.run.model, config.run.scaling) == ("digits", "resnet8_cifar", "strong")
     assert (config.run.workers, config.seeds, config.run.learning_rate) == (0, (0,), 0.05)
     assert (config.epochs, config.warmup_epochs, config.milestones) == (12, 1, (7, 10))
-    for flags in ({"epochs": 5}, {"warmup_epochs": 0}, {"milestones": ""}):  # no part of a schedule made for another
-        other = load_train_config(None, flags)
+    for field, value in (("epochs", 5), ("warmup_epochs", 0), ("milestones", "")):  # no part of another's schedule
+        other = load_train_config(None, {field: value})
         assert (other.warmup_epochs, other.milestones) == (0, ())
     assert config.label_smoothing == 0
     assert config.learning_rate_scaling == "none"
