@@ -1,6 +1,7 @@
 """Trainings that are cut short and go on: bit for bit as if they had not been, or under another strategy.
 
-DDP's run on three processes: with two, sums do not depend on the order of summation. digits' 1,440 samples are 30 steps of 48.
+DDP's run on three processes where bits are compared: with two, sums do not depend on the order of summation. digits'
+1,440 samples are 30 steps of 48.
 """
 
 import os
@@ -26,6 +27,7 @@ from dpscope.launch.train_manifest import open_train_manifest
 from dpscope.launch.train_settings import TrainJob
 from dpscope.launch.train_sweep import run_trainings
 from dpscope.launch.worker_job import TorchrunPlace
+from dpscope.profiling.checkpoint_types import CheckpointDescription
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.train_store import TrainFolder
 from dpscope.profiling.train_types import EpochRecord
@@ -85,9 +87,9 @@ def train(out: Path, model: str, **flags: object) -> None:
 
 
 def command(out: Path, model: str) -> list[str]:
-    """The command that does the same."""
+    """The command that trains under DDP on two processes."""
     flags = [part for name, value in SETTINGS.items() for part in ("--" + name.replace("_", "-"), str(value))]
-    train = [sys.executable, "-m", "dpscope.launch.cli", "train", *flags, "--strategy", "ddp", "--devices", "3"]
+    train = [sys.executable, "-m", "dpscope.launch.cli", "train", *flags, "--strategy", "ddp", "--devices", "2"]
     return [*train, "--model", f"resumed_models:{model}", "--timeout", "200", "--out", str(out)]
 
 
@@ -153,22 +155,30 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(tmp_path: Path, strategy
     assert_same_bits(tmp_path / "extended", tmp_path / "straight")
 
 
-def test_ddp_straight_killed_and_stopped_end_alike(tmp_path: Path) -> None:
-    straight, killed, stopped = (tmp_path / name for name in ("straight", "killed", "stopped"))
+def test_ddp_told_to_stop_and_killed_ends_as_one_that_ran_straight_through(tmp_path: Path) -> None:
+    straight, killed = (tmp_path / name for name in ("straight", "killed"))
     train(killed, "told_and_killed", max_restarts=2, checkpoint_steps=7)
     train(straight, "told_and_killed")  # nobody is a second time
     log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
     assert "exitcode: 143" in log  # of all ranks: they agreed
     assert "exitcode: -9" in log
     assert_same_bits(killed, straight)
-    stop_on_the_way(stopped)
-    train(stopped, "slow")
-    # The same layers in the same order: only their names differ.
-    assert_same_bits(stopped, straight)
 
 
-def stop_on_the_way(out: Path) -> None:
-    """Tell a training to stop in the middle of its second epoch or later; it saves, and leaves no process behind."""
+def test_the_command_told_to_stop_saves_and_a_single_device_goes_on(tmp_path: Path) -> None:
+    had = stop_on_the_way(tmp_path / "ddp")
+    checkpoint = str(training(tmp_path / "ddp")[0].last)
+    job = train_here(tmp_path / "single", checkpoint, strategy="single", model="resumed_models:slow")
+    result = job.folder.result()
+    assert result is not None
+    assert "of rank 1 come to an end" in result.findings[0].message
+    epochs = job.folder.epochs()
+    assert [record.epoch for record in epochs] == list(range(had.epochs + 1, EPOCHS + 1))
+    assert {record.train_samples for record in epochs} == {1440}  # of the unfinished one, both cells' together
+
+
+def stop_on_the_way(out: Path) -> CheckpointDescription:
+    """Tell DDP to stop in the middle of its second epoch or later; it saves, and leaves no process behind."""
     running = subprocess.Popen(command(out, "slow"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: any((out / "training").glob("*/seed0/epochs.json")) or running.poll() is not None)
     running.send_signal(signal.SIGTERM)
@@ -178,6 +188,7 @@ def stop_on_the_way(out: Path) -> None:
     assert 1 <= had.epochs < EPOCHS
     assert f"saved at {had.place}" in " ".join(said.split())
     assert [entry for entry in Path("/proc").glob("[0-9]*") if names(entry, out)] == []
+    return had
 
 
 def names(process: Path, out: Path) -> bool:
