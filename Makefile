@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_OUT ?= runs/demo
+# Jobs mostly start up and wait: files of tests run side by side. PYTEST_ARGS= runs them one after another.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: demo test lint docs bench digits clean
 
