@@ -89,13 +89,15 @@ def wrap(
 
 
 def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -> DistributedDataParallel:
+    # Given only where it is asked for: torch 2.15 warns of the argument, for which torch 2.8 has no other name.
+    buffers: dict[str, Any] = {} if options.broadcast_buffers == "on" else {"broadcast_buffers": False}
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=_all_in_one_mb(model) if options.overlap == "off" else options.bucket_mb,
         gradient_as_bucket_view=options.gradient_as_bucket_view == "on",
         static_graph=options.static_graph == "on",
-        broadcast_buffers=options.broadcast_buffers == "on",
+        **buffers,
     )
     if options.comm_hook != "none":
         wrapped.register_comm_hook(None, _HOOKS[options.comm_hook])
