@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_OUT ?= runs/demo
 # Jobs mostly start up and wait: files of tests run side by side. PYTEST_ARGS= runs them one after another.
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+# What is held against DDP's own clock has the machine to itself.
+TESTED_ALONE := tests/test_real_run.py
 
 .PHONY: demo test lint docs bench digits clean
 
@@ -16,7 +18,8 @@ demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(TESTED_ALONE))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTED_ALONE)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
