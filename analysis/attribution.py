@@ -15,7 +15,7 @@ from dpscope.analysis.event_kind import (
     event_kinds,
     named_annotations,
 )
-from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn, Trace
+from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn, Trace, is_among
 from dpscope.profiling.run_types import Finding
 
 NO_STEP = -1
@@ -63,7 +63,7 @@ class Attribution:
 
     def rows(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
         """Rows of any of these kinds."""
-        return np.isin(self.kind, [int(kind) for kind in kinds])
+        return is_among(self.kind, kinds)
 
 
 def attribute(trace: Trace) -> Attribution:
@@ -79,7 +79,7 @@ def attribute(trace: Trace) -> Attribution:
         none = np.full(len(events), -1, dtype=np.int64)
         return Attribution(trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us))
     kind = event_kinds(events)
-    launch_row = _launch_rows(events, np.isin(kind, DEVICE_KINDS))
+    launch_row = _launch_rows(events, is_among(kind, DEVICE_KINDS))
     if trace.world_size != 1:
         kind = with_engine_copies(events, kind, launch_row)
     launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)

@@ -1,6 +1,7 @@
 """Many trace files at once, over the machine's cores or anybody's `concurrent.futures.Executor`."""
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -143,5 +144,6 @@ def _begin_worker() -> None:
     """A worker leaves an interrupt to its parent, has none of its handlers, and ends when it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # a collection would write to, and so copy, every page of objects shared with the parent
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -25,8 +25,8 @@ def order_in_step(table: pd.DataFrame) -> "pd.Series[int]":
     on_device = table["device"].notna()
     kind = table["kind"].where(~on_device)
     size = table["bytes"].where(~on_device)
-    keys = [table["rank"], table["group"], table["step"], on_device, kind, size]
-    return table.groupby(keys, dropna=False).cumcount()
+    keys = table[["rank", "group", "step"]].assign(on_device=on_device, kind=kind, size=size)
+    return keys.groupby(list(keys.columns), dropna=False, sort=False).cumcount()
 
 
 def aligned_order(table: pd.DataFrame) -> "pd.Series[int]":
@@ -37,6 +37,8 @@ def aligned_order(table: pd.DataFrame) -> "pd.Series[int]":
     """
     order = order_in_step(table)
     unnumbered = table["device"].notna() & table["sequence"].isna()
+    if _are_alike(table[unnumbered].assign(order=order[unnumbered])):
+        return order
     for _, own in table[unnumbered].groupby(["group", "step"], dropna=False, sort=False):
         by_rank = [rows for _, rows in own.groupby("rank", dropna=False, sort=True)]
         if len(by_rank) < 2:
@@ -50,6 +52,12 @@ def aligned_order(table: pd.DataFrame) -> "pd.Series[int]":
             elif shift:
                 order.loc[rows.index] += shift
     return order
+
+
+def _are_alike(ordered: pd.DataFrame) -> bool:
+    """Whether every rank shows the same kinds and sizes in the same places, so that nothing is shifted."""
+    places = ordered[["group", "step", "order", "kind", "bytes"]]  # a rank has one collective at most in each
+    return len(places.drop_duplicates()) * ordered["rank"].nunique(dropna=False) == len(places)
 
 
 def _series(own: pd.DataFrame, by_rank: list[pd.DataFrame]) -> Iterator[tuple[_Codes, _Codes]]:

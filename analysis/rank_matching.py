@@ -6,7 +6,6 @@ others wait, so the shortest duration is the closest to the transfer itself (an 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -56,7 +55,8 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     if table.empty:
         return MatchedCollectives(table.reindex(columns=[*table.columns, *MATCHED_COLUMNS]), 0, ())
     rank = table["rank"].fillna(-1)
-    groups = table.groupby(_same_collective(table.assign(group=_group(table))), dropna=False, sort=False)
+    keys = _same_collective(table.assign(group=_group(table)))
+    groups = table.join(keys).groupby(list(keys.columns), dropna=False, sort=False)
     present = groups["rank"].transform("nunique")
     same_kind = groups["kind"].transform("nunique") <= 1
     same_size = groups["bytes"].transform("nunique") <= 1
@@ -89,7 +89,7 @@ def _group(table: pd.DataFrame) -> "pd.Series[str]":
     return both.where(table["group"].notna() | table["group_ranks"].notna())
 
 
-def _same_collective(table: pd.DataFrame) -> "list[pd.Series[Any]]":
+def _same_collective(table: pd.DataFrame) -> pd.DataFrame:
     """Keys that are equal for the rows of one collective on every rank.
 
     Its number in its group, whatever the step; a number that a rank gives several times (coalesced calls share one, and
@@ -98,18 +98,21 @@ def _same_collective(table: pd.DataFrame) -> "list[pd.Series[Any]]":
     """
     numbered = table["sequence"].notna()
     direct = table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
-    repetition = table.groupby([table["rank"], table["group"], table["sequence"], direct], dropna=False).cumcount()
+    counted = table[["rank", "group", "sequence"]].assign(direct=direct)
+    repetition = counted.groupby(list(counted.columns), dropna=False, sort=False).cumcount()
     queued = table["device"].isna() & ~numbered
-    return [
-        table["group"],
-        numbered,
-        table["step"].where(~numbered),
-        table["sequence"].fillna(-1).where(numbered, aligned_order(table)),
-        repetition.where(numbered, 0),
-        direct & numbered,
-        table["kind"].where(queued),
-        table["bytes"].where(queued),
-    ]
+    return pd.DataFrame(
+        {
+            "_group": table["group"],
+            "_numbered": numbered,
+            "_step": table["step"].where(~numbered),
+            "_position": table["sequence"].fillna(-1).where(numbered, aligned_order(table)),
+            "_repetition": repetition.where(numbered, 0),
+            "_direct": direct & numbered,
+            "_kind": table["kind"].where(queued),
+            "_bytes": table["bytes"].where(queued),
+        }
+    )
 
 
 def _bus_factors(table: pd.DataFrame) -> "pd.Series[float]":

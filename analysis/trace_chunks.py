@@ -1,4 +1,4 @@
-"""From a trace file to runs of whole events, as bytes, a few megabytes at a time.
+"""From a trace file to runs of whole events, as bytes, a piece at a time that fits a core's cache.
 
 A trace is a JSON object whose `traceEvents` array holds nearly all of it. Kineto writes one event after another,
 each closed by a line of two blanks and a brace; a raw newline never occurs inside a JSON string, so such a line is
@@ -18,9 +18,9 @@ from isal import igzip_lib
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import Finding
 
-BLOCK_BYTES = 1 << 17  # read from the file at once
-INFLATED_BYTES = 1 << 20  # inflated at once, however far a block expands
-CHUNK_BYTES = 2 << 20  # decoded at once
+BLOCK_BYTES = 1 << 16  # read from the file at once
+INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands
+CHUNK_BYTES = 1 << 18  # decoded at once: text and events of a chunk together fit a core's own cache
 DEFAULT_MAX_BYTES = 16 << 30
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')

@@ -28,6 +28,7 @@ CATEGORIES = {
     "memset": Category.MEMSET,
 }
 CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.items()}
+_CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
 
 # Whose shapes are read: what communicates, and DataParallel's two coalesced functions.
 _COMMUNICATION_NAME = re.compile(
@@ -73,7 +74,7 @@ class TableBuilder:
         self.parts: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES}
         self.name_codes: dict[str, int] = {}
         self.communication: dict[int, CommunicationArgs] = {}
-        self.communication_names: set[int] = set()
+        self.communicates = bytearray()  # one truth per name code
         self.rows = 0
         self.lost: Counter[Loss] = Counter()
         # Who launched and who annotated: more than one process, or rank, means several ranks in one file.
@@ -89,30 +90,37 @@ class TableBuilder:
 
     def add(self, decoded: Sequence[Event]) -> None:
         """Append those of the events that are of a category read here and have sound times."""
-        category_of = CATEGORIES.get
-        events = [event for event in decoded if event.ph == "X" and event.cat in CATEGORIES]
+        known = _CATEGORY_CODES
+        events = [event for event in decoded if event.ph == "X" and event.cat in known]
         events, starts, durations = self._with_sound_times(events)
         if not events:
             return
         if self.base_us is None:
             self.base_us = int(np.floor(starts.min()))
-        category = np.array([category_of(event.cat) for event in events], dtype=np.uint8)
-        codes = self.name_codes
-        known_names = len(codes)
-        names = [codes.setdefault(event.name, len(codes)) for event in events]
+        category = np.array([known[event.cat] for event in events], dtype=np.uint8)
+        names = self._name_codes([event.name for event in events])
         self._append(
             start_us=starts - self.base_us,
             duration_us=durations,
             category=category,
-            name=np.array(names, dtype=np.int64),
+            name=names,
             thread=_integers([event.tid for event in events]),
             device=_of_some(events, np.flatnonzero(category >= Category.KERNEL), _device),
             correlation=_of_some(events, np.flatnonzero(category >= Category.RUNTIME), _correlation),
             bytes=_of_some(events, np.flatnonzero(category == Category.MEMCPY), _bytes),
         )
         self._note_processes(events, category)
-        self._add_communication(events, names, known_names)
+        self._add_communication(events, names)
         self.rows += len(events)
+
+    def _name_codes(self, names: list[str]) -> IntColumn:
+        """A number for each name, the same whenever it comes; of new names it is noted which communicate."""
+        codes = self.name_codes
+        for name in dict.fromkeys(names):
+            if name not in codes:
+                codes[name] = len(codes)
+                self.communicates.append(_COMMUNICATION_NAME.search(name) is not None)
+        return np.fromiter(map(codes.__getitem__, names), dtype=np.int64, count=len(names))
 
     def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
         """The events that have a start and a duration, these two, and a count of the others."""
@@ -134,14 +142,9 @@ class TableBuilder:
         self.annotating_processes.update([events[row].pid for row in annotations])
         self.ranks.update([events[row].args.rank for row in launches or annotations])
 
-    def _add_communication(self, events: list[Event], names: list[int], known_names: int) -> None:
+    def _add_communication(self, events: list[Event], names: IntColumn) -> None:
         """Sizes and groups: of events that carry them, and whose name says that they communicate."""
-        new_names = list(self.name_codes)[known_names:]
-        self.communication_names.update(
-            code for code, name in enumerate(new_names, known_names) if _COMMUNICATION_NAME.search(name)
-        )
-        wanted = self.communication_names
-        for row in [row for row, name in enumerate(names) if name in wanted]:
+        for row in np.flatnonzero(np.array(self.communicates, dtype=np.bool_)[names]).tolist():
             args = events[row].args
             if args.collective_name is not None or args.input_dims:
                 shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,18 @@ SOURCE = HERE.parent / "tests" / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 PERIOD_US = 700_000  # the source's length: copies follow one another
 
 
-def make_trace(copies: int, path: Path) -> int:
-    """Repeat the A100 trace's steps `copies` times, times and ids shifted; returns the number of events."""
+def make_trace(copies: int, path: Path, rank: int = 0, ranks: int = 2) -> int:
+    """Repeat the A100 trace's steps `copies` times, times and ids shifted; returns the number of events.
+
+    `rank` and `ranks` relabel it, as one of a larger job: the same times, another name.
+    """
     head, rest = gzip.decompress(SOURCE.read_bytes()).decode().split('"traceEvents": [', 1)
     end = rest.index("\n  ],")
     body, tail = rest[:end], rest[end:]
+    if (rank, ranks) != (0, 2):
+        everyone = str(list(range(ranks)))
+        head = head.replace('"rank": 0, "world_size": 2,', f'"rank": {rank}, "world_size": {ranks},')
+        body = body.replace('"[0, 1]"', f'"{everyone}"').replace('"Group size": 2', f'"Group size": {ranks}')
     with gzip.open(path, "wt", compresslevel=4) as file:
         file.write(head + '"traceEvents": [')
         for copy in range(copies):
@@ -188,28 +195,50 @@ def bounded(folder: Path) -> None:
 
 
 def parallel(copies: int, runs: int, folder: Path, ranks: int = 8) -> None:
-    """Many ranks at once over the cores against one after another: ratios of paired runs, whole processes' work included."""
+    """Many ranks at once over the cores against one after another: ratios of paired runs, all of `analyze_traces` included.
+
+    Beside it, from the same rounds, what these cores give two processes that share nothing: a loop of pure arithmetic.
+    """
     from dpscope.analysis.trace_analysis import analyze_traces
 
-    path = folder / "0_0.pt.trace.json.gz"
-    events = make_trace(max(1, copies * 5 // 8), path)
-    paths = [path] + [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(1, ranks)]
-    for other in paths[1:]:
-        other.write_bytes(path.read_bytes())
+    paths = [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(ranks)]
+    for rank, path in enumerate(paths):
+        events = make_trace(max(1, copies * 5 // 8), path, rank, ranks)
 
     def seconds(executor: ThreadPoolExecutor | None) -> float:
         start = time.perf_counter()
         analyze_traces(paths, executor=executor)
         return time.perf_counter() - start
 
+    cores = os.cpu_count() or 1
     with ThreadPoolExecutor(1) as one_by_one:
-        pairs = [(seconds(one_by_one), seconds(None)) for _ in range(runs)]
-    ratios = [one / many for one, many in pairs]
+        rounds = [(seconds(one_by_one), seconds(None), _arithmetic_ratio(cores)) for _ in range(runs)]
+    ratios = [one / many for one, many, _ in rounds]
+    given = [ratio for *_, ratio in rounds]
     say(
-        f"{ranks} ranks of {events:,} events: one core {statistics.median(one for one, _ in pairs):.2f} s, "
-        f"all {os.cpu_count()} {statistics.median(many for _, many in pairs):.2f} s | "
-        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | n={len(pairs)}"
+        f"{ranks} ranks of {events:,} events: one core {statistics.median(one for one, *_ in rounds):.2f} s, "
+        f"all {cores} {statistics.median(many for _, many, _ in rounds):.2f} s | "
+        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | "
+        f"arithmetic alone {statistics.median(given):.2f} ({min(given):.2f}-{max(given):.2f}) | n={len(rounds)}"
     )
+
+
+def _arithmetic_ratio(processes: int) -> float:
+    """How much faster this many processes are than one at work that shares nothing, not even memory."""
+
+    def seconds(pool: ProcessPoolExecutor) -> float:
+        start = time.perf_counter()
+        list(pool.map(_arithmetic, [1_500_000] * 4 * processes))
+        return time.perf_counter() - start
+
+    with ProcessPoolExecutor(1) as alone, ProcessPoolExecutor(processes) as together:
+        for pool in (alone, together):
+            list(pool.map(_arithmetic, [1] * processes))  # its processes have started
+        return seconds(alone) / seconds(together)
+
+
+def _arithmetic(count: int) -> int:
+    return sum(number * number for number in range(count))
 
 
 def say(line: str) -> None:
