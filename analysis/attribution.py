@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from dpscope.analysis.event_kind import (
     event_kinds,
     named_annotations,
 )
-from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn, Trace, is_among
+from dpscope.analysis.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn, Trace, is_among
 from dpscope.profiling.run_types import Finding
 
 NO_STEP = -1
@@ -61,9 +62,16 @@ class Attribution:
     def events(self) -> EventTable:
         return self.trace.events
 
-    def rows(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
+    def rows(self, *kinds: Kind) -> BoolColumn:
         """Rows of any of these kinds."""
         return is_among(self.kind, kinds)
+
+    def by_step(self, mask: BoolColumn) -> list[IntColumn]:
+        """For each step those of the marked rows that belong to it, in order: one pass, however many steps there are."""
+        rows = np.flatnonzero(mask)
+        rows = rows[np.argsort(self.step[rows], kind="stable")]
+        bounds = np.searchsorted(self.step[rows], np.arange(len(self.steps) + 1))
+        return [rows[begin:end] for begin, end in pairwise(bounds)]
 
 
 def attribute(trace: Trace) -> Attribution:

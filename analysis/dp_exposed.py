@@ -30,13 +30,15 @@ def device_exposed_us(attribution: Attribution, phase: np.ndarray, names: tuple[
     starts, ends, _ = step_windows(attribution)
     launched = phase >= 0
     communication = launched & attribution.rows(*COMMUNICATION_KINDS)
+    compute_rows = launched & attribution.rows(Kind.COMPUTE)
     found: dict[Place, float] = {}
     for device in np.unique(events.device[launched]).tolist():
-        own = launched & (events.device == device)
-        computed = own & attribution.rows(Kind.COMPUTE)
+        own = events.device == device
+        computed = compute_rows & own
         compute = intervals.union(events.start_us[computed], events.end_us[computed])
+        own_of_step = attribution.by_step(communication & own)
         for step in np.flatnonzero(np.isfinite(ends)).tolist():
-            in_step = np.flatnonzero(own & communication & (attribution.step == step))
+            in_step = own_of_step[step]
             spans = {}
             for code, name in enumerate(names):
                 rows = in_step[phase[in_step] == code]

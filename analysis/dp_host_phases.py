@@ -8,7 +8,7 @@ from dpscope.analysis import intervals
 from dpscope.analysis.attribution import Attribution
 from dpscope.analysis.dp_exposed import exposed_parts
 from dpscope.analysis.event_kind import Kind
-from dpscope.analysis.event_table import BoolColumn, Category
+from dpscope.analysis.event_table import Category, EventTable, IntColumn
 from dpscope.analysis.intervals import Intervals
 from dpscope.analysis.step_breakdown import cpu_compute
 from dpscope.profiling import phases
@@ -36,8 +36,10 @@ def host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not any("#" in name and phases.base_name(name) in phases.DP_PHASES for name in events.names):
         return
     compute = cpu_compute(attribution)
-    for step in range(len(attribution.steps)):
-        by_place = _ranges(attribution, step)
+    annotations_of_step = attribution.by_step(events.is_category(Category.USER_ANNOTATION))
+    for step, annotations in enumerate(annotations_of_step):
+        named = list(_named(events, annotations))
+        by_place = _ranges(events, named)
         passes = intervals.merge(*(by_place.pop((name, None), intervals.EMPTY) for name in _OF_STEP))
         together: dict[str, Intervals] = {}
         for (name, replica), spans in sorted(by_place.items(), key=lambda item: (item[0][1] or 0, item[0][0])):
@@ -46,44 +48,41 @@ def host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 yield _row(attribution, step, name, replica, spans)
         taken = intervals.merge(*(spans for name, spans in together.items() if name != _BACKWARD))
         together[_BACKWARD] = intervals.difference(passes, taken)
-        exposed_us = _exposed_us(attribution, step, compute)
+        copies = [(row, name) for row, name in named if attribution.kind[row] == Kind.HOST_RANGE]
+        exposed_us = _exposed_us(attribution, step, copies, compute)
         for name, spans in together.items():
             yield _row(attribution, step, name, None, spans) | {"exposed_us": exposed_us.get(name, 0.0)}
 
 
-def _ranges(attribution: Attribution, step: int) -> dict[tuple[str, int | None], Intervals]:
+def _ranges(events: EventTable, named: list[tuple[int, str]]) -> dict[tuple[str, int | None], Intervals]:
     """A step's ranges by (phase, replica); forward and backward under their own names."""
-    events = attribution.events
-    annotations = events.is_category(Category.USER_ANNOTATION) & (attribution.step == step)
     spans: dict[tuple[str, int | None], list[int]] = {}
-    for row, name in _named(attribution, step, annotations):
+    for row, name in named:
         _, _, index = events.names[events.name[row]].partition("#")
         spans.setdefault((name, int(index) if index.isdigit() else None), []).append(row)
     return {place: intervals.union(events.start_us[rows], events.end_us[rows]) for place, rows in spans.items()}
 
 
-def _named(attribution: Attribution, step: int, rows: BoolColumn) -> Iterator[tuple[int, str]]:
-    """Those of the rows that are ranges of a phase, with its name: a replica's ranges in backward are loss_backward."""
-    events = attribution.events
-    is_backward = events.has_name(np.array([name == phases.BACKWARD for name in events.names], dtype=bool))
-    annotations = events.is_category(Category.USER_ANNOTATION) & (attribution.step == step)
-    backward = np.flatnonzero(annotations & is_backward)
-    for row in np.flatnonzero(rows).tolist():
-        base = phases.base_name(events.names[events.name[row]])
+def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str]]:
+    """Those of a step's annotations that are of a phase, with its name: a replica's ranges in backward are loss_backward."""
+    bases = [phases.base_name(events.names[code]) for code in events.name[annotations].tolist()]
+    starts, ends = events.start_us[annotations], events.end_us[annotations]
+    backward = np.array([base == phases.BACKWARD for base in bases], dtype=bool)
+    for row, base, start in zip(annotations.tolist(), bases, starts.tolist(), strict=True):
         if base not in _NAMES and base not in _OF_STEP:
             continue
-        start = events.start_us[row]
-        in_backward = ((events.start_us[backward] <= start) & (start < events.end_us[backward])).any()
+        in_backward = ((starts[backward] <= start) & (start < ends[backward])).any()
         is_replicas = base in (phases.SCATTER, phases.PARALLEL_APPLY)
         yield row, _BACKWARD if is_replicas and in_backward else _NAMES.get(base, base)
 
 
-def _exposed_us(attribution: Attribution, step: int, compute: Intervals) -> dict[str, float]:
+def _exposed_us(
+    attribution: Attribution, step: int, copies: list[tuple[int, str]], compute: Intervals
+) -> dict[str, float]:
     """What of each phase's host copies no replica's compute hides, as `step_breakdown` counts it."""
     events = attribution.events
     spans: dict[str, Intervals] = {}
-    copies = attribution.rows(Kind.HOST_RANGE) & (attribution.step == step)
-    for row, name in _named(attribution, step, copies):
+    for row, name in copies:
         own = np.array([[events.start_us[row], events.end_us[row]]])
         spans[name] = intervals.merge(spans.get(name, intervals.EMPTY), own)
     start, end = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])

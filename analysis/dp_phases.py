@@ -68,10 +68,10 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     own = np.flatnonzero(launches.phase >= 0)
     exposed_us = device_exposed_us(attribution, launches.phase, PHASES)
     keys = np.stack((attribution.step[own], events.device[own], launches.phase[own]), axis=1)
-    places, inverse = np.unique(keys, axis=0, return_inverse=True)
+    places, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    rows_of_place = np.split(own[np.argsort(inverse.ravel(), kind="stable")], np.cumsum(counts)[:-1])
     devices = len(np.unique(events.device[own]))
-    for index, (step, device, phase) in enumerate(places.tolist()):
-        rows = own[inverse.ravel() == index]
+    for (step, device, phase), rows in zip(places.tolist(), rows_of_place, strict=True):
         copies = rows[events.category[rows] == Category.MEMCPY]
         collectives = rows[attribution.kind[rows] == Kind.COLLECTIVE]
         name = PHASES[phase]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +71,9 @@ class EventTable:
     def __len__(self) -> int:
         return len(self.start_us)
 
-    @property
+    @cached_property
     def end_us(self) -> FloatColumn:
+        """Where each event ends; kept, since rows are looked up one by one too."""
         return self.start_us + self.duration_us
 
     def is_category(self, *categories: Category) -> BoolColumn:

@@ -56,9 +56,12 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
 
 
 def clip(intervals: Intervals, start: float, end: float) -> Intervals:
-    """What lies in [start, end)."""
-    clipped = np.clip(intervals, start, end)
-    return clipped[clipped[:, 1] > clipped[:, 0]]
+    """What lies in [start, end); only the intervals there are looked at."""
+    if not start < end:
+        return EMPTY
+    first = np.searchsorted(intervals[:, 1], start, side="right")
+    last = np.searchsorted(intervals[:, 0], end, side="left")
+    return np.clip(intervals[first:last], start, end)
 
 
 def length_before(intervals: Intervals, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ import pandas as pd
 from dpscope.analysis import intervals
 from dpscope.analysis.attribution import Attribution, communication_lost
 from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, Category, FloatColumn
+from dpscope.analysis.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
 from dpscope.analysis.intervals import Intervals
 from dpscope.profiling import phases
 
@@ -90,8 +90,9 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 "all": intervals.merge(either, copies),
             }.items()
         }
+        own_of_step = attribution.by_step(own)
         for index in np.flatnonzero(np.isfinite(ends)):
-            in_step = own & (attribution.step == index)
+            in_step = own_of_step[index]
             either_us = lengths["either"][index]
             step_us = ends[index] - starts[index]
             yield {
@@ -106,18 +107,19 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 "idle_us": step_us - either_us,
                 "clipped_us": _clipped_us(attribution, in_step, starts[index]),
                 "partial_window": not whole[index],
-                "collective_count": int((in_step & attribution.rows(Kind.COLLECTIVE)).sum()),
+                "collective_count": int((attribution.kind[in_step] == Kind.COLLECTIVE).sum()),
             } | _device_phases(attribution, in_step, phase_of_row)
 
 
-def _union(attribution: Attribution, rows: BoolColumn) -> Intervals:
+def _union(attribution: Attribution, rows: BoolColumn | IntColumn) -> Intervals:
+    """Of the rows that are marked, or listed."""
     return intervals.union(attribution.events.start_us[rows], attribution.events.end_us[rows])
 
 
-def _clipped_us(attribution: Attribution, in_step: BoolColumn, window_start: float) -> float:
+def _clipped_us(attribution: Attribution, in_step: IntColumn, window_start: float) -> float:
     """Device time of this step's own events that lies in an earlier window."""
-    early = in_step & (attribution.events.start_us < window_start)
-    if not early.any():
+    early = in_step[attribution.events.start_us[in_step] < window_start]
+    if not len(early):
         return 0.0
     return intervals.length(intervals.clip(_union(attribution, early), -np.inf, window_start))
 
@@ -143,13 +145,13 @@ def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
     return np.where(inside, codes[np.maximum(index, 0)], -1)
 
 
-def _device_phases(attribution: Attribution, in_step: BoolColumn, phase_of_row: np.ndarray | None) -> dict[str, object]:
+def _device_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: np.ndarray | None) -> dict[str, object]:
     """Device time of the work launched in each phase, communication left out; NA without ranges."""
     if phase_of_row is None:
         return dict.fromkeys(_PHASE_COLUMNS, None)
-    own = in_step & ~attribution.rows(*COMMUNICATION_KINDS)
+    own = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
     return {
-        column: intervals.length(_union(attribution, own & (phase_of_row == code)))
+        column: intervals.length(_union(attribution, own[phase_of_row[own] == code]))
         for code, column in enumerate(_PHASE_COLUMNS)
     }
 
@@ -159,17 +161,21 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not len(events):
         return
     compute = cpu_compute(attribution)
-    communication_rows = attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
-    for index in range(len(attribution.steps)):
-        start = max(float(attribution.steps.start_us[index]), float(events.start_us.min()))
-        end = min(float(attribution.steps.end_us[index]), float(events.end_us.max()))
-        in_step = attribution.step == index
-        window = np.array([[start, end]])
-        communication = intervals.clip(_union(attribution, communication_rows & in_step), start, end)
-        compute_us = intervals.length_within(compute, window)
+    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
+    communication_of_step = attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
+    ranges_of_step = _cpu_phase_ranges(attribution)
+    for index, rows in enumerate(communication_of_step):
+        start = max(float(attribution.steps.start_us[index]), first_us)
+        end = min(float(attribution.steps.end_us[index]), last_us)
+        own = _union(attribution, rows)
+        communication = intervals.clip(own, start, end)
+        compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         overlapped_us = intervals.length_within(compute, communication)
-        late = _union(attribution, communication_rows & in_step)
+        in_phases = {
+            column: intervals.length_within(compute, _union(attribution, of_step[index])) if of_step else None
+            for column, of_step in ranges_of_step.items()
+        }
         yield {
             "device": None,
             "step": attribution.steps.numbers[index],
@@ -180,10 +186,25 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "exposed_us": communication_us - overlapped_us,
             "host_copy_us": None,
             "idle_us": (end - start) - compute_us - (communication_us - overlapped_us),
-            "clipped_us": intervals.length(late) - communication_us,
+            "clipped_us": intervals.length(own) - communication_us,
             "partial_window": attribution.steps.numbers[index] is None,
-            "collective_count": int((in_step & attribution.rows(Kind.COLLECTIVE)).sum()),
-        } | _cpu_phases(attribution, compute, in_step)
+            "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
+            **in_phases,
+        }
+
+
+def _cpu_phase_ranges(attribution: Attribution) -> dict[str, list[IntColumn]]:
+    """Rows of each phase's ranges in each step; no list of steps where the trace has no such ranges at all."""
+    events = attribution.events
+    if phases.FORWARD not in events.names:
+        return {column: [] for column in _PHASE_COLUMNS}
+    annotations = events.is_category(Category.USER_ANNOTATION)
+    return {
+        column: attribution.by_step(
+            annotations & events.has_name(np.array([name == phase for name in events.names], dtype=bool))
+        )
+        for column, phase in _PHASE_COLUMNS.items()
+    }
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:
@@ -202,19 +223,3 @@ def cpu_compute(attribution: Attribution) -> Intervals:
         own = events.thread == thread
         parts.append(intervals.difference(_union(attribution, compute & own), _union(attribution, ranges & own)))
     return intervals.merge(*parts)
-
-
-def _cpu_phases(attribution: Attribution, compute: Intervals, in_step: BoolColumn) -> dict[str, object]:
-    """Compute time inside each phase's ranges; NA where the trace has no such ranges at all."""
-    events = attribution.events
-    annotations = events.is_category(Category.USER_ANNOTATION)
-    known = set(events.names)
-    result: dict[str, object] = {}
-    for column, phase in _PHASE_COLUMNS.items():
-        if phases.FORWARD not in known:
-            result[column] = None
-            continue
-        wanted = np.array([name == phase for name in events.names], dtype=bool)
-        ranges = _union(attribution, annotations & in_step & events.has_name(wanted))
-        result[column] = intervals.length_within(compute, ranges)
-    return result

@@ -156,11 +156,11 @@ class TableBuilder:
             self.parts[name].append(column.astype(COLUMN_TYPES[name], copy=False))
 
     def table(self) -> EventTable:
-        """What was added so far."""
-        columns = {
-            name: np.concatenate(parts) if parts else np.empty(0, dtype=COLUMN_TYPES[name])
-            for name, parts in self.parts.items()
-        }
+        """What was added, once: each column's parts are let go as soon as it is made of them."""
+        columns = {}
+        for name, dtype in COLUMN_TYPES.items():
+            parts = self.parts.pop(name)
+            columns[name] = np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
         return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
 
 
