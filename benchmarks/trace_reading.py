@@ -171,8 +171,8 @@ def compare(path: Path, runs: int, hta_python: str | None) -> None:
 
 
 def linear(copies: int, runs: int, folder: Path) -> None:
-    """Time per event at 1x, 4x and 16x the size."""
-    for factor in (1, 4, 16):
+    """Time per event at 1x, 4x, 16x and 64x the size: more steps, as a longer trace has."""
+    for factor in (1, 4, 16, 64):
         path = folder / f"linear{factor}.json.gz"
         events = make_trace(max(1, copies // 8) * factor, path)
         found = [one["seconds"] for _ in range(runs) if (one := measure("dpscope", path, sys.executable))]
