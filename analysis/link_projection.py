@@ -30,6 +30,8 @@ def projected_links() -> dict[str, float]:
 
 
 _SHARES = (1.0, 0.5, 0.25)
+_MILLISECONDS, _MICROSECONDS = Unit("ms", 1e3, 3), Unit("us", 1.0, 3)
+_MILLISECONDS_FROM_US = 1e4  # the slowest link's; else three places of a millisecond are too few for the fastest
 
 
 def projection_table(run: RunData) -> TextTable | None:
@@ -43,7 +45,6 @@ def projection_table(run: RunData) -> TextTable | None:
         return None
     data = max(cells, key=lambda one: (one.cell.strategy == "ddp", one.cell.devices))
     sizes, devices, by_ring = model_sizes(data), data.cell.devices, data.cell.strategy == "ddp"
-    milliseconds = Unit("ms", 1e3, 3)
 
     def predicted_us(share: float, gbps: float) -> float:
         if by_ring:
@@ -52,14 +53,16 @@ def projection_table(run: RunData) -> TextTable | None:
 
     what = "ring all-reduce of the gradients" if by_ring else "DataParallel's broadcast and reduce"
     moved = [show_bytes(share * (sizes.gradient_bytes if by_ring else sizes.parameter_bytes)) for share in _SHARES]
+    times_us = {name: [predicted_us(share, gbps) for share in _SHARES] for name, gbps in projected_links().items()}
+    unit = _MILLISECONDS if max(map(max, times_us.values())) >= _MILLISECONDS_FROM_US else _MICROSECONDS
     return TextTable(
         title=f"Predicted, not measured: {what} on other links, {devices} devices",
-        headings=("link", "one way [GB/s]", *(f"{size} [ms]" for size in moved)),
+        headings=("link", "one way [GB/s]", *(f"{size} [{unit.label}]" for size in moved)),
         rows=tuple(
             (
                 name,
                 f"{gbps:.3f}",
-                *(show(predicted_us(share, gbps), milliseconds) for share in _SHARES),
+                *(show(time_us, unit) for time_us in times_us[name]),
             )
             for name, gbps in projected_links().items()
         ),

@@ -6,7 +6,7 @@ import pytest
 
 from dpscope.analysis.link_projection import projected_links, projection_table
 from dpscope.analysis.run_analysis import CellData, RunData, load_run
-from dpscope.profiling.run_types import Cell
+from dpscope.profiling.run_types import Cell, ParameterSizes
 from tests.run_cells import cell_data, windows
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
@@ -46,3 +46,15 @@ def test_dataparallel_sends_and_reduces() -> None:
     assert table is not None
     assert {row[0]: row[2] for row in table.rows}["Ethernet 10 Gb/s"] == "6.400"
     assert projection_table(run_of(measured(Cell(strategy="single", devices=1, batch_size=8)))) is None
+
+
+def test_a_small_model_is_shown_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 kB on 4 devices: 6 kB over 0.125 GB/s: 48 us; over NVLink 5 (900 GB/s) 0.007 us."""
+    small = ParameterSizes(parameter_count=1000, parameter_bytes=4000, gradient_bytes=4000, buffer_bytes=0)
+    monkeypatch.setattr("dpscope.analysis.link_projection.model_sizes", lambda _: small)
+    table = projection_table(run_of(measured(Cell(strategy="ddp", devices=4, batch_size=8))))
+    assert table is not None
+    assert table.headings[2] == "4.00 kB [us]"
+    rows = {row[0]: row[2] for row in table.rows}
+    assert rows["Ethernet 1 Gb/s"] == "48.000"
+    assert next(time for name, time in rows.items() if "B200" in name) == "0.007"
