@@ -78,9 +78,11 @@ def write_progress(folder: Path, state: str) -> None:
 
 
 def read_progress(folder: Path) -> str | None:
-    """The pass the job is in, None before its first."""
-    path = folder / PROGRESS_NAME
-    return path.read_text() if path.exists() else None
+    """The pass the job is in, None before its first and after its last."""
+    try:
+        return (folder / PROGRESS_NAME).read_text()
+    except FileNotFoundError:  # a job that ends removes it at any moment
+        return None
 
 
 def remove_job_files(folder: Path) -> None:
