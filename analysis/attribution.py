@@ -1,7 +1,7 @@
 """Which step each event of a trace belongs to: on a device by its launch, on the CPU by its creation."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from dpscope.analysis.event_kind import (
     named_annotations,
 )
 from dpscope.analysis.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn, Trace, is_among
+from dpscope.analysis.gloo_ends import ended_in_their_pass
 from dpscope.profiling.run_types import Finding
 
 NO_STEP = -1
@@ -83,6 +84,8 @@ def attribute(trace: Trace) -> Attribution:
     events = trace.events
     steps = step_ranges(events)
     if not trace.has_accelerator:
+        events = ended_in_their_pass(events)
+        trace = replace(trace, events=events)
         kind = cpu_event_kinds(events)
         none = np.full(len(events), -1, dtype=np.int64)
         return Attribution(trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us))

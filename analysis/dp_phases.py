@@ -110,8 +110,11 @@ def _collective_bytes(
 def phase_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Means over whole steps: a row per (rank, device, replica), a column per phase, microseconds; NA where none."""
     wanted = [name for name in PHASES if name != OTHER or (frame["phase"] == OTHER).any()]
-    first = frame.groupby("rank", dropna=False)["step"].transform("min")
-    whole: BoolColumn = (frame["step"] != first).fillna(False).to_numpy(dtype=bool)
+    of_rank = frame.groupby("rank", dropna=False)["step"]
+    partial = of_rank.transform("min").where(
+        frame["device"].notna(), of_rank.transform("max")
+    )  # as in `step_breakdown`
+    whole: BoolColumn = (frame["step"] != partial).fillna(False).to_numpy(dtype=bool)
     used = frame[whole] if whole.any() else frame
     keys = ["rank", "device", "replica"]
     steps = used["step"].nunique(dropna=False)

@@ -13,7 +13,10 @@ import pandas as pd
 from dpscope.analysis.attribution import NO_STEP, Attribution
 from dpscope.analysis.cell_findings import cell_error, trace_incomplete
 from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
+from dpscope.analysis.dp_launches import PHASES, launch_phases
+from dpscope.analysis.dp_phases import is_data_parallel
 from dpscope.analysis.event_kind import Kind, named_annotations
+from dpscope.analysis.event_table import BoolColumn, IntColumn
 from dpscope.profiling import phases
 from dpscope.profiling.run_types import Cell, Finding, ParameterSizes
 
@@ -34,7 +37,10 @@ def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
 
 
 def peer_copies(attribution: Attribution) -> pd.DataFrame:
-    """Copies between devices per (device, step): columns device, step, bytes, count."""
+    """Copies between devices per (device, step): columns device, step, bytes, model_bytes, count.
+
+    `model_bytes` is the part that DataParallel launched in replicating and in reducing gradients: not of inputs and outputs.
+    """
     events = attribution.events
     rows = np.flatnonzero(attribution.rows(Kind.PEER_COPY) & (attribution.step >= 0))
     frame = pd.DataFrame(
@@ -42,10 +48,18 @@ def peer_copies(attribution: Attribution) -> pd.DataFrame:
             "device": events.device[rows],
             "step": [attribution.steps.numbers[step] for step in attribution.step[rows]],
             "bytes": events.bytes[rows],
+            "model_bytes": np.where(_moves_the_model(attribution, rows), events.bytes[rows], 0),
             "count": 1,
         }
     )
     return frame.groupby(["device", "step"], as_index=False, dropna=False).sum()
+
+
+def _moves_the_model(attribution: Attribution, rows: IntColumn) -> BoolColumn:
+    if not len(rows) or not is_data_parallel(attribution):
+        return np.zeros(len(rows), dtype=np.bool_)
+    moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
+    return np.isin(launch_phases(attribution).phase[rows], moving)
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
@@ -176,12 +190,17 @@ def _check_dp(
     reduces = passes * len(reduce_chunks(sizes.parameter_tensors))
     # By copies device 0 sends everything to each other device and receives each one's gradients.
     copy_bytes = passes * (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
+    devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
+    if len(devices) != cell.devices:
+        return [
+            _incomplete(cell, f"{cell.devices} devices at work", f"{len(devices)}", "the tracer lost a device's events")
+        ]
     for step in steps["step"].dropna().unique():
-        copied = int(copies.loc[copies["step"] == step, "bytes"].sum()) if len(copies) else 0
-        if copied >= (1 - TOLERANCE) * copy_bytes:
+        copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0
+        if abs(copied - copy_bytes) <= TOLERANCE * copy_bytes:
             continue
         own = collectives[collectives["step"] == step]
-        for device in range(cell.devices):
+        for device in devices:
             on_device = own.loc[own["device"] == device, "kind"]
             found = (int((on_device == "broadcast").sum()), int((on_device == "reduce").sum()))
             if found != (broadcasts, reduces):

@@ -65,6 +65,11 @@ class CellData:
         per_step = groups.max() if column == "data_wait_us" else groups.mean()
         return [group.to_numpy(dtype=float) for _, group in per_step.groupby(level="repeat")]
 
+    @property
+    def on_device(self) -> bool:
+        """Whether devices were traced, else the CPU alone."""
+        return bool(len(self.steps) and self.steps["device"].notna().any())
+
     def whole_windows(self) -> pd.DataFrame:
         """Traced steps with a window of their own."""
         if self.steps.empty:

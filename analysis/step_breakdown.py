@@ -1,7 +1,8 @@
 """Per (rank, device, step): compute, communication, what is exposed, copies, idle, phases.
 
 Definitions: docs/measures.md. A step is a window of its process, shared by the process's devices; on the CPU it is the
-ProfilerStep range.
+ProfilerStep range. A window that is partial is no part of means: a device's first one, which has no start of its own, and
+the CPU's last one, in which the tracer is stopped while gloo's threads still close their ranges.
 """
 
 from collections.abc import Iterator
@@ -187,7 +188,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "host_copy_us": None,
             "idle_us": (end - start) - compute_us - (communication_us - overlapped_us),
             "clipped_us": intervals.length(own) - communication_us,
-            "partial_window": attribution.steps.numbers[index] is None,
+            "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
             **in_phases,
         }

@@ -90,7 +90,12 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
         if record["partial_window"] is True:
             key[2] += "*"
         rows.append((*key, *(show(plain(record[name]), unit) for name in columns)))
-    notes = ["* the window has no start of its own: it is measured from its first event"]
+    on_device = steps["device"].notna().any()
+    notes = [
+        "* the window has no start of its own: it is measured from its first event"
+        if on_device
+        else "* the tracer was stopped in it: what ended late may read longer"
+    ]
     straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
     if straggler is not None:
         notes.append(

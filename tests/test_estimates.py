@@ -105,11 +105,28 @@ def test_threads_that_wait_for_a_core_are_no_mismatch() -> None:
     assert check_counters(counters((400,), 1000.0), on_device.assign(device=np.nan), 0).spans_agree
 
 
-def test_long_spans_are_judged_on_a_cpu_too() -> None:
-    """60 ms by the trace against DDP's 40 ms is a mismatch; 15 ms against 5 ms may be the scheduler's doing."""
+def test_what_exceeds_ddps_span_is_told_on_a_cpu_too() -> None:
+    """60 ms against DDP's 40 ms, or 15 ms against 5 ms: what DDP waited for cannot take longer than DDP waited."""
     alone = all_reduces().query("bytes == 400").assign(device=np.nan)
-    assert not check_counters(counters((400,), 40_000.0), alone.assign(duration_us=60_000.0), 0).spans_agree
-    assert check_counters(counters((400,), 5_000.0), alone.assign(duration_us=15_000.0), 0).spans_agree
+    for span_us, traced_us in ((40_000.0, 60_000.0), (5_000.0, 15_000.0)):
+        check = check_counters(counters((400,), span_us), alone.assign(duration_us=traced_us), 0)
+        assert (check.spans_agree, check.union_within_span) == (False, False)
+
+
+def test_a_short_span_of_ddps_may_be_longer_on_a_cpu_and_a_long_one_may_not() -> None:
+    """15 ms beside 10 ms by the trace: DDP's thread may have waited for a core. 50 ms beside 40 ms: no longer. Two buckets."""
+    short = all_reduces().assign(device=np.nan)  # 9.8 ms
+    assert check_counters(counters((400, 900), 15_000.0), short, 0).spans_agree
+    longer = short.assign(start_us=short["start_us"] * 4, duration_us=short["duration_us"] * 4)  # 39.2 ms
+    assert not check_counters(counters((400, 900), 50_000.0), longer, 0).spans_agree
+
+
+def test_half_of_the_steps_is_no_agreement_and_one_step_too_long_is_told() -> None:
+    """Step 4 takes three times DDP's span: spans agree in 1 of 2 steps."""
+    table = all_reduces()
+    table.loc[table["step"] == 4, ["start_us", "duration_us"]] *= 3
+    check = check_counters(counters((400, 900), 10_000.0), table, 0)
+    assert (check.steps, check.spans_agree, check.union_within_span) == (2, False, False)
 
 
 def test_a_self_check_that_did_not_take_place_is_an_error() -> None:

@@ -8,7 +8,7 @@ from dpscope.analysis.expected_traffic import check_traffic
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.phases import DP_COMMUNICATION_PHASES, replica_range
 from dpscope.profiling.run_types import Cell, Finding, ParameterSizes, TensorSize
-from tests.trace_generator import DdpOptions, GeneratedTrace, ddp_trace, dp_trace, write_trace
+from tests.trace_generator import DdpOptions, GeneratedTrace, Trace, ddp_trace, dp_trace, write_trace
 
 MIB = 1 << 20
 
@@ -97,6 +97,58 @@ def test_dp_with_its_traffic_cut_out_is_incomplete(tmp_path: Path, transport: st
     ]
     (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
     assert finding.code == "trace_incomplete"
+
+
+def launched_in(trace: Trace, operator: str) -> list[Trace]:
+    """Device events whose runtime call lies in an operator of that name on its thread."""
+    events = trace["traceEvents"]
+    spans = [(one["tid"], one["ts"], one["ts"] + one["dur"]) for one in events if one["name"] == operator]
+    calls = {
+        one["args"]["correlation"]
+        for one in events
+        if one.get("cat") == "cuda_runtime"
+        and any(one["tid"] == tid and start <= one["ts"] <= end for tid, start, end in spans)
+    }
+    return [
+        one for one in events if one.get("cat") in ("kernel", "gpu_memcpy") and one["args"].get("correlation") in calls
+    ]
+
+
+def test_large_inputs_do_not_stand_in_for_lost_gradients(tmp_path: Path) -> None:
+    """Scattered copies of 1 GB a step, and not one of the gradients': as many bytes as one likes, but not the model's."""
+    generated = dp_trace(2, "peer_copy", inputs="device")
+    reduced = launched_in(generated.trace, "ReduceAddCoalesced")
+    scattered = [one for one in launched_in(generated.trace, "Scatter") if "PtoP" in one["name"]]
+    assert reduced
+    assert scattered
+    for copy in scattered:
+        copy["args"]["bytes"] = 10**9
+    kept = [one for one in generated.trace["traceEvents"] if one not in reduced]
+    generated.trace["traceEvents"] = kept
+    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    assert finding.code == "trace_incomplete"
+
+
+def test_devices_need_not_begin_at_0(tmp_path: Path) -> None:
+    """As in traces of ROCm."""
+    generated = dp_trace(2, "nccl")
+    for event in generated.trace["traceEvents"]:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            event["pid"] += 2
+            places = {name: event["args"][name] + 2 for name in ("device", "inDevice") if name in event["args"]}
+            event["args"] = event["args"] | places
+    assert check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated) == []
+
+
+def test_a_lost_device_is_incomplete(tmp_path: Path) -> None:
+    generated = dp_trace(2, "nccl")
+    generated.trace["traceEvents"] = [
+        event
+        for event in generated.trace["traceEvents"]
+        if not (event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and event["pid"] == 1)
+    ]
+    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    assert "expected 2 devices at work, the trace shows 1" in finding.message
 
 
 def test_dp_host_needs_every_replica_in_every_range() -> None:

@@ -98,6 +98,14 @@ class _Page(HTMLParser):
         self.outside += [value for name, value in attrs if name in ("src", "href") and value and "//" in value]
 
 
+def test_waiting_is_a_part_of_communicating(run_folder: Path) -> None:
+    """In every traced step of every rank, of gloo's real threads."""
+    for data in load_run(run_folder).measured:
+        known = data.steps[data.steps["wait_us"].notna()]
+        assert len(known) > 0 or data.cell.strategy != "ddp"
+        assert (known["wait_us"] <= known["communication_us"] + 1e-3).all()
+
+
 def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     report = run_folder / "report"
     page = _Page()

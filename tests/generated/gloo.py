@@ -122,6 +122,7 @@ def _expected(rank: int, world_size: int) -> Expected:
             host_copy_us=None,
             idle_us=IDLE_US[index] + late_start,
             clipped_us=CLIPPED_US[index],
+            partial_window=index == len(STEPS) - 1,
             collective_count=5,
         )
     collectives = [

@@ -1,0 +1,69 @@
+"""A gloo range that its worker thread closes late ends with the pass that waited for it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.trace_analysis import analyze_traces
+
+
+def event(category: str, name: str, thread: int, start_us: float, duration_us: float) -> dict[str, object]:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start_us, "dur": duration_us,
+        "args": {},
+    }  # fmt: skip
+
+
+def trace(passes: bool, all_reduce_us: float = 700.0) -> dict[str, object]:
+    """Two steps of 1000 us: backward 300-600, optimizer 650-850; the all-reduce begins at 400 in both."""
+    events = []
+    for step, start in ((1, 1000.0), (2, 2000.0)):
+        events += [
+            event("user_annotation", f"ProfilerStep#{step}", 1, start, 1000),
+            event("cpu_op", "aten::convolution_backward", 2, start + 300, 200),
+            event("user_annotation", "gloo:all_reduce", 3, start + 400, all_reduce_us),
+            event("cpu_op", "aten::_foreach_add_", 1, start + 650, 200),
+        ]
+        if passes:
+            events.append(event("user_annotation", "dpscope::forward", 1, start + 50, 200))
+            events.append(event("user_annotation", "dpscope::backward", 1, start + 300, 300))
+    return {"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2}, "traceEvents": events}
+
+
+@pytest.mark.parametrize(
+    ("passes", "all_reduce_us", "communication_us", "overlapped_us", "clipped_us"),
+    [
+        (True, 700.0, 200.0, 100.0, 0.0),  # 400-600, beside the convolution until 500: not into the optimizer
+        (True, 150.0, 150.0, 100.0, 0.0),  # 400-550: closed in time
+        (False, 700.0, 600.0, 300.0, 100.0),  # nothing tells: 400-1000 of its step, 100 beyond it
+    ],
+)
+def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
+    tmp_path: Path,
+    passes: bool,
+    all_reduce_us: float,
+    communication_us: float,
+    overlapped_us: float,
+    clipped_us: float,
+) -> None:
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text(json.dumps(trace(passes, all_reduce_us)))
+    analysis = analyze_traces([path])
+    first = analysis.steps.iloc[0]
+    assert first["communication_us"] == communication_us
+    assert first["overlapped_us"] == overlapped_us
+    assert first["clipped_us"] == clipped_us
+    assert analysis.collectives["duration_us"].iloc[0] == communication_us + clipped_us
+
+
+def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path) -> None:
+    """The tracer is stopped in it."""
+    whole = trace(passes=True)
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text(json.dumps(whole))
+    assert analyze_traces([path]).steps["partial_window"].tolist() == [False, True]
+    events = whole["traceEvents"]
+    assert isinstance(events, list)
+    path.write_text(json.dumps(whole | {"traceEvents": [one for one in events if one["ts"] < 2000]}))
+    assert analyze_traces([path]).steps["partial_window"].tolist() == [False]
