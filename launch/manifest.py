@@ -14,6 +14,27 @@ from dpscope.profiling.run_types import SCHEMA_VERSION, Environment, Manifest, P
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
 """Settings that say how often and how patiently a run is measured: they may change while it is resumed."""
 
+_SET_FOR_JOBS = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # by dpscope
+    "CUDA_MODULE_LOADING": "LAZY",  # by torch, once it uses CUDA
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # by torchrun
+}
+"""What a job's processes have of a variable that nobody set."""
+
+_OF_NO_EFFECT_PREFIXES = ("KINETO_", "NCCL_DEBUG", "TORCH_LOGS")
+_OF_NO_EFFECT = (
+    "CUDA_CACHE_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",  # which GPUs; that they are alike is checked
+    "MKL_NUM_THREADS",  # dpscope sets the threads itself, and torchrun the variable
+    "OMP_NUM_THREADS",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_HOME",
+    "TORCH_SHOW_CPP_STACKTRACES",
+)
+"""Variables that are recorded and that no time depends on."""
+
 
 def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequence[PlannedCell]) -> Manifest:
     """The manifest of a run that starts now, on this machine."""
@@ -30,6 +51,40 @@ def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequen
         plan=tuple(plan),
         findings=(*device_findings(environment.accelerators[: max(config.devices)]), *plan_findings(config, kind)),
     )
+
+
+def check_same_conditions(out: Path, then: Manifest, now: Manifest) -> None:
+    """As `check_same_machine`, and of the settings and threads that times depend on."""
+    check_same_machine(out, then.environment, now.environment)
+    if difference := settings_difference(then.environment, now.environment):
+        raise DpscopeError(
+            f"--out {out}: begun with {difference}: its cells would not compare; set it as it was, use --fresh to redo "
+            "them, or another --out"
+        )
+    if then.threads_per_process != now.threads_per_process:
+        raise DpscopeError(
+            f"--out {out}: begun with {then.threads_per_process} thread(s) a process, and this run has "
+            f"{now.threads_per_process}: its cells would not compare; use --fresh to redo it, or another --out"
+        )
+
+
+def settings_difference(then: Environment, now: Environment) -> str | None:
+    """The first variable that differs and that times may depend on, such as ``NCCL_ALGO=Ring, now unset``."""
+    had, has = _settings(then), _settings(now)
+    for name in sorted({*had, *has}):
+        if had.get(name) != has.get(name):
+            begun = f"{name}={had[name]}" if name in had else f"{name} unset"
+            return f"{begun}, now {f'{name}={has[name]}' if name in has else 'unset'}"
+    return None
+
+
+def _settings(environment: Environment) -> dict[str, str]:
+    settings = {**_SET_FOR_JOBS, **environment.settings}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
+    }
 
 
 def check_same_machine(out: Path, then: Environment, now: Environment) -> None:

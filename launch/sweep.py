@@ -12,7 +12,7 @@ from rich.text import Text
 from dpscope.launch.attended_job import follow_job, outcome_of, tell_survivors
 from dpscope.launch.job_files import remove_job_files
 from dpscope.launch.job_outcome import JobOutcome
-from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, check_same_machine, new_manifest
+from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
 from dpscope.launch.out_folder import locked
 from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
 from dpscope.launch.progress import SweepProgress
@@ -80,7 +80,7 @@ def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:
         write_json(run.manifest_path, manifest)
         return manifest
     had = run.manifest()
-    check_same_machine(run.path, had.environment, manifest.environment)
+    check_same_conditions(run.path, had, manifest)
     changed = {field: getattr(description.config, field) for field in FIELDS_OF_THE_SWEEP}
     kept = msgspec.structs.replace(had, config=msgspec.structs.replace(had.config, **changed))
     if kept != had:
