@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.run_scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
+from dpscope.analysis.sample_statistics import verdict
 from dpscope.profiling.run_types import Finding
 
 
@@ -36,13 +37,21 @@ def _devices(series: ScalingSeries, point: ScalingPoint) -> str:
 
 
 def _times(point: ScalingPoint) -> str:
-    speedup = point.speedup
-    interval = (
-        f"95% interval {speedup.low:.2f} to {speedup.high:.2f}, {speedup.count} steps"
-        if speedup.low is not None and speedup.high is not None
-        else f"{speedup.count} steps: no interval"
-    )
-    return f"{speedup.value:.2f} times the samples per second of one device ({interval})"
+    """Time per sample against one device's, from median steps: what throughput blocks measure is another number."""
+    speedup, shown = point.speedup, verdict(point.speedup)
+    value, low, high = speedup.value, speedup.low, speedup.high
+    assert value is not None
+    if shown == "too_few_samples" or low is None or high is None:
+        return (
+            f"{value:.2f} times as fast per sample as one device, from {speedup.count} steps: no interval, no verdict"
+        )
+    interval = f"95% interval {low:.2f} to {high:.2f}, {speedup.count} steps"
+    if shown == "above":
+        return f"{value:.2f} times as fast per sample as one device (median steps; {interval})"
+    if shown == "below":
+        interval = f"95% interval {1 / high:.2f} to {1 / low:.2f}, {speedup.count} steps"
+        return f"{1 / value:.2f} times as long per sample as on one device (median steps; {interval})"
+    return f"no difference from one device is shown in time per sample (speedup of the median step {value:.2f}; {interval})"
 
 
 def _first(findings: Sequence[Finding], code: str) -> str:

@@ -22,6 +22,7 @@ from dpscope.analysis.report_page import render_page, script_json
 from dpscope.analysis.report_sections import SECTIONS
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import CellData, RunData, load_run
+from dpscope.analysis.sample_statistics import Estimate
 from dpscope.analysis.waterfall import exposed_by_phase, gap_parts
 from dpscope.profiling.link_types import LinkRate
 from dpscope.profiling.run_store import RunFolder
@@ -242,5 +243,32 @@ def test_the_headline_is_the_gap_else_the_speedup_else_says_so(example: Report) 
     assert "dp-host" in said
     assert "95% interval" in said
     alone = replace(example.comparison, gaps=())
-    assert "times the samples per second of one device (95% interval" in best_sentence(alone, ())
+    assert " per sample" in best_sentence(alone, ())
     assert "No comparison" in best_sentence(replace(alone, scaling=()), ())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.1, 1.3, "1.20 times as fast per sample as one device (median steps; 95% interval 1.10 to 1.30, 30 steps)"),
+        (0.9, 1.99, "no difference from one device is shown in time per sample (speedup of the median step 1.20; 95% "),
+        (None, None, "1.20 times as fast per sample as one device, from 30 steps: no interval, no verdict"),
+    ],
+)
+def test_the_headlines_speedup_has_its_verdict(
+    example: Report, low: float | None, high: float | None, said: str
+) -> None:
+    assert said in speedup_headline(example, Estimate(1.2, low, high, 30))
+
+
+def test_a_slowdown_is_told_as_one(example: Report) -> None:
+    """0.8 times as fast is 1 / 0.8 = 1.25 times as long, between 1 / 0.9 and 1 / 0.5."""
+    said = speedup_headline(example, Estimate(0.8, 0.5, 0.9, 30))
+    assert "1.25 times as long per sample as on one device (median steps; 95% interval 1.11 to 2.00, 30 steps)" in said
+
+
+def speedup_headline(example: Report, speedup: Estimate) -> str:
+    """The headline of a run whose only point has this speedup."""
+    series = example.comparison.scaling[0]
+    only = replace(series, points=(replace(series.points[0], speedup=speedup),))
+    return best_sentence(replace(example.comparison, gaps=(), scaling=(only,)), ())
