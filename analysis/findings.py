@@ -8,10 +8,10 @@ import pandas as pd
 from dpscope.analysis.comparison import Comparison, StrategyGap
 from dpscope.analysis.estimate_reasons import reasons
 from dpscope.analysis.prediction_findings import prediction_findings
-from dpscope.analysis.rank_matching import find_straggler
 from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.sample_statistics import Estimate, verdict
 from dpscope.analysis.scaling_findings import scaling_findings
+from dpscope.analysis.stragglers import find_straggler
 from dpscope.analysis.subtraction import FORMULAS
 from dpscope.analysis.training_findings import training_findings
 from dpscope.analysis.units import show_time
@@ -209,11 +209,19 @@ def _straggler(data: CellData) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code="straggler",
-        message=f"{data.cell.name}: rank {named[0].rank} is the straggler: it comes last in "
-        f"{sum(one.steps for one in named)} of {sum(one.of_steps for one in named)} traced steps and makes the others wait "
-        f"{show_time(lateness_us)} a step ({min(one.share for one in named):.0%} or more of all waiting)",
+        message=f"{data.cell.name}: rank {named[0].rank} is the straggler: it is waited for in "
+        f"{sum(one.steps for one in named)} of {sum(one.of_steps for one in named)} traced steps, "
+        f"{show_time(lateness_us)} a step (mean over the other ranks and steps), {_of_all([one.share for one in named])}",
         next_step=f"see what rank {named[0].rank} does before its first all-reduce: data, other load, a slower device",
     )
+
+
+def _of_all(shares: list[float]) -> str:
+    """The part of all waiting that every repeat shows, such as ``at least 93% of all waiting in each repeat``."""
+    least = f"{min(shares):.0%}"
+    if least == "100%":
+        return "all of the waiting"
+    return f"{least} of all waiting" if len(shares) == 1 else f"at least {least} of all waiting in each repeat"
 
 
 def _setting(run: RunData) -> Iterator[Finding]:

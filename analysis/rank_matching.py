@@ -1,4 +1,4 @@
-"""Collectives of several ranks set side by side: transfer, waiting, bandwidth, who made whom wait.
+"""Collectives of several ranks set side by side: transfer, waiting, bandwidth.
 
 No clock is shared between ranks, and none is needed: collective j of a group is the same one on every rank, found by
 its sequence number, else by its order with the sizes checked. A rank that comes late shows a short duration and makes the
@@ -162,52 +162,3 @@ def step_waits(table: pd.DataFrame) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*keys, "transfer_us", "wait_us"])
     frame[keys] = frame[keys].astype("Int64")
     return frame.astype({"transfer_us": "Float64", "wait_us": "Float64"})
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """The rank the others waited for: how late it came, as the mean over steps of a step's longest wait for it.
-
-    The longest and not the sum: a rank that is late once in a step is late to every collective that follows, and the
-    others lose that time once.
-    """
-
-    rank: int
-    lateness_us: float
-    share: float  # of all waiting, 0..1
-    steps: int  # in which it was the last to come, out of...
-    of_steps: int
-
-
-def find_straggler(table: pd.DataFrame) -> Straggler | None:
-    """The rank that made the others wait longest; None where nobody waited or nothing is matched.
-
-    The last to arrive at a collective is the one whose duration is the transfer itself.
-    """
-    known = table[table["wait_us"].notna() & table["step"].notna()].reset_index(drop=True)
-    if known.empty or known["rank"].nunique() < 2:
-        return None
-    key = known["match"]
-    first_rows = known.groupby(key)["duration_us"].idxmin()
-    per_collective = pd.DataFrame(
-        {
-            "step": known.loc[first_rows, "step"].to_numpy(),
-            "last": known.loc[first_rows, "rank"].to_numpy(),
-            "wait_us": known.groupby(key)["wait_us"].max().to_numpy(dtype=float),
-        }
-    )
-    total = per_collective["wait_us"].sum()
-    if total <= 0:
-        return None
-    caused = per_collective.groupby("last")["wait_us"].sum()
-    rank = caused.idxmax()
-    own = per_collective[per_collective["last"] == rank]
-    lateness = own.groupby("step")["wait_us"].max()
-    of_steps = known["step"].nunique()
-    return Straggler(
-        rank=int(str(rank)),
-        lateness_us=float(lateness.sum()) / of_steps,
-        share=float(caused.max() / total),
-        steps=len(lateness),
-        of_steps=of_steps,
-    )

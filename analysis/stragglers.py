@@ -1,4 +1,6 @@
-"""Who made whom wait, and how long."""
+"""Who made whom wait, and how long; the rank that most waiting was for."""
+
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -13,18 +15,52 @@ def waits_caused(table: pd.DataFrame) -> pd.DataFrame:
     the time once), `wait_per_step_us` divides it by the steps all ranks were matched in, `share` by the sum of the table.
     Empty where nothing is matched or nobody waited. Microseconds of the waiting rank's own clock.
     """
-    known = table[table["wait_us"].notna() & table["match"].notna()].reset_index(drop=True)
-    steps = known["step"].nunique(dropna=False)
-    if known.empty or known["rank"].nunique() < 2:
+    waiting, steps = _waiting(table)
+    if waiting.empty:
         return _frame(pd.DataFrame(columns=list(COLUMNS[:5])), 0)
-    last = known.loc[known.groupby("match")["duration_us"].idxmin()].set_index("match")["rank"]
-    waiting = known.assign(late_rank=known["match"].map(last))
-    waiting = waiting[(waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)]
     pair = [waiting["late_rank"], waiting["rank"].rename("waiting_rank")]
     rows = waiting.assign(lost_us=_lost_once(waiting)).groupby(pair)
     found = rows.agg(collectives=("match", "size"), wait_us=("lost_us", "sum"))
     found.insert(1, "steps", rows["step"].nunique(dropna=False))
     return _frame(found.reset_index(), steps)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that most waiting was for, by the rows of `waits_caused` that name it late."""
+
+    rank: int
+    lateness_us: float  # what another rank waits for it in a step: mean over the other ranks and over steps
+    share: float  # of all waiting, 0..1: the sum of its rows' shares
+    steps: int  # in which somebody waited for it, out of...
+    of_steps: int
+
+
+def find_straggler(table: pd.DataFrame) -> Straggler | None:
+    """The rank that made the others wait longest; None where nobody waited or nothing is matched in a step."""
+    in_steps = table[table["step"].notna()]
+    caused = waits_caused(in_steps)
+    if caused.empty:
+        return None
+    of_rank = caused.groupby("late_rank")[["wait_per_step_us", "share"]].sum().astype(float)
+    rank = int(str(of_rank["share"].idxmax()))
+    waiting, of_steps = _waiting(in_steps)
+    return Straggler(
+        rank=rank,
+        lateness_us=float(of_rank.loc[rank, "wait_per_step_us"]) / (in_steps["rank"].nunique() - 1),
+        share=float(of_rank.loc[rank, "share"]),
+        steps=int(waiting.loc[waiting["late_rank"] == rank, "step"].nunique()),
+        of_steps=of_steps,
+    )
+
+
+def _waiting(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The rows that waited, each with its `late_rank`, and in how many steps collectives were matched."""
+    known = table[table["wait_us"].notna() & table["match"].notna()].reset_index(drop=True)
+    last = known.loc[known.groupby("match")["duration_us"].idxmin()].set_index("match")["rank"]
+    waiting = known.assign(late_rank=known["match"].map(last))
+    waited = (waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)
+    return waiting[waited], known["step"].nunique(dropna=False)
 
 
 def _lost_once(waiting: pd.DataFrame) -> "pd.Series[float]":

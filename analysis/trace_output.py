@@ -7,8 +7,7 @@ import pandas as pd
 
 from dpscope.analysis import dp_phases, stragglers
 from dpscope.analysis.phase_tables import trace_phases
-from dpscope.analysis.rank_matching import find_straggler
-from dpscope.analysis.stragglers import waits_caused
+from dpscope.analysis.stragglers import find_straggler, waits_caused
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.trace_analysis import TraceAnalysis
 from dpscope.analysis.units import NA, Unit, choose_unit, plain, show, show_time, text
@@ -99,8 +98,8 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
     if straggler is not None:
         notes.append(
-            f"rank {straggler.rank} comes last most: the others wait {show_time(straggler.lateness_us)} a step for it "
-            f"({straggler.share:.0%} of all waiting)"
+            f"most waiting is for rank {straggler.rank}: each of the others waits {show_time(straggler.lateness_us)} a step "
+            f"for it (their mean), {straggler.share:.0%} of all waiting"
         )
     return TextTable(
         "Steps",

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import pytest
 
-from dpscope.analysis.rank_matching import bus_factor, find_straggler, match_ranks, step_waits
+from dpscope.analysis.rank_matching import bus_factor, match_ranks, step_waits
+from dpscope.analysis.stragglers import Straggler, find_straggler
 
 
 def rank_table(rank: int, rows: Sequence[Mapping[str, object]], device: int | None = 0) -> pd.DataFrame:
@@ -114,6 +115,20 @@ def test_straggler_is_the_rank_that_comes_last() -> None:
     assert (straggler.rank, straggler.steps, straggler.of_steps) == (1, 2, 2)
     assert straggler.lateness_us == 50.0
     assert straggler.share == 1.0
+
+
+def test_lateness_is_a_mean_over_the_others_and_shares_are_those_of_the_pairs() -> None:
+    """Step 1: ranks 0 and 2 wait 50 and 30 us for rank 1. Step 2: ranks 1 and 2 wait 20 us each for rank 0.
+
+    Rank 1: 80 of 120 us, over two other ranks and two steps 20 us each; it is waited for in one step of two.
+    """
+    waits = {0: (50.0, 0.0), 1: (0.0, 20.0), 2: (30.0, 20.0)}
+    tables = [
+        rank_table(rank, [{"step": step, "group_size": 3, "duration_us": 10.0 + own[step - 1]} for step in (1, 2)])
+        for rank, own in waits.items()
+    ]
+    straggler = find_straggler(match_ranks(tables).table)
+    assert straggler == Straggler(rank=1, lateness_us=20.0, share=pytest.approx(80 / 120), steps=1, of_steps=2)
 
 
 def test_nobody_waits_for_nobody() -> None:

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.attribution import attribute
-from dpscope.analysis.rank_matching import find_straggler
 from dpscope.analysis.step_breakdown import step_breakdown
+from dpscope.analysis.stragglers import find_straggler, waits_caused
 from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.trace_reader import read_trace
 
@@ -110,7 +110,13 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert own["busbw_gbps"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
     straggler = find_straggler(table)
     assert straggler is not None
+    # The table's rows say the same: seven ranks wait for rank 7, 35,543 of 46,806 us in all
+    caused = waits_caused(table)
+    of_seven = caused[caused["late_rank"] == 7]
     assert straggler.rank == 7
+    assert straggler.share == pytest.approx(of_seven["share"].sum())
+    assert straggler.share == pytest.approx(35_543 / 46_806)
+    assert straggler.lateness_us == pytest.approx(of_seven["wait_per_step_us"].sum() / 7)
 
 
 def test_missing_rank_leaves_transfer_and_wait_unknown() -> None:
