@@ -16,10 +16,19 @@ from dpscope.launch.strategies import wrap
 from dpscope.launch.train_step import TrainStep, with_precision
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
 from dpscope.launch.workloads import build_workload, parameter_sizes
-from dpscope.profiling.environment import device_findings, device_states, open_nvml, own_processes_seen
-from dpscope.profiling.run_store import write_json
-from dpscope.profiling.run_types import Cell, CellResult, DeviceState, ParameterSizes, RankResult
+from dpscope.profiling.environment import (
+    collect_environment,
+    device_findings,
+    device_states,
+    open_nvml,
+    own_processes_seen,
+)
+from dpscope.profiling.run_store import DpscopeError, RepeatFolder, write_json
+from dpscope.profiling.run_types import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
 from dpscope.profiling.step_timer import save_samples
+
+_LATE_FILES_S = 90.0  # a network's file system shows another host's files up to a minute late
+_POLL_S = 0.2
 
 
 def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callable[[str], None]) -> None:
@@ -47,10 +56,24 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     if distributed.is_initialized():
         distributed.barrier()
     if place.rank == 0:
+        _wait_for_all_files(job.folder, place.world_size)
         result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
         write_json(job.folder.result_path, result)
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S) -> None:
+    """Return once every process's files are seen from here; raises DpscopeError naming the ranks whose are not."""
+    deadline = time.monotonic() + timeout_s
+    while len(ranks := {result.rank for result in folder.ranks()}) < world_size:
+        if time.monotonic() > deadline:
+            missing = ", ".join(str(rank) for rank in sorted(set(range(world_size)) - ranks))
+            raise DpscopeError(
+                f"{folder.path} has no files of rank(s) {missing}, which have saved them: --out is not one folder that all "
+                "nodes share; name one that is"
+            )
+        time.sleep(_POLL_S)
 
 
 def _prepare(
@@ -126,7 +149,15 @@ def _rank_result(
         device_states_after=states[1],
         findings=tuple(device_findings([*states[0], *states[1]])),
         last_loss=None if loss is None else loss.item(),
+        environment=_environment_of_host(job, place),
     )
+
+
+def _environment_of_host(job: WorkerJob, place: TorchrunPlace) -> Environment | None:
+    """That of another host than rank 0's, whose own is in the manifest."""
+    if place.node == 0 or place.local_rank > 0:
+        return None
+    return collect_environment(open_nvml() if job.kind == "cuda" else None)
 
 
 def _device_names(cell: Cell, devices: tuple[torch.device, ...]) -> tuple[str, ...]:

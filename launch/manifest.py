@@ -36,10 +36,17 @@ _OF_NO_EFFECT = (
 """Variables that are recorded and that no time depends on."""
 
 
-def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequence[PlannedCell]) -> Manifest:
-    """The manifest of a run that starts now, on this machine."""
+def new_manifest(
+    config: RunConfig,
+    kind: DeviceType,
+    threads: int,
+    plan: Sequence[PlannedCell],
+    on_this_host: int | None = None,
+) -> Manifest:
+    """The manifest of a run that starts now, on this machine; `on_this_host` as `plan.resolve` has it."""
     assert config.devices is not None
     environment = collect_environment(open_nvml() if kind == "cuda" else None)
+    findings = plan_findings(config, kind, on_this_host)
     return Manifest(
         schema_version=SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
@@ -49,7 +56,7 @@ def new_manifest(config: RunConfig, kind: DeviceType, threads: int, plan: Sequen
         threads_per_process=threads,
         environment=environment,
         plan=tuple(plan),
-        findings=(*device_findings(environment.accelerators[: max(config.devices)]), *plan_findings(config, kind)),
+        findings=(*device_findings(environment.accelerators[: max(config.devices)]), *findings),
     )
 
 

@@ -24,14 +24,20 @@ PASS_THROUGH_REASON = (
 )
 
 
-def resolve(config: RunConfig, devices: Devices) -> RunConfig:
-    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
+def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None) -> RunConfig:
+    """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be.
+
+    Of a job that may span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
+    """
     if config.amp == "fp16" and devices.kind == "cpu":
         raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
     if config.pin_memory and devices.kind == "cpu":
         raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; leave it away")
     counts = config.devices or _default_device_counts(devices)
-    _check_device_counts(counts, devices)
+    if on_this_host is None:
+        _check_device_count("--devices", max(counts), devices)
+    else:
+        _check_device_count("--nproc-per-node", on_this_host, devices)
     resolved = msgspec.structs.replace(
         config,
         device=devices.kind,
@@ -60,16 +66,16 @@ def _default_batch_sizes(config: RunConfig, kind: DeviceType, counts: Sequence[i
     return tuple(sorted({math.ceil(size / multiple) * multiple for size in DEFAULT_BATCH_SIZES[kind]}))
 
 
-def _check_device_counts(counts: Sequence[int], devices: Devices) -> None:
-    if devices.count is not None and max(counts) > devices.count:
+def _check_device_count(flag: str, count: int, devices: Devices) -> None:
+    if devices.count is not None and count > devices.count:
         raise DpscopeError(
-            f"--devices {max(counts)}: this machine has {devices.count} GPU(s) that torch can use; "
+            f"{flag} {count}: this machine has {devices.count} GPU(s) that torch can use; "
             f"ask for {devices.count} at most"
         )
     most = max(8, 4 * usable_cores())
-    if devices.count is None and max(counts) > most:
+    if devices.count is None and count > most:
         raise DpscopeError(
-            f"--devices {max(counts)}: on the CPU a device is a process, and {usable_cores()} cores are there "
+            f"{flag} {count}: on the CPU a device is a process, and {usable_cores()} cores are there "
             f"for them; ask for {usable_cores()}, {most} at most"
         )
 
@@ -175,17 +181,18 @@ def threads_per_process(config: RunConfig) -> int:
     return max(1, usable_cores() // max(config.devices))
 
 
-def plan_findings(config: RunConfig, kind: DeviceType) -> list[Finding]:
-    """What about this plan will mislead a reader who is not told."""
+def plan_findings(config: RunConfig, kind: DeviceType, on_this_host: int | None = None) -> list[Finding]:
+    """What about this plan will mislead a reader who is not told; `on_this_host` as `resolve` has it."""
     assert config.devices is not None
     findings = []
     largest, cores = max(config.devices), usable_cores()
-    if kind == "cpu" and largest > cores:
+    here = largest if on_this_host is None else on_this_host
+    if kind == "cpu" and here > cores:
         findings.append(
             Finding(
                 severity="warning",
                 code="cpu_oversubscribed",
-                message=f"{largest} processes share {cores} cores: they wait for each other's turns, and times on "
+                message=f"{here} processes share {cores} cores: they wait for each other's turns, and times on "
                 f"{largest} devices are no measure of scaling.",
                 next_step=f"Use --devices up to {cores} on this machine.",
             )

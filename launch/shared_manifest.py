@@ -1,9 +1,10 @@
 """The manifest that jobs started by hand share: each one's cell is added to its plan. Imports no torch."""
 
+from collections.abc import Iterator
+
 import msgspec
 
-from dpscope.launch.devices import DeviceType
-from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, new_manifest
+from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.out_folder import claimed
 from dpscope.launch.variants import VARIANT_FIELDS, merged
 from dpscope.profiling.run_store import RESULT_NAME, DpscopeError, RunFolder, is_run_folder
@@ -29,28 +30,48 @@ def free_repeat(run: RunFolder, cell: Cell) -> int:
     return repeat
 
 
-def manifest_with(run: RunFolder, config: RunConfig, cell: Cell, kind: DeviceType, threads: int) -> Manifest:
-    """The run's manifest with this cell in its plan; a new one where there is none, or none that anything came of.
+def manifest_with(run: RunFolder, wanted: Manifest) -> Manifest:
+    """The run's manifest with the cell that `wanted`, a manifest of its own, has in its plan.
 
-    Raises DpscopeError where cells were measured, or are being measured, with other settings.
+    That is `wanted` itself where there is none, or none that anything came of. Raises DpscopeError where cells were
+    measured, or are being measured, with other settings.
     """
-    planned = PlannedCell(cell=cell)
     if not is_run_folder(run.path):
-        return new_manifest(config, kind, threads, (planned,))
-    manifest = run.manifest()
+        return wanted
+    had = run.manifest()
+    difference = next(_differences(had.config, wanted.config), None)
+    if difference is not None:
+        if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
+            _check_nobody_measures(run, difference)
+            return wanted
+        raise DpscopeError(
+            f"{run.path} was measured with {difference}: its cells would not compare; "
+            "give the same settings or another --out"
+        )
+    if set(wanted.plan) <= set(had.plan):
+        return had
+    return msgspec.structs.replace(
+        had,
+        config=_widened(had.config, wanted.config),
+        plan=(*had.plan, *wanted.plan),
+        findings=tuple(dict.fromkeys((*had.findings, *wanted.findings))),
+    )
+
+
+def entered(run: RunFolder, config: RunConfig, cell: Cell) -> Manifest | None:
+    """The run's manifest if it has this cell, measured with these settings; None while it has not."""
+    manifest = run.manifest() if is_run_folder(run.path) else None
+    if manifest is None or PlannedCell(cell=cell) not in manifest.plan:
+        return None
+    return None if any(_differences(manifest.config, config)) else manifest
+
+
+def _differences(had: RunConfig, has: RunConfig) -> Iterator[str]:
+    """What differs that must be the same for cells to compare, such as ``momentum = 0.9, not 0.5``."""
     for field in RunConfig.__struct_fields__:
-        had, has = getattr(manifest.config, field), getattr(config, field)
-        if field not in _FIELDS_OF_THE_PLAN and had != has:
-            if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
-                _check_nobody_measures(run, f"{field} = {had}, not {has}")
-                return new_manifest(config, kind, threads, (planned,))
-            raise DpscopeError(
-                f"{run.path} was measured with {field} = {had}, not {has}: its cells would not compare; "
-                "give the same settings or another --out"
-            )
-    if planned in manifest.plan:
-        return manifest
-    return msgspec.structs.replace(manifest, config=_widened(manifest.config, config), plan=(*manifest.plan, planned))
+        then, now = getattr(had, field), getattr(has, field)
+        if field not in _FIELDS_OF_THE_PLAN and then != now:
+            yield f"{field} = {then}, not {now}"
 
 
 def _check_nobody_measures(run: RunFolder, settings: str) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,18 @@ import msgspec
 
 from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
+from dpscope.launch.manifest import new_manifest
 from dpscope.launch.out_folder import locked
 from dpscope.launch.plan import OWN_MODELS, PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.run_config import load_config
-from dpscope.launch.shared_manifest import free_repeat, manifest_with
+from dpscope.launch.shared_manifest import entered, free_repeat, manifest_with
 from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
-from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
+from dpscope.profiling.run_types import Cell, CellOptions, Manifest, PlannedCell, RunConfig
+
+_WAIT_FOR_RANK_0_S = 120.0
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -138,9 +143,10 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     _check_one_cell(given)
     devices = resolve_devices(given.device)
     count = _device_count(given, place, devices.count)
-    config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices)
+    strategy = given.strategies[0]
+    on_this_host = place.local_world_size if strategy == "ddp" else None
+    config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices, on_this_host)
     assert config.batch_sizes is not None
-    strategy = config.strategies[0]
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
         devices=count,
@@ -152,12 +158,16 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     local_devices = place.local_world_size if strategy == "ddp" else count
     # At least two shares: the cell this one will be compared with has two devices or more.
     threads = max(1, usable_cores() // max(2, local_devices))
-    with locked(run.path, wait=True, note=_note):
-        manifest = manifest_with(run, config, cell, devices.kind, threads)
-        chosen = free_repeat(run, cell) if repeat is None else repeat
-        if place.rank == 0:
+    if place.rank == 0:
+        wanted = new_manifest(config, devices.kind, threads, (PlannedCell(cell=cell),), on_this_host)
+        with locked(run.path, wait=True, note=_note):
+            manifest = manifest_with(run, wanted)
+            chosen = free_repeat(run, cell) if repeat is None else repeat
             write_json(run.manifest_path, manifest)
             run.repeat(cell, chosen).path.mkdir(parents=True, exist_ok=True)
+    else:
+        manifest = _entered_by_rank_0(run, config, cell)
+        chosen = free_repeat(run, cell) if repeat is None else repeat
     return WorkerJob(
         config=config,
         cell=cell,
@@ -166,6 +176,19 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         threads=manifest.threads_per_process,
         folder=run.repeat(cell, chosen),
     )
+
+
+def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell) -> Manifest:
+    """The run's manifest once rank 0 has entered this job; raises DpscopeError when that does not come to be seen."""
+    deadline = time.monotonic() + _WAIT_FOR_RANK_0_S
+    while (manifest := entered(run, config, cell)) is None:
+        if time.monotonic() > deadline:
+            raise DpscopeError(
+                f"--out {run.path}: rank 0 has entered no {cell.name} there in {_WAIT_FOR_RANK_0_S:g} s; name one folder "
+                "that all nodes share, and see what rank 0 says"
+            )
+        time.sleep(_POLL_S)
+    return manifest
 
 
 def _note(text: str) -> None:
@@ -230,5 +253,5 @@ def check_place(cell: Cell, place: TorchrunPlace) -> None:
     if cell.processes != place.world_size:
         raise DpscopeError(
             f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
-            f"use --nproc-per-node={cell.processes}"
+            f"use --nproc-per-node={cell.processes}, over several nodes their share of it"
         )

@@ -250,6 +250,7 @@ class RankResult(_Stored, frozen=True):
     device_states_before: tuple[DeviceState, ...] = ()  # before any process of the job was on them
     device_states_after: tuple[DeviceState, ...] = ()  # after the last timed step was queued: under its load
     findings: tuple[Finding, ...] = ()  # about its devices' states
+    environment: Environment | None = None  # of its host, told by the first process on each host but the first
     last_loss: float | None = None
 
 

@@ -1,14 +1,22 @@
 """The worker started by hand, by path, under torchrun."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.report import make_report
+from dpscope.analysis.run_analysis import load_run
+from dpscope.launch import worker_job
+from dpscope.launch.cell_job import _wait_for_all_files
+from dpscope.launch.devices import Devices
 from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments, torchrun_place
-from dpscope.profiling.run_store import DpscopeError, RunFolder, write_json
+from dpscope.profiling.environment import usable_cores
+from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
+from dpscope.profiling.run_types import ParameterSizes, RankResult
 
 WORKER = Path(__file__).parents[1] / "launch" / "worker.py"
 USER_MODELS = Path(__file__).parent / "user_models"
@@ -56,6 +64,109 @@ def test_two_nodes_by_torchruns_environment() -> None:
     }
     place = torchrun_place(environment)
     assert (place.rank, place.local_rank, place.node, place.world_size) == (3, 1, 1, 4)
+
+
+def two_gpu_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host as one of those with 4 GPUs; torch and NVML see none here, which the environment then tells."""
+    monkeypatch.setattr(worker_job, "resolve_devices", lambda requested: Devices(kind="cuda", count=4))
+
+
+def test_ddp_over_two_gpu_nodes_counts_each_nodes_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpu_nodes(monkeypatch)
+    arguments = ["--strategy", "ddp", "--batch-size", "32", "--out", str(tmp_path / "run")]
+    jobs = [
+        job_from_arguments(arguments, TorchrunPlace(rank, rank % 4, world_size=8, local_world_size=4, node=rank // 4))
+        for rank in range(8)
+    ]
+    assert {job.cell.name for job in jobs} == {"ddp-d8-b32"}
+    assert {job.config.devices for job in jobs} == {(8,)}
+    assert len({(job.folder.path, job.threads, job.kind) for job in jobs}) == 1
+    manifest = RunFolder(tmp_path / "run").manifest()
+    assert [planned.cell.name for planned in manifest.plan] == ["ddp-d8-b32"]
+    assert manifest.config.devices == (8,)
+
+
+def test_more_processes_than_a_node_has_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpu_nodes(monkeypatch)
+    arguments = ["--batch-size", "32", "--out", str(tmp_path / "run")]
+    five_each = TorchrunPlace(rank=0, local_rank=0, world_size=10, local_world_size=5, node=0)
+    with pytest.raises(DpscopeError, match=r"--nproc-per-node 5: this machine has 4 GPU\(s\)"):
+        job_from_arguments(["--strategy", "ddp", *arguments], five_each)
+    with pytest.raises(DpscopeError, match=r"--devices 8: this machine has 4 GPU\(s\)"):  # one process, on this host
+        job_from_arguments(["--strategy", "dp", "--devices", "8", *arguments], ALONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_rank_0_does_not_share_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_job, "_WAIT_FOR_RANK_0_S", 0.1)
+    second = TorchrunPlace(rank=1, local_rank=0, world_size=2, local_world_size=1, node=1)
+    arguments = ["--strategy", "ddp", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    with pytest.raises(DpscopeError, match=r"rank 0 has entered no ddp-d2-b2 there in 0\.1 s; name one folder that all"):
+        job_from_arguments(arguments, second)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_another_node_saved_elsewhere_are_missed(tmp_path: Path) -> None:
+    folder = RepeatFolder(tmp_path)
+    write_json(folder.rank_path(0, 0), rank_result(rank=0, node=0))
+    with pytest.raises(DpscopeError, match=r"has no files of rank\(s\) 1, 2, .* not one folder that all nodes share"):
+        _wait_for_all_files(folder, world_size=3, timeout_s=0.1)
+    write_json(folder.rank_path(0, 1), rank_result(rank=1, node=0))
+    write_json(folder.rank_path(1, 2), rank_result(rank=2, node=1))
+    _wait_for_all_files(folder, world_size=3, timeout_s=0.1)
+
+
+def rank_result(rank: int, node: int) -> RankResult:
+    sizes = ParameterSizes(parameter_count=1, parameter_bytes=4, gradient_bytes=4, buffer_bytes=0)
+    return RankResult(
+        rank=rank, node=node, local_rank=0, world_size=3, device_names=("cpu",), threads=1, backend="gloo",
+        nccl_engine=None, loader_workers=0, steps_per_epoch=1, model=sizes, blocks=(), memory=(),
+    )  # fmt: skip
+
+
+def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
+    """Two nodes, both this host: what each saves is its own, and together they are one run."""
+    out = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"),
+        *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
+        *("--strategy", "ddp", "--out", str(out)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(command, cwd=USER_MODELS, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        told = [node.communicate(timeout=100)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], told
+    run = RunFolder(out)
+    (planned,) = run.manifest().plan
+    ((repeat, folder),) = run.done_repeats(planned.cell)
+    assert (planned.cell.name, repeat) == ("ddp-d2-b2", 0)
+    assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [
+        (0, 0, 0, 2),
+        (1, 1, 0, 2),
+    ]
+    first, second = folder.ranks()
+    assert first.environment is None
+    assert second.environment is not None
+    assert second.environment.hostname == run.manifest().environment.hostname
+    assert [path.name.partition(".")[0] for path in folder.traces()] == ["0_0", "1_1"]
+    assert [path.name.partition(".")[0] for path in folder.counters_traces()] == ["0_0", "1_1"]
+    # Each node's processes share that node's cores alone, at least two shares of them.
+    assert first.threads == second.threads == max(1, usable_cores() // 2)
+    report = make_report(load_run(out))
+    row = report.comparison.table.set_index("cell").loc["ddp-d2-b2"]
+    assert (row.devices, row.step_count) == (2, 3)
+    assert row.communication_us > 0
+    assert row.transfer_us > 0  # of collectives matched over both nodes
+    assert report.sound
 
 
 def test_without_torchrun_it_says_so() -> None:
