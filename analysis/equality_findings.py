@@ -11,6 +11,7 @@ from dpscope.analysis.equality_differences import gradient_factor
 from dpscope.analysis.equality_pairs import JudgedPair
 from dpscope.analysis.equality_result import Difference, RankResult
 from dpscope.analysis.equality_samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
+from dpscope.analysis.units import counted
 from dpscope.profiling.run_types import Finding
 
 _SHOWN = 5  # indices named in a message
@@ -165,7 +166,8 @@ def setting_findings(
         yield Finding(
             severity="info",
             code="samples_padded",
-            message=f"an epoch takes {padding} sample(s) twice, so that all shares are equal, under every strategy alike",
+            message=f"an epoch takes {counted(padding, 'sample')} twice, so that all shares are equal, "
+            "under every strategy alike",
             next_step="nothing to do; a data set that the devices divide needs none",
         )
 

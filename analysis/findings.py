@@ -8,15 +8,16 @@ import pandas as pd
 from dpscope.analysis.comparison import Comparison, StrategyGap
 from dpscope.analysis.estimate_reasons import reasons
 from dpscope.analysis.prediction_findings import prediction_findings
+from dpscope.analysis.repeat_findings import repeat_findings
 from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.sample_statistics import Estimate, verdict
 from dpscope.analysis.scaling_findings import scaling_findings
 from dpscope.analysis.stragglers import find_straggler
 from dpscope.analysis.subtraction import FORMULAS
 from dpscope.analysis.training_findings import training_findings
-from dpscope.analysis.units import show_time
+from dpscope.analysis.units import counted, show_time
 from dpscope.analysis.variants import overlap_findings
-from dpscope.profiling.run_types import Finding
+from dpscope.profiling.run_types import CellResult, Finding
 
 STRAGGLER_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
 STRAGGLER_STEPS = 0.9  # ...last in nearly every step...
@@ -35,6 +36,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *run.manifest.findings,
         *(finding for cell in run.cells.values() for finding in cell.findings),
         *_cells_not_measured(run),
+        *repeat_findings(run),
         *(finding for gap in comparison.gaps for finding in _gap_findings(gap)),
         *_per_row(comparison),
         *prediction_findings(comparison),
@@ -67,14 +69,24 @@ def _cells_not_measured(run: RunData) -> Iterator[Finding]:
     for name, data in run.cells.items():
         for result in data.results:
             if result.status not in ("ok", "skipped"):
-                yield Finding(
-                    severity="error",
-                    code=f"cell_{result.status}",
-                    message=f"{name}, repeat {result.repeat}: {result.status.replace('_', ' ')}: {result.message}",
-                    next_step=f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
-                )
+                yield _not_measured(name, result)
         if data.skip_reason and not data.measured:
-            yield _info("cell_skipped", f"{name} was left out: {data.skip_reason}", "nothing, or choose other cells")
+            yield _info(
+                "cell_skipped", f"{name} was left out: {data.skip_reason}", "nothing to do, or choose other cells"
+            )
+
+
+def _not_measured(name: str, result: CellResult) -> Finding:
+    where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
+    stopped = result.status == "interrupted"  # by the user: its message says so, and how to go on
+    return Finding(
+        severity="error",
+        code=f"cell_{result.status}",
+        message=f"{where}: {result.message}" if stopped else f"{where}: {status}: {result.message}",
+        next_step="nothing is to be mended"
+        if stopped
+        else f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
+    )
 
 
 def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
@@ -253,9 +265,9 @@ def _setting(run: RunData) -> Iterator[Finding]:
     if run.manifest.device_type == "cpu":
         yield _info(
             "threads",
-            f"every process (dp-host: every replica) computes with {threads} thread{'s' if threads > 1 else ''}, "
+            f"every process (dp-host: every replica) computes with {counted(threads, 'thread')}, "
             f"of {run.manifest.environment.cpu_count} cores",
-            "nothing; it makes the strategies comparable",
+            "nothing to do: it makes the strategies comparable",
         )
 
 

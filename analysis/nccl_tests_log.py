@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dpscope.analysis.calibration_fit import fit_calibration
+from dpscope.analysis.units import counted
 from dpscope.profiling.calibration_types import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
 from dpscope.profiling.link_specifications import gpu_model, model_link
 from dpscope.profiling.link_types import LinkRate
@@ -132,7 +133,7 @@ def _name_in(text: str) -> Collective | None:
 def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPoint]:
     if len(section.ranks) < 2:
         raise DpscopeError(
-            f"--from-nccl-tests {path}: lists {len(section.ranks)} rank(s) (# Rank 0 ...); a collective needs two, "
+            f"--from-nccl-tests {path}: lists {counted(len(section.ranks), 'rank')} (# Rank 0 ...); a collective needs two, "
             "and without the list their number is not known: give the whole log"
         )
     collective = _collective(path, section)

@@ -10,6 +10,7 @@ from dpscope.analysis.asked_collectives import all_reduces_asked_for, asked_kind
 from dpscope.analysis.attribution import Attribution
 from dpscope.analysis.dp_phases import is_data_parallel
 from dpscope.analysis.event_kind import DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.units import counted
 from dpscope.profiling.run_types import Finding
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
@@ -65,7 +66,7 @@ def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: pd
         Finding(
             severity="info",
             code="parallelism",
-            message=f"{named}; seen in {len(evidence)} trace{'s' if len(evidence) > 1 else ''}: {_seen(evidence, collectives)}",
+            message=f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}",
             next_step="told from names and launches alone: say it otherwise if you know better",
         )
     ]
@@ -127,5 +128,5 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) ->
     if groups > 1:
         parts.append(f"{groups} process groups")
     if devices := max((one.devices for one in evidence), default=0):
-        parts.append(f"{devices} device{'s' if devices > 1 else ''} per process")
+        parts.append(f"{counted(devices, 'device')} per process")
     return ", ".join(parts) or "its ranges alone"

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from dpscope.analysis.repeat_findings import repeats_said
 from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import NA, show_bytes
+from dpscope.analysis.units import NA, counted, show_bytes
 from dpscope.profiling.run_types import DeviceState, Environment
 
 
@@ -12,12 +13,11 @@ def setting_of(run: RunData) -> str:
     manifest = run.manifest
     config, environment = manifest.config, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
-    repeats = max(len({repeat for repeat, _ in data.ranks}) for data in run.measured)
     size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
     return (
         f"{config.model}{size}, {config.data} data, amp {config.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
-        f"{environment.platform}; {manifest.threads_per_process} thread(s) per process; seed {config.seed}; "
-        f"{repeats} repeat(s) of every cell; measured {manifest.created_at}."
+        f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
+        f"seed {config.seed}; {repeats_said(run)}; measured {manifest.created_at}."
     )
 
 

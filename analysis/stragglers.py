@@ -42,13 +42,13 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
     caused = waits_caused(in_steps)
     if caused.empty:
         return None
-    of_rank = caused.groupby("late_rank")[["wait_per_step_us", "share"]].sum().astype(float)
-    rank = int(str(of_rank["share"].idxmax()))
+    rank = int(str(caused.groupby("late_rank")["share"].sum().idxmax()))
+    own = caused[caused["late_rank"] == rank]
     waiting, of_steps = _waiting(in_steps)
     return Straggler(
         rank=rank,
-        lateness_us=float(of_rank.loc[rank, "wait_per_step_us"]) / (in_steps["rank"].nunique() - 1),
-        share=float(of_rank.loc[rank, "share"]),
+        lateness_us=float(own["wait_per_step_us"].sum()) / (in_steps["rank"].nunique() - 1),
+        share=float(own["share"].sum()),
         steps=int(waiting.loc[waiting["late_rank"] == rank, "step"].nunique()),
         of_steps=of_steps,
     )

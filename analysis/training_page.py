@@ -14,7 +14,7 @@ from dpscope.analysis.training_findings import difference_message, training_find
 from dpscope.analysis.training_measures import LEARNING_MEASURES
 from dpscope.analysis.training_statistics import against_single, final_accuracy
 from dpscope.analysis.training_tables import training_tables
-from dpscope.analysis.units import NA
+from dpscope.analysis.units import NA, counted
 from dpscope.profiling.train_types import TrainManifest
 
 _NO_COMPARISON = Comparison(table=pd.DataFrame(columns=list(NAMES)), reasons={}, gaps=())
@@ -55,7 +55,7 @@ def _setting(data: TrainingData) -> str:
     config, run = data.manifest.config, data.manifest.config.run
     return (
         f"{run.model}, {run.data} data, amp {run.amp}, SGD at {run.learning_rate:g}, {config.epochs} epochs, "
-        f"{len(config.seeds)} seed(s); {data.manifest.device_type}, torch {data.manifest.environment.torch_version}; "
+        f"{counted(len(config.seeds), 'seed')}; {data.manifest.device_type}, torch {data.manifest.environment.torch_version}; "
         f"begun {data.manifest.created_at}."
     )
 

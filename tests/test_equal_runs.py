@@ -89,7 +89,7 @@ def test_strategies_learn_the_same_but_for_batch_norm(sound: Sound) -> None:
     assert set(found) == {"batch_norm_by_share", "random_layers_off", "samples_padded"}
     assert "the first output that differs is 1's" in found["batch_norm_by_share"]
     assert "in 2 shares of 4 agrees with" in found["batch_norm_by_share"]
-    assert "takes 1 sample(s) twice" in found["samples_padded"]
+    assert "takes 1 sample twice" in found["samples_padded"]
     assert "learn the same over 7 steps of 8 samples in float64 but for batch norm" in sound.ended.stdout
 
 

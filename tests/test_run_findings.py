@@ -1,5 +1,6 @@
 """What a run's own numbers and settings say, each with a run that says it and one that does not."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from dpscope.analysis.comparison import compare
 from dpscope.analysis.findings import conclusions
+from dpscope.analysis.report_setting import setting_of
 from dpscope.analysis.run_analysis import CellData, RunData, load_run
-from dpscope.profiling.run_types import Cell
+from dpscope.profiling.run_types import Cell, CellResult
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
 
@@ -77,3 +79,46 @@ def test_a_cell_that_was_left_out_is_told_with_its_reason(run: RunData) -> None:
     skipped = replace(run, cells={**run.cells, cell.name: CellData(cell, "the data set has 512 samples")})
     assert codes(skipped)["cell_skipped"] == "ddp-d2-b999 was left out: the data set has 512 samples"
     assert "cell_skipped" not in codes(run)
+
+
+def test_a_lost_repeat_is_told_and_the_setting_counts_truly(run: RunData, tmp_path: Path) -> None:
+    copied = shutil.copytree(EXAMPLE, tmp_path / "run")
+    (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
+    lost = load_run(copied)
+    assert codes(lost)["repeats_missing"].startswith("ddp-d2-b8: 1 of 2 repeats measured: ")
+    assert "; 1 to 2 repeats of a cell; " in setting_of(lost)
+    assert not {"repeats_missing", "single_repeat"} & set(codes(run))
+    assert "; 2 repeats of every cell; " in setting_of(run)
+    assert " 1 thread per process; " in setting_of(run)
+
+
+def test_a_cell_never_begun_is_told(run: RunData) -> None:
+    cell = Cell(strategy="ddp", devices=2, batch_size=999)
+    waiting = replace(run, cells={**run.cells, cell.name: CellData(cell, None)})
+    assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured: ")
+
+
+def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
+    copied = shutil.copytree(EXAMPLE, tmp_path / "run")
+    for repeat in (copied / "cells").glob("*/repeat1"):
+        shutil.rmtree(repeat)
+    alone = load_run(copied)
+    assert "one repeat of each cell" in codes(alone)["single_repeat"]
+    assert "repeats_missing" not in codes(alone)
+    assert "; 1 repeat of every cell; " in setting_of(alone)
+
+
+def test_what_the_user_stopped_is_nothing_to_mend(run: RunData) -> None:
+    data = run.cells["ddp-d2-b8"]
+    message = "interrupted (before its first pass); the same command resumes the run"
+    stopped = CellResult(cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message)
+    crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
+
+    def told(result: CellResult) -> tuple[str, str]:
+        changed = replace(run, cells={**run.cells, "ddp-d2-b8": replace(data, results=(result,))})
+        (found,) = [one for one in conclusions(changed, compare(changed)) if one.code == f"cell_{result.status}"]
+        return found.message, found.next_step
+
+    assert told(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "nothing is to be mended")
+    assert told(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
+    assert "mend the cause" in told(crashed)[1]
