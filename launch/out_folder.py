@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ LOCK_NAME = ".lock"
 _FOLDERS = ("cells", "report", TRAININGS_NAME, "tensorboard", "wandb")
 _STEMS = tuple(Path(name).stem for name in (CALIBRATION_NAME, EQUALITY_NAME, TRAIN_LOG_NAME))
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as file systems over a network answer
+
+_CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
 
 def check_is_ours(out: Path) -> None:
@@ -80,13 +83,25 @@ def _lock(descriptor: int, folder: Path, wait: bool, note: Callable[[str], None]
 
 
 def claim(folder: Path) -> None:
-    """Mark a folder as one this process writes in, until it ends, however it ends; `claimed` tells others."""
+    """Mark a folder as one this process alone writes in, until it ends, however it ends; `claimed` tells others.
+
+    Raises DpscopeError where another process has claimed it.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
-            raise
+    for attempt in range(_CLAIM_ATTEMPTS):  # `claimed` holds it for an instant
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if attempt == _CLAIM_ATTEMPTS - 1:
+                raise DpscopeError(
+                    f"{folder}: another job is measuring it; wait for that one, then start again"
+                ) from error
+            time.sleep(_CLAIM_POLL_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS_HERE:
+                raise
+            return
 
 
 def claimed(folder: Path) -> bool:

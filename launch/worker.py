@@ -33,7 +33,10 @@ def main() -> None:
 
 def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: Report) -> None:
     if place.rank == 0:
+        # The other ranks measure nothing before they have met this one.
+        job.folder.path.mkdir(parents=True, exist_ok=True)
         claim(job.folder.path)
+        job.folder.clear_attempt()
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
     from dpscope.launch.cell_job import run_cell
 

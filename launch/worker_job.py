@@ -126,14 +126,30 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
         raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
     cell = cells[cell_name]
     check_place(cell, place)
+    chosen = _chosen_repeat(run, cell, repeat)
     return WorkerJob(
         config=manifest.config,
         cell=cell,
-        repeat=repeat or 0,
+        repeat=chosen,
         kind=manifest.device_type,
         threads=manifest.threads_per_process,
-        folder=run.repeat(cell, repeat or 0),
+        folder=run.repeat(cell, chosen),
     )
+
+
+def _chosen_repeat(run: RunFolder, cell: Cell, repeat: int | None) -> int:
+    """The repeat to measure, by default the next free one; raises DpscopeError for one that is measured already."""
+    if repeat is None:
+        return free_repeat(run, cell)
+    if repeat < 0:
+        raise DpscopeError(f"--repeat {repeat}: must be 0 or more")
+    folder = run.repeat(cell, repeat)
+    if folder.status() == "ok":
+        raise DpscopeError(
+            f"--repeat {repeat}: {cell.name} is measured already, in {folder.path}; leave --repeat away to add the next "
+            "free one, or remove that folder to measure it again"
+        )
+    return repeat
 
 
 def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
@@ -162,12 +178,12 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         wanted = new_manifest(config, devices.kind, threads, (PlannedCell(cell=cell),), on_this_host)
         with locked(run.path, wait=True, note=_note):
             manifest = manifest_with(run, wanted)
-            chosen = free_repeat(run, cell) if repeat is None else repeat
+            chosen = _chosen_repeat(run, cell, repeat)
             write_json(run.manifest_path, manifest)
             run.repeat(cell, chosen).path.mkdir(parents=True, exist_ok=True)
     else:
         manifest = _entered_by_rank_0(run, config, cell)
-        chosen = free_repeat(run, cell) if repeat is None else repeat
+        chosen = _chosen_repeat(run, cell, repeat)
     return WorkerJob(
         config=config,
         cell=cell,

@@ -10,6 +10,7 @@ runs/<run>/report/
 profiling/train_store.py says what `dpscope train` adds.
 """
 
+import errno
 import os
 import shutil
 import tempfile
@@ -78,8 +79,17 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path, kind: type[_Stored]) -> _Stored:
     """Read a stored type; raises DpscopeError naming file and field when it does not fit."""
+    if (stored := read_json_if_there(path, kind)) is None:
+        raise DpscopeError(f"cannot read {path}: {os.strerror(errno.ENOENT)}")
+    return stored
+
+
+def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
+    """As `read_json`; None where there is no such file, which another process may remove at any moment."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -105,7 +115,8 @@ class JobFolder:
 
     def status(self) -> CellStatus | None:
         """How the job ended, None while it has no result."""
-        return read_json(self.result_path, _Ended).status if self.result_path.exists() else None
+        ended = read_json_if_there(self.result_path, _Ended)
+        return None if ended is None else ended.status
 
 
 class _Ended(msgspec.Struct):
@@ -134,7 +145,7 @@ class RepeatFolder(JobFolder):
 
     def result(self) -> CellResult | None:
         """The repeat's result, None while it is not done."""
-        return read_json(self.result_path, CellResult) if self.result_path.exists() else None
+        return read_json_if_there(self.result_path, CellResult)
 
     def ranks(self) -> list[RankResult]:
         """What each process said, in rank order."""
@@ -164,6 +175,15 @@ class RepeatFolder(JobFolder):
             # The result goes first: a folder half removed must not read as done.
             self.result_path.unlink(missing_ok=True)
             shutil.rmtree(self.path)
+
+    def clear_attempt(self) -> None:
+        """Remove what an earlier attempt measured; what the job that runs now has here already stays."""
+        self.result_path.unlink(missing_ok=True)
+        for folder in (self.path / "traces", self.path / "counters"):
+            if folder.exists():
+                shutil.rmtree(folder)
+        for path in [*self.path.glob("rank_*"), *self.path.glob("samples_*")]:
+            path.unlink(missing_ok=True)
 
     def clear_measurements(self) -> None:
         """Remove what a failed attempt measured; its log stays."""

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from dpscope.profiling.run_store import DpscopeError, JobFolder, read_json
+from dpscope.profiling.run_store import DpscopeError, JobFolder, read_json, read_json_if_there
 from dpscope.profiling.run_types import Cell
 from dpscope.profiling.train_types import (
     TRAIN_SCHEMA_VERSION,
@@ -31,11 +31,11 @@ class TrainingFolder(JobFolder):
 
     def epochs(self) -> list[EpochRecord]:
         """Its epochs so far, in order."""
-        return read_json(self.epochs_path, list[EpochRecord]) if self.epochs_path.exists() else []
+        return read_json_if_there(self.epochs_path, list[EpochRecord]) or []
 
     def result(self) -> TrainResult | None:
         """How it ended, None while it has not."""
-        return read_json(self.result_path, TrainResult) if self.result_path.exists() else None
+        return read_json_if_there(self.result_path, TrainResult)
 
     def clear_attempt(self) -> None:
         """Make room for an attempt to train it: only its checkpoints, and the epochs that led to them, stay."""

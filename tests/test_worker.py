@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from dpscope.analysis.run_analysis import load_run
 from dpscope.launch import worker_job
 from dpscope.launch.cell_job import _wait_for_all_files
 from dpscope.launch.devices import Devices
-from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments, torchrun_place
+from dpscope.launch.out_folder import claim
+from dpscope.launch.worker_job import TorchrunPlace, WorkerJob, job_from_arguments, torchrun_place
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
-from dpscope.profiling.run_types import ParameterSizes, RankResult
+from dpscope.profiling.run_types import CellResult, CellStatus, ParameterSizes, RankResult
 
 WORKER = Path(__file__).parents[1] / "launch" / "worker.py"
 USER_MODELS = Path(__file__).parent / "user_models"
@@ -101,7 +104,9 @@ def test_a_folder_that_rank_0_does_not_share_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setattr(worker_job, "_WAIT_FOR_RANK_0_S", 0.1)
     second = TorchrunPlace(rank=1, local_rank=0, world_size=2, local_world_size=1, node=1)
     arguments = ["--strategy", "ddp", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
-    with pytest.raises(DpscopeError, match=r"rank 0 has entered no ddp-d2-b2 there in 0\.1 s; name one folder that all"):
+    with pytest.raises(
+        DpscopeError, match=r"rank 0 has entered no ddp-d2-b2 there in 0\.1 s; name one folder that all"
+    ):
         job_from_arguments(arguments, second)
     assert list(tmp_path.iterdir()) == []
 
@@ -127,6 +132,10 @@ def rank_result(rank: int, node: int) -> RankResult:
 def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     """Two nodes, both this host: what each saves is its own, and together they are one run."""
     out = tmp_path / "run"
+    begun = out / "cells" / "ddp-d2-b2" / "repeat0"  # by an attempt with both processes on one node, which was killed
+    for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
+        (begun / name).parent.mkdir(parents=True, exist_ok=True)
+        (begun / name).write_text("left")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -159,6 +168,7 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     assert second.environment.hostname == run.manifest().environment.hostname
     assert [path.name.partition(".")[0] for path in folder.traces()] == ["0_0", "1_1"]
     assert [path.name.partition(".")[0] for path in folder.counters_traces()] == ["0_0", "1_1"]
+    assert not list(begun.rglob("*0_1.*"))
     # Each node's processes share that node's cores alone, at least two shares of them.
     assert first.threads == second.threads == max(1, usable_cores() // 2)
     report = make_report(load_run(out))
@@ -167,6 +177,65 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     assert row.communication_us > 0
     assert row.transfer_us > 0  # of collectives matched over both nodes
     assert report.sound
+
+
+def result_of(job: WorkerJob, status: CellStatus) -> CellResult:
+    return CellResult(cell=job.cell, repeat=job.repeat, status=status, duration_s=1.0)
+
+
+def test_a_repeat_that_is_measured_is_not_measured_again(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    by_flags = ["--strategy", "single", "--batch-size", "2", "--device", "cpu", *out]
+    by_name = ["--cell", "single-d1-b2", *out]
+    first = job_from_arguments(by_flags, ALONE)
+    write_json(first.folder.result_path, result_of(first, "ok"))
+    kept = first.folder.result_path.read_bytes()
+    for arguments in (by_flags, by_name):
+        said = rf"--repeat 0: single-d1-b2 is measured already, in {first.folder.path}; leave --repeat away to add"
+        with pytest.raises(DpscopeError, match=said):
+            job_from_arguments([*arguments, "--repeat", "0"], ALONE)
+        assert job_from_arguments([*arguments, "--repeat", "3"], ALONE).repeat == 3
+        assert job_from_arguments(arguments, ALONE).repeat == 1
+        with pytest.raises(DpscopeError, match="--repeat -1: must be 0 or more"):
+            job_from_arguments([*arguments, "--repeat", "-1"], ALONE)
+    assert first.folder.result_path.read_bytes() == kept
+
+
+def test_a_repeat_that_failed_may_be_measured_again(tmp_path: Path) -> None:
+    arguments = ["--strategy", "single", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    failed = job_from_arguments(arguments, ALONE)
+    write_json(failed.folder.result_path, result_of(failed, "crashed"))
+    for name in ("log.txt", "traces/0_0.pt.trace.json.gz", "counters/0_0.json", "rank_0_0.json", "samples_0_0.parquet"):
+        (failed.folder.path / name).parent.mkdir(exist_ok=True)
+        (failed.folder.path / name).write_text("left")
+    again = job_from_arguments([*arguments, "--repeat", "0"], ALONE)
+    again.folder.clear_attempt()
+    assert [path.name for path in failed.folder.path.iterdir()] == ["log.txt"]  # it may be the running job's
+
+
+def test_one_job_at_a_time_measures_a_repeat(tmp_path: Path) -> None:
+    with claimed_by_another(tmp_path) as other:
+        with pytest.raises(DpscopeError, match="another job is measuring it; wait for that one"):
+            claim(tmp_path)
+        other.kill()
+        other.wait()
+        claim(tmp_path)
+
+
+@contextmanager
+def claimed_by_another(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """While a process of its own has claimed the folder."""
+    code = (
+        "import sys, pathlib; from dpscope.launch.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
+        "print('claimed', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"claimed\n"
+        yield other
+        other.kill()
 
 
 def test_without_torchrun_it_says_so() -> None:
@@ -217,18 +286,9 @@ def test_a_job_that_is_running_keeps_its_manifest(tmp_path: Path) -> None:
     sys.path.append(str(USER_MODELS))
     try:
         first = job_from_arguments([*arguments, "--momentum", "0.5"], ALONE)
-        code = (
-            "import sys, pathlib; from dpscope.launch.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
-            "print('claimed', flush=True); sys.stdin.read()"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", code, str(first.folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as other:
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"claimed\n"
-            with pytest.raises(DpscopeError, match=r"another job is measuring there with momentum = 0\.5, not 0\.6"):
-                job_from_arguments([*arguments, "--momentum", "0.6"], ALONE)
-            other.kill()
+        said = r"another job is measuring there with momentum = 0\.5, not 0\.6"
+        with claimed_by_another(first.folder.path), pytest.raises(DpscopeError, match=said):
+            job_from_arguments([*arguments, "--momentum", "0.6"], ALONE)
         assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).config.momentum == 0.6
     finally:
         sys.path.remove(str(USER_MODELS))
