@@ -6,8 +6,8 @@ import msgspec
 
 from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.plan import CIFAR_RESNET, resolve, threads_per_process
-from dpscope.launch.planned_run import check_model_here
+from dpscope.launch.model_size import check_model
+from dpscope.launch.plan import resolve, threads_per_process
 from dpscope.launch.run_config import load_config
 from dpscope.profiling.equality_types import EqualityJob, EqualitySettings, Precision, Training
 from dpscope.profiling.run_store import DpscopeError
@@ -33,8 +33,7 @@ def equality_settings(
     config = resolve(_with_batch(given, devices.kind, flags), devices)
     _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
     check_data(config)
-    if config.model != CIFAR_RESNET:  # the one name that needs no torch to be known
-        check_model_here(config.model)
+    check_model(config)
     return EqualitySettings(
         config=config,
         device=devices.kind,

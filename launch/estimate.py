@@ -1,8 +1,9 @@
 """How long a run will take and how much it will write, before it starts. Imports no torch.
 
-Rough on purpose: for CPUs constants measured once with ResNet-18 for CIFAR, for GPUs assumed ones. They are there so
-that nobody starts an hour by mistake; the time left that a running sweep shows is corrected by what its cells really
-took.
+Rough on purpose: a step is a fixed part, a part that grows with the model's parameters (the optimizer, DP's and DDP's
+communication) and one that grows with its multiplications. For CPUs the constants were measured once with ResNet-18 for
+CIFAR, for GPUs they are assumed. They are there so that nobody starts an hour by mistake; the time left that a running sweep
+shows is corrected by what its cells really took.
 """
 
 import math
@@ -10,18 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.launch.devices import DeviceType
+from dpscope.launch.model_size import SIZES, ModelSize
 from dpscope.launch.plan import CIFAR_RESNET, threads_per_process
+from dpscope.launch.progress import duration_text
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
 
-BASIS = {
+_BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
     "cuda": "from assumed step times, not from measured ones; GPUs and models differ",
 }
+_UNCOUNTED = "this model's multiplications cannot be counted and are taken as those of ResNet-18 for CIFAR"
 
 _START_S = {"cuda": 14.0, "cpu": 6.5}  # torchrun, imports, process group, model
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones
-_LARGE_MODEL_FACTOR = 10.0  # a 224 x 224 ImageNet model against a 32 x 32 ResNet-18
+_YARDSTICK = SIZES[CIFAR_RESNET]
 _TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
 
 
@@ -33,18 +37,26 @@ class CellEstimate:
     bytes: int
 
 
-def estimate_cell(cell: Cell, config: RunConfig, kind: DeviceType) -> CellEstimate:
+def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
+    """What the estimates rest on."""
+    return _BASIS[kind] if size.multiplications is not None else f"{_BASIS[kind]}; {_UNCOUNTED}"
+
+
+def estimate_cell(cell: Cell, config: RunConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
     """Time and disk of one repeat of a cell."""
-    step_s = _step_s(cell, config, kind)
+    step_s = _step_s(cell, config, kind, size)
     duration_s = _START_S[kind] + _steps(cell, config) * step_s
     writers = cell.devices * (2 if cell.strategy == "ddp" else 1)  # DDP's counters pass is traced as well
     traced_bytes = writers * (config.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
     return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
 
 
-def estimate_findings(plan: Sequence[PlannedCell], config: RunConfig, kind: DeviceType) -> list[Finding]:
+def estimate_findings(
+    plan: Sequence[PlannedCell], config: RunConfig, kind: DeviceType, size: ModelSize
+) -> list[Finding]:
     """Cells that will probably be ended by the time limit before they are measured."""
-    durations = {one.cell.name: estimate_cell(one.cell, config, kind).duration_s for one in plan if not one.skip_reason}
+    planned = [one.cell for one in plan if not one.skip_reason]
+    durations = {cell.name: estimate_cell(cell, config, kind, size).duration_s for cell in planned}
     over = {name: duration_s for name, duration_s in durations.items() if duration_s > config.timeout_s}
     if not over:
         return []
@@ -52,7 +64,8 @@ def estimate_findings(plan: Sequence[PlannedCell], config: RunConfig, kind: Devi
         Finding(
             severity="warning",
             code="estimate_over_timeout",
-            message=f"{', '.join(over)}: a repeat is estimated to take up to {max(over.values()):.0f} s and is ended at "
+            message=f"{', '.join(over)}: a repeat is estimated to take up to "
+            f"{duration_text(max(over.values()))} and is ended at "
             f"its time limit of {config.timeout_s:g} s, unmeasured.",
             next_step="Raise --timeout, or measure fewer steps or smaller batches.",
         )
@@ -67,13 +80,14 @@ def _steps(cell: Cell, config: RunConfig) -> int:
     return (1 + config.epochs) * math.ceil(config.samples / cell.global_batch_size) + beside
 
 
-def _step_s(cell: Cell, config: RunConfig, kind: DeviceType) -> float:
-    factor = 1.0 if config.model == CIFAR_RESNET or ":" in config.model else _LARGE_MODEL_FACTOR
+def _step_s(cell: Cell, config: RunConfig, kind: DeviceType, size: ModelSize) -> float:
+    parameters = size.parameters / _YARDSTICK.parameters
+    assert _YARDSTICK.multiplications is not None
+    multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
+    several = cell.devices > 1
     if kind == "cuda":
-        communication_s = 0.0 if cell.devices == 1 else 0.01
-        return factor * (0.015 + 5e-5 * cell.batch_size) + communication_s
+        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + 0.01 * parameters * several
     threads = threads_per_process(config)
-    one_s = factor * (0.1 + 0.026 * cell.batch_size) / threads
+    one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
     turns = max(1.0, cell.devices * threads / usable_cores())
-    communication_s = 0.0 if cell.devices == 1 else 0.15
-    return one_s * turns + communication_s
+    return one_s * turns + (0.01 + 0.14 * parameters) * several

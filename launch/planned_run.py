@@ -1,8 +1,6 @@
 """What a run would do on this machine, before it does anything: cells, jobs, commands, estimates. Imports no torch."""
 
-import os
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,18 +10,14 @@ from rich.text import Text
 
 from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.estimate import BASIS, CellEstimate, estimate_cell, estimate_findings
+from dpscope.launch.estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
 from dpscope.launch.hand_command import hand_command
 from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
+from dpscope.launch.model_size import ModelSize, check_model
 from dpscope.launch.out_folder import check_is_ours
-from dpscope.launch.plan import (
-    OWN_MODELS,
-    make_plan,
-    plan_findings,
-    resolve,
-    threads_per_process,
-)
+from dpscope.launch.plan import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.progress import duration_text
+from dpscope.launch.run_config import setting_text
 from dpscope.launch.torchrun import torchrun_command
 from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder
 from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
@@ -68,13 +62,12 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
     devices = resolve_devices(config.device)
     resolved = resolve(config, devices)
     check_data(resolved)
-    if resolved.model not in OWN_MODELS:
-        check_model_here(resolved.model)
     run = RunFolder(out)
     _check_out(run, resolved, fresh)
     plan = make_plan(resolved, devices.kind)
+    size = check_model(resolved)
     jobs = tuple(
-        _planned_job(run, planned.cell, repeat, resolved, devices.kind, fresh)
+        _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
         for repeat in range(resolved.repeats)
         for planned in plan
         if planned.skip_reason is None
@@ -85,28 +78,19 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
         threads_per_process=threads_per_process(resolved),
         plan=plan,
         jobs=jobs,
-        findings=(*plan_findings(resolved, devices.kind), *estimate_findings(plan, resolved, devices.kind)),
-        estimate_basis=BASIS[devices.kind],
+        findings=(*plan_findings(resolved, devices.kind), *estimate_findings(plan, resolved, devices.kind, size)),
+        estimate_basis=estimate_basis(devices.kind, size),
     )
 
 
-def check_model_here(name: str) -> None:
-    """As `workloads.check_model`, a user's module being found from the working directory, as it is in workers."""
-    from dpscope.launch.workloads import check_model
-
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    check_model(name)
-
-
 def _planned_job(
-    run: RunFolder, cell: Cell, repeat: int, config: RunConfig, kind: DeviceType, fresh: bool
+    run: RunFolder, cell: Cell, repeat: int, config: RunConfig, kind: DeviceType, size: ModelSize, fresh: bool
 ) -> PlannedJob:
     result = None if fresh else run.repeat(cell, repeat).result()
     return PlannedJob(
         cell=cell,
         repeat=repeat,
-        estimate=estimate_cell(cell, config, kind),
+        estimate=estimate_cell(cell, config, kind, size),
         command=tuple(torchrun_command(run.path, cell, repeat)),
         done=result is not None and result.status == "ok",
     )
@@ -120,10 +104,11 @@ def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
         return
     had = run.manifest().config
     for field in RunConfig.__struct_fields__:
-        if field not in FIELDS_OF_THE_SWEEP and getattr(had, field) != getattr(config, field):
+        then, now = getattr(had, field), getattr(config, field)
+        if field not in FIELDS_OF_THE_SWEEP and then != now:
             raise DpscopeError(
-                f"--out {run.path}: holds a run with {field} = {getattr(had, field)}, not "
-                f"{getattr(config, field)}; use the same settings to resume it, --fresh to redo it, or another --out"
+                f"--out {run.path}: holds a run with {setting_text(field, then)}, not {setting_text(field, now)}; use the "
+                "same settings to resume it, --fresh to redo it, or another --out"
             )
 
 
@@ -144,16 +129,14 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
 
 def print_plan(description: PlanDescription, console: Console) -> None:
     """Print the cells of a run and the estimates of time and disk."""
-    table = Table(
-        Column("cell", overflow="fold"), "devices", "batch per device", "repeats", "done", "estimate a repeat"
-    )
+    table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "estimate a repeat")
     for planned in description.plan:
-        cell = planned.cell
-        jobs = [job for job in description.jobs if job.cell == cell]
-        last = f"left out: {planned.skip_reason}" if planned.skip_reason else duration_text(jobs[0].estimate.duration_s)
+        jobs = [job for job in description.jobs if job.cell == planned.cell]
+        if planned.skip_reason is not None:
+            console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
+            continue
         done = sum(job.done for job in jobs)
-        numbers = (cell.devices, cell.batch_size, len(jobs), done)
-        table.add_row(cell.name, *(str(number) for number in numbers), last)
+        table.add_row(planned.cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
     console.print(table)
     to_do = sum(not job.done for job in description.jobs)
     console.print(

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
+from dpscope.launch.model_size import check_model
 from dpscope.launch.out_folder import check_is_ours
-from dpscope.launch.plan import OWN_MODELS, threads_per_process
-from dpscope.launch.planned_run import check_model_here
+from dpscope.launch.plan import threads_per_process
 from dpscope.launch.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
-from dpscope.launch.run_config import flag_name, shown
+from dpscope.launch.run_config import setting_text
 from dpscope.launch.torchrun import torchrun_prefix
 from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
 from dpscope.launch.train_settings import TrainJob
@@ -67,10 +67,7 @@ def plan_trainings(
     devices = resolve_devices(config.run.device)
     resolved = resolve_training(config, devices)
     check_data(resolved.run)
-    if resolved.run.model not in OWN_MODELS:
-        check_model_here(resolved.run.model)
-    if ":" in resolved.run.model:
-        _check_users_model(resolved.run)
+    check_model(resolved.run)
     folder = TrainFolder(out)
     check_is_ours(out)
     if is_train_folder(out) and not fresh:
@@ -97,14 +94,6 @@ def plan_trainings(
         ),
         findings=train_findings(resolved, plan, devices.kind),
     )
-
-
-def _check_users_model(run: RunConfig) -> None:
-    """Build it once: what it does wrong would otherwise be told by every training."""
-    from dpscope.launch.image_sets import check_classes
-    from dpscope.launch.workloads import build_workload
-
-    check_classes(run, build_workload(run.model))
 
 
 def _planned_job(job: TrainJob, out: Path, own: OwnCheckpoint) -> PlannedTrainJob:
@@ -143,15 +132,15 @@ def _check_same_settings(folder: TrainFolder, config: TrainConfig) -> None:
     for field, then, now in pairs:
         if then != now:
             raise DpscopeError(
-                f"--out {folder.path}: holds trainings with {flag_name(field)} {shown(then)}, not {shown(now)}; use the "
-                "same settings to go on, --fresh to begin anew, or another --out"
+                f"--out {folder.path}: holds trainings with {setting_text(field, then)}, not {setting_text(field, now)}; "
+                "use the same settings to go on, --fresh to begin anew, or another --out"
             )
 
 
 def print_train_plan(description: TrainDescription, console: Console) -> None:
     """Print the cells that are trained, with what they learn from and how."""
     config = description.config
-    table = Table(Column("cell", overflow="fold"), "devices", "global batch", "learning rate", "seeds", "done")
+    table = Table(Column("cell", no_wrap=True), "devices", "global batch", "learning rate", "seeds", "done")
     for one in description.plan:
         jobs = [job for job in description.jobs if job.cell == one.cell]
         if one.planned.skip_reason is not None:

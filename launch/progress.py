@@ -69,6 +69,11 @@ class SweepProgress:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as `42 s` or `3 min 05 s`."""
+    """Seconds as `42 s`, `3 min 05 s` or `3 h 26 min`."""
     whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -206,6 +206,13 @@ def shown(value: object) -> str:
     return ",".join(str(part) for part in value) or "(none)" if isinstance(value, list | tuple) else str(value)
 
 
+def setting_text(field: str, value: object) -> str:
+    """A setting as the option that makes it, such as ``--strategy single,ddp``."""
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{flag_name(field).removeprefix('--')}"
+    return f"no {flag_name(field)}" if value is None else f"{flag_name(field)} {shown(value)}"
+
+
 def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
     """(field, whether it holds, the fix) of every field that can be wrong by itself."""
     return [

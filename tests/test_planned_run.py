@@ -13,6 +13,7 @@ from dpscope.launch import manifest
 from dpscope.launch.out_folder import LOCK_NAME, locked
 from dpscope.launch.plan import make_plan
 from dpscope.launch.planned_run import describe_plan, plan_run
+from dpscope.launch.progress import duration_text
 from dpscope.launch.run_config import load_config
 from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments
 from dpscope.profiling.run_store import DpscopeError
@@ -56,6 +57,34 @@ def test_an_estimate_beyond_the_time_limit_is_warned_of(tmp_path: Path) -> None:
     assert slow.duration_s > 6 * 60  # of three cells and two repeats: the limit is no estimate
     soon = plan_run(load_config(None, {**TINY, "steps": 10, "timeout": 60}), tmp_path / "run")
     assert soon.findings == ()
+
+
+def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path: Path) -> None:
+    """ResNet-18 does 178 times the multiplications of ResNet-8, and a ViT-B/16 32 times ResNet-18's."""
+    took = {
+        name: plan_run(load_config(None, {**TINY, "model": name, "strategy": "single"}), tmp_path).jobs[0].estimate
+        for name in ("resnet8_cifar", "resnet18_cifar", "vit_b_16")
+    }
+    assert 6.5 < took["resnet8_cifar"].duration_s < 8
+    assert took["resnet18_cifar"].duration_s < 20
+    assert took["vit_b_16"].duration_s > 40
+
+
+def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    flags = {**TINY, "strategy": "ddp", "overlap": "off", "comm_hook": "fp16", "accumulate": "2"}
+    describe_plan(load_config(None, flags), tmp_path / "run", Console(file=printed, width=80))
+    table = printed.getvalue().partition("cpu,")[0]
+    assert "│ ddp-d2-b4-overlap-off-hook-fp16-accumulate-2 │ 2       │" in table
+    assert max(len(line) for line in table.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.4, "59 s"), (61, "1 min 01 s"), (3599.4, "59 min 59 s"), (3600, "1 h 00 min"), (12_357, "3 h 26 min")],
+)
+def test_durations_are_told_in_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize("place", ["file", "file/sub", "/proc/absent"])

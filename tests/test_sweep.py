@@ -134,8 +134,10 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     assert (RunFolder(out).manifest().config.repeats, RunFolder(out).manifest().config.timeout_s) == (2, 80)
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 2
     assert result.stat().st_mtime_ns == first
-    with pytest.raises(DpscopeError, match="steps = 4, not 5; use the same settings to resume it, --fresh"):
+    with pytest.raises(DpscopeError, match="holds a run with --steps 4, not --steps 5; use the same settings to resume"):
         sweep(out, strategy="single", steps=5)
+    with pytest.raises(DpscopeError, match="with --strategy single, not --strategy single,ddp; use"):
+        sweep(out, strategy="single,ddp")
     # Killed while it began afresh: what is left without a manifest is half removed, and nothing of it counts.
     RunFolder(out).manifest_path.unlink()
     assert sweep(out, strategy="single").ok

@@ -157,7 +157,7 @@ def test_two_trainings_are_the_same_bit_for_bit_and_what_is_done_is_kept(run: tu
     assert len(epochs_of(tmp_path / "again", "ddp")) == EPOCHS
     assert trained(tmp_path / "again", strategy="ddp", seeds="4")[0].ok
     assert [record.seed for record in TrainFolder(tmp_path / "again").log().epochs] == [SEED] * EPOCHS + [4] * EPOCHS
-    with pytest.raises(DpscopeError, match=r"holds trainings with --lr 0\.05, not 0\.06; use the same settings"):
+    with pytest.raises(DpscopeError, match=r"holds trainings with --lr 0\.05, not --lr 0\.06; use the same settings"):
         trained(tmp_path / "again", strategy="ddp", lr=0.06)
 
 

@@ -1,0 +1,64 @@
+"""The model of a run before the run: that it can be built, and how large it is. Imports torch for all but dpscope's own."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpscope.launch.plan import CIFAR_RESNET, SMALL_RESNET
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+
+if TYPE_CHECKING:
+    from dpscope.launch.workloads import Workload
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a step's time follows from, roughly."""
+
+    parameters: int
+    multiplications: int | None  # multiply-adds of one sample's forward; None where they cannot be counted
+
+
+SIZES = {
+    CIFAR_RESNET: ModelSize(parameters=11_173_962, multiplications=555_422_720),
+    SMALL_RESNET: ModelSize(parameters=78_042, multiplications=3_125_888),
+}
+
+
+def check_model(config: RunConfig) -> ModelSize:
+    """Build the model of a run once, so that a mistake in it is told before any job starts; returns its size.
+
+    The user's own is found from the working directory, as it is in workers. Raises DpscopeError, for a function that fails
+    with the line of the user's file.
+    """
+    if config.model in SIZES:
+        return SIZES[config.model]
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    from dpscope.launch.image_sets import check_classes
+    from dpscope.launch.workloads import build_workload
+
+    try:
+        workload = build_workload(config.model)
+    except MemoryError as error:
+        raise DpscopeError(f"--model {config.model}: this host has not enough memory to build it") from error
+    check_classes(config, workload)
+    return size_of(workload)
+
+
+def size_of(workload: "Workload") -> ModelSize:
+    """Parameters and multiplications of a model, which loses its weights: it runs once, on shapes alone."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = workload.model
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    samples = 2  # batch norm does not take one
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model.to("meta")(torch.zeros(samples, *workload.input_shape, device="meta"))
+    except Exception:  # whatever the user's forward needs that shapes do not have
+        return ModelSize(parameters=parameters, multiplications=None)
+    return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

@@ -1,0 +1,59 @@
+"""The model of a run, looked at before the run."""
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+from dpscope.launch.model_size import SIZES, ModelSize, check_model, size_of
+from dpscope.launch.planned_run import plan_run
+from dpscope.launch.run_config import load_config
+from dpscope.launch.workloads import Workload, build_workload
+from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import RunConfig
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_sizes_that_are_known_without_torch_are_those_of_the_models(name: str) -> None:
+    assert size_of(build_workload(name)) == SIZES[name]
+
+
+def test_multiplications_of_one_sample_are_counted() -> None:
+    """3 x 3 x 3 x 8 for each of 8 x 8 places, and 8 x 4; 216 weights, 4 x 8 + 4 of the linear layer."""
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+    assert size_of(Workload(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
+
+
+class _Looks(nn.Linear):
+    """Its forward needs values, which shapes alone do not have."""
+
+    def forward(self, samples: Tensor) -> Tensor:
+        assert float(samples.sum()) >= 0
+        return super().forward(samples)
+
+
+def test_a_forward_that_shapes_cannot_take_is_not_counted() -> None:
+    assert size_of(Workload(_Looks(3, 2), (3,), 2)) == ModelSize(parameters=8, multiplications=None)
+
+
+def test_a_model_of_ones_own_that_cannot_be_built_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half_done.py").write_text("def make():\n    return undefined_name\n")
+    out = tmp_path / "run"
+    with pytest.raises(DpscopeError) as caught:
+        plan_run(load_config(None, {"device": "cpu", "model": "half_done:make"}), out)
+    line = f"in {tmp_path / 'half_done.py'}, line 2; correct it there"
+    assert str(caught.value) == (
+        f"--model half_done:make: make() failed: NameError: name 'undefined_name' is not defined {line}"
+    )
+    assert not out.exists()
+
+
+def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent / "user_models")
+    with pytest.raises(DpscopeError, match="tells 4 classes apart and digits has 10"):
+        check_model(RunConfig(model="tiny_models:tiny", data="digits"))
