@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from dpscope.launch.plan import threads_per_process
 from dpscope.launch.run_config import flag_name
 from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
 
@@ -21,12 +22,16 @@ _NOT_OF_A_WORKER = (
 
 
 def hand_command(config: RunConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
-    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults."""
+    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
+
+    The threads are those of the whole run, which a worker that sees one cell cannot know.
+    """
     strategy = "dp" if cell.strategy == "dp-host" else cell.strategy
     flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
     flags += ["--devices", str(cell.devices)] if strategy == "dp" else []
     flags += _flags(config, RunConfig(), [name for name in RunConfig.__struct_fields__ if name not in _NOT_OF_A_WORKER])
     flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
+    flags += ["--threads", str(threads_per_process(config))]
     return [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cell.processes}"),

@@ -30,16 +30,17 @@ def free_repeat(run: RunFolder, cell: Cell) -> int:
     return repeat
 
 
-def manifest_with(run: RunFolder, wanted: Manifest) -> Manifest:
+def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Manifest:
     """The run's manifest with the cell that `wanted`, a manifest of its own, has in its plan.
 
-    That is `wanted` itself where there is none, or none that anything came of. Raises DpscopeError where cells were
-    measured, or are being measured, with other settings.
+    That is `wanted` itself where there is none, or none that anything came of. `threads` is what a process was explicitly
+    told to have; else it has what the run's processes have. Raises DpscopeError where cells were measured, or are being
+    measured, with other settings.
     """
     if not is_run_folder(run.path):
         return wanted
     had = run.manifest()
-    difference = next(_differences(had.config, wanted.config), None)
+    difference = next(_differences(had, wanted.config, threads), None)
     if difference is not None:
         if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
             _check_nobody_measures(run, difference)
@@ -58,20 +59,22 @@ def manifest_with(run: RunFolder, wanted: Manifest) -> Manifest:
     )
 
 
-def entered(run: RunFolder, config: RunConfig, cell: Cell) -> Manifest | None:
-    """The run's manifest if it has this cell, measured with these settings; None while it has not."""
+def entered(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest | None:
+    """The run's manifest if it has this cell, measured with these settings and threads; None while it has not."""
     manifest = run.manifest() if is_run_folder(run.path) else None
     if manifest is None or PlannedCell(cell=cell) not in manifest.plan:
         return None
-    return None if any(_differences(manifest.config, config)) else manifest
+    return None if any(_differences(manifest, config, threads)) else manifest
 
 
-def _differences(had: RunConfig, has: RunConfig) -> Iterator[str]:
+def _differences(had: Manifest, config: RunConfig, threads: int | None) -> Iterator[str]:
     """What differs that must be the same for cells to compare, such as ``momentum = 0.9, not 0.5``."""
     for field in RunConfig.__struct_fields__:
-        then, now = getattr(had, field), getattr(has, field)
+        then, now = getattr(had.config, field), getattr(config, field)
         if field not in _FIELDS_OF_THE_PLAN and then != now:
             yield f"{field} = {then}, not {now}"
+    if threads not in (None, had.threads_per_process):
+        yield f"threads = {had.threads_per_process}, not {threads}"
 
 
 def _check_nobody_measures(run: RunFolder, settings: str) -> None:

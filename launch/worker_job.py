@@ -11,13 +11,13 @@ import msgspec
 
 from dpscope.launch.data_files import check_data
 from dpscope.launch.devices import DeviceType, resolve_devices
+from dpscope.launch.job_threads import check_threads, threads_by_default
 from dpscope.launch.manifest import new_manifest
 from dpscope.launch.out_folder import locked
 from dpscope.launch.plan import OWN_MODELS, PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.run_config import load_config
 from dpscope.launch.shared_manifest import entered, free_repeat, manifest_with
 from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
-from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
 from dpscope.profiling.run_types import Cell, CellOptions, Manifest, PlannedCell, RunConfig
 
@@ -70,9 +70,14 @@ def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> Worker
     options = vars(_parser().parse_args(arguments))
     out: Path = options.pop("out")
     cell_name, repeat = options.pop("cell"), options.pop("repeat")
-    if cell_name is not None:
-        return _planned_job(RunFolder(out), cell_name, repeat, place)
-    return _job_by_hand(RunFolder(out), options, repeat, place)
+    if cell_name is None:
+        return _job_by_hand(RunFolder(out), options, repeat, place)
+    given = [_flag(name) for name, value in options.items() if value is not None]
+    if given:
+        raise DpscopeError(
+            f"--cell {cell_name} takes its settings from the run's manifest: leave {', '.join(given)} away"
+        )
+    return _planned_job(RunFolder(out), cell_name, repeat, place)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="the run folder; several cells may share one")
     add("--cell", help="a cell of the run's manifest, such as ddp-d4-b128, instead of the flags below")
     add("--repeat", type=int, help="number of the repeat; the next free one by default")
+    add("--threads", type=int, help="of each process (dp-host: replica); by default as the run's other cells have")
     add("--config", type=Path, help="TOML file with the same settings")
     add("--strategy", help="single, dp or ddp")
     add("--devices", help="devices of dp; ddp has one per process")
@@ -126,6 +132,7 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
         raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
     cell = cells[cell_name]
     check_place(cell, place)
+    _check_threads_as_begun(run, manifest, cell, place)
     chosen = _chosen_repeat(run, cell, repeat)
     return WorkerJob(
         config=manifest.config,
@@ -135,6 +142,11 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
         threads=manifest.threads_per_process,
         folder=run.repeat(cell, chosen),
     )
+
+
+def _check_threads_as_begun(run: RunFolder, manifest: Manifest, cell: Cell, place: TorchrunPlace) -> None:
+    threads = manifest.threads_per_process
+    check_threads(cell, place.local_world_size, threads, f"{run.path}, begun with {threads} threads a process")
 
 
 def _chosen_repeat(run: RunFolder, cell: Cell, repeat: int | None) -> int:
@@ -153,7 +165,8 @@ def _chosen_repeat(run: RunFolder, cell: Cell, repeat: int | None) -> int:
 
 
 def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
-    config_path = options.pop("config")
+    config_path, threads = options.pop("config"), options.pop("threads")
+    assert threads is None or isinstance(threads, int)
     assert config_path is None or isinstance(config_path, Path)
     given = load_config(config_path, options)
     _check_one_cell(given)
@@ -171,18 +184,20 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     )
     check_place(cell, place)
     _check_measurable(cell, config)
-    local_devices = place.local_world_size if strategy == "ddp" else count
-    # At least two shares: the cell this one will be compared with has two devices or more.
-    threads = max(1, usable_cores() // max(2, local_devices))
+    if threads is not None:
+        check_threads(cell, place.local_world_size, threads, f"--threads {threads}")
     if place.rank == 0:
-        wanted = new_manifest(config, devices.kind, threads, (PlannedCell(cell=cell),), on_this_host)
+        own_threads = threads or threads_by_default(count if on_this_host is None else on_this_host, devices)
+        wanted = new_manifest(config, devices.kind, own_threads, (PlannedCell(cell=cell),), on_this_host)
         with locked(run.path, wait=True, note=_note):
-            manifest = manifest_with(run, wanted)
+            manifest = manifest_with(run, wanted, threads)
+            _check_threads_as_begun(run, manifest, cell, place)
             chosen = _chosen_repeat(run, cell, repeat)
             write_json(run.manifest_path, manifest)
             run.repeat(cell, chosen).path.mkdir(parents=True, exist_ok=True)
     else:
-        manifest = _entered_by_rank_0(run, config, cell)
+        manifest = _entered_by_rank_0(run, config, cell, threads)
+        _check_threads_as_begun(run, manifest, cell, place)
         chosen = _chosen_repeat(run, cell, repeat)
     return WorkerJob(
         config=config,
@@ -194,10 +209,10 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     )
 
 
-def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell) -> Manifest:
+def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest:
     """The run's manifest once rank 0 has entered this job; raises DpscopeError when that does not come to be seen."""
     deadline = time.monotonic() + _WAIT_FOR_RANK_0_S
-    while (manifest := entered(run, config, cell)) is None:
+    while (manifest := entered(run, config, cell, threads)) is None:
         if time.monotonic() > deadline:
             raise DpscopeError(
                 f"--out {run.path}: rank 0 has entered no {cell.name} there in {_WAIT_FOR_RANK_0_S:g} s; name one folder "

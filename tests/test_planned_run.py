@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.launch import manifest
+from dpscope.launch import job_threads, manifest, plan
 from dpscope.launch.out_folder import LOCK_NAME, locked
 from dpscope.launch.plan import make_plan
 from dpscope.launch.planned_run import describe_plan, plan_run
@@ -37,9 +37,26 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
         place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
         by_hand = job_from_arguments(arguments, place)
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
+        assert by_hand.threads == description.threads_per_process
         same = ("model", "data", "samples", "steps", "learning_rate", "momentum", "traced_steps", "seed", "workers")
         for field in same:
             assert getattr(by_hand.config, field) == getattr(description.config, field)
+
+
+def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 cores and up to 4 devices: 2 threads each, in the first cell too, which alone would have 4; all in one folder."""
+    for module in (plan, job_threads):
+        monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    printed = io.StringIO()
+    describe_plan(load_config(None, {**TINY, "devices": "1,2,4"}), tmp_path / "run", Console(file=printed, width=1000))
+    commands = [line.split() for line in printed.getvalue().splitlines() if "torch.distributed.run" in line]
+    assert len(commands) == 2 * 5
+    for command in commands:
+        processes = int(command[command.index("--standalone") + 1].removeprefix("--nproc-per-node="))
+        place = TorchrunPlace(rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0)
+        assert job_from_arguments(command[command.index("dpscope.launch.worker") + 1 :], place).threads == 2
 
 
 def test_repeats_are_interleaved(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from dpscope.analysis.report import make_report
 from dpscope.analysis.run_analysis import load_run
-from dpscope.launch import worker_job
+from dpscope.launch import job_threads, plan, worker_job
 from dpscope.launch.cell_job import _wait_for_all_files
 from dpscope.launch.devices import Devices
 from dpscope.launch.out_folder import claim
+from dpscope.launch.run_config import load_config
 from dpscope.launch.worker_job import TorchrunPlace, WorkerJob, job_from_arguments, torchrun_place
 from dpscope.profiling.environment import usable_cores
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
@@ -177,6 +178,89 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     assert row.communication_us > 0
     assert row.transfer_us > 0  # of collectives matched over both nodes
     assert report.sound
+
+
+def with_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(job_threads, "usable_cores", lambda: cores)
+    monkeypatch.setattr(plan, "usable_cores", lambda: cores)
+
+
+def on_one_host(processes: int) -> TorchrunPlace:
+    return TorchrunPlace(0, 0, world_size=processes, local_world_size=processes, node=0)
+
+
+def test_threads_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 cores, as the run began with 4 threads each: 4 processes would have 16."""
+    with_cores(monkeypatch, 8)
+    settings = ["--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    single, ddp = ["--strategy", "single", *settings], ["--strategy", "ddp", *settings]
+    assert job_from_arguments(single, ALONE).threads == 4
+    assert job_from_arguments(ddp, on_one_host(2)).threads == 4
+    said = (
+        r"run, begun with 4 threads a process: ddp-d4-b2 would compute with 4 x 4 threads on the 8 cores of this host; "
+    )
+    with pytest.raises(DpscopeError, match=said + "give every cell --threads 2, in a new --out"):
+        job_from_arguments(ddp, on_one_host(4))
+    replicas = ["--strategy", "dp", "--devices", "4", *settings]
+    with pytest.raises(DpscopeError, match="dp-host-d4-b2 would compute with 4 x 4 threads"):
+        job_from_arguments(replicas, ALONE)
+    names = [planned.cell.name for planned in RunFolder(tmp_path / "run").manifest().plan]
+    assert names == ["single-d1-b2", "ddp-d2-b2"]  # what is refused is not planned
+    # Nothing is measured yet, so that the run may begin again with what fits.
+    assert job_from_arguments([*ddp, "--threads", "2"], on_one_host(4)).threads == 2
+    assert job_from_arguments(single, ALONE).threads == 2
+
+
+def test_threads_are_equal_in_all_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cores(monkeypatch, 8)
+    settings = ["--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    single = ["--strategy", "single", *settings]
+    for asked, said in (
+        (0, "--threads 0: must be 1 or more"),
+        (9, "--threads 9: single-d1-b2 would compute with 1 x 9"),
+    ):
+        with pytest.raises(DpscopeError, match=said):
+            job_from_arguments([*single, "--threads", str(asked)], ALONE)
+    first = job_from_arguments([*single, "--threads", "8"], ALONE)
+    assert first.threads == 8
+    write_json(first.folder.result_path, result_of(first, "ok"))
+    with pytest.raises(DpscopeError, match="was measured with threads = 8, not 2: its cells would not compare"):
+        job_from_arguments(["--strategy", "ddp", *settings, "--threads", "2"], on_one_host(4))
+    by_name = ["--cell", "single-d1-b2", "--out", str(tmp_path / "run")]
+    assert job_from_arguments(by_name, ALONE).threads == 8
+    with pytest.raises(DpscopeError, match="takes its settings from the run's manifest: leave --threads away"):
+        job_from_arguments([*by_name, "--threads", "8"], ALONE)
+    with_cores(monkeypatch, 4)
+    with pytest.raises(DpscopeError, match="begun with 8 threads a process: single-d1-b2 would compute with 1 x 8"):
+        job_from_arguments(by_name, ALONE)
+
+
+def test_more_processes_than_cores_have_one_thread_and_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cores(monkeypatch, 2)
+    settings = ["--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    assert job_from_arguments(["--strategy", "single", *settings], ALONE).threads == 1
+    assert RunFolder(tmp_path / "run").manifest().findings == ()
+    assert job_from_arguments(["--strategy", "ddp", *settings], on_one_host(4)).threads == 1
+    (finding,) = RunFolder(tmp_path / "run").manifest().findings
+    assert (finding.code, finding.message[:30]) == ("cpu_oversubscribed", "4 processes share 2 cores: the")
+
+
+def test_on_gpus_the_first_cell_leaves_threads_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 cores and 4 GPUs: 8 threads each, whichever cell comes first, as `dpscope run` has."""
+    with_cores(monkeypatch, 32)
+    two_gpu_nodes(monkeypatch)
+    settings = ["--batch-size", "2"]
+    places = {"single": ALONE, "dp": ALONE, "ddp": on_one_host(4)}
+    for first in places:
+        for strategy in sorted(places, key=lambda name: name != first):
+            job = job_from_arguments(
+                ["--strategy", strategy, *settings, "--out", str(tmp_path / first)], places[strategy]
+            )
+            assert job.threads == 8
+    alone = Devices(kind="cuda", count=4)
+    assert plan.threads_per_process(plan.resolve(load_config(None, {}), alone)) == 8
 
 
 def result_of(job: WorkerJob, status: CellStatus) -> CellResult:
