@@ -25,7 +25,10 @@ STRAGGLER_LATENESS = 0.05  # ...and of the step
 TRACER_COST = 1.15
 
 _MERGED = frozenset(
-    {"few_samples", "wide_spread", "repeats_differ", "drift", "outliers", "tracer_cost", "target_efficiency"}
+    {
+        *("few_samples", "wide_spread", "repeats_differ", "drift", "outliers"),
+        *("tracer_cost", "target_efficiency", "device_idle"),
+    }
 )
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 

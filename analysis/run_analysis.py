@@ -11,6 +11,7 @@ import pandas as pd
 from dpscope.analysis.cell_findings import MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.expected_traffic import check_traffic, reduced_bytes
+from dpscope.analysis.idle_findings import idle_findings
 from dpscope.analysis.rank_matching import step_waits
 from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.step_timeline import StepTimeline
@@ -20,6 +21,8 @@ from dpscope.analysis.training_data import TrainingData, load_training
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
 from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
 from dpscope.profiling.train_store import holds_epochs
+
+_SAID_OF_CELLS = frozenset({"parallelism", "device_idle"})  # and not of each trace
 
 Progress = Callable[[str], None]
 
@@ -151,8 +154,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
             continue
         analysis = analyze_traces(done.traces())
-        # What parallelism a trace shows, the cell says itself.
-        findings += [finding for finding in analysis.findings if finding.code != "parallelism"]
+        findings += [finding for finding in analysis.findings if finding.code not in _SAID_OF_CELLS]
         findings += _traffic(cell, own_ranks, analysis)
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
@@ -177,6 +179,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(ranks):
         findings.append(counters_not_compared(cell, f"{len(ranks) - len(checks)} of {len(ranks)} ranks saved none"))
     findings += spread_findings(cell.name, data.step_samples())
+    findings += idle_findings(data.steps, cell.name)
     return CellData(**{**vars(data), "findings": tuple(_unique(findings))})
 
 

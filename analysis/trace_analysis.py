@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dpscope.analysis.idle_findings import idle_findings
 from dpscope.analysis.parallel_reading import Progress, read_files
 from dpscope.analysis.parallelism import parallelism_finding
 from dpscope.analysis.rank_matching import MatchedCollectives, match_ranks
@@ -63,9 +64,11 @@ def analyze_traces(
     summaries = [one.summary for one in ranks]
     matched = match_unique_ranks([one.collectives for one in ranks], [summary.rank for summary in summaries])
     findings += [finding for one in ranks for finding in one.findings]
-    findings += [*matched.findings, *parallelism_finding([one.parallelism for one in summaries], matched.table)]
+    steps = pd.concat([one.steps for one in ranks], ignore_index=True)
+    findings += [*matched.findings, *idle_findings(steps)]
+    findings += parallelism_finding([one.parallelism for one in summaries], matched.table)
     return TraceAnalysis(
-        steps=pd.concat([one.steps for one in ranks], ignore_index=True),
+        steps=steps,
         collectives=matched.table,
         dp_phases=_joined([one.dp_phases for one in ranks]),
         summaries=tuple(summaries),

@@ -20,7 +20,8 @@ ANALYSIS = Path(__file__).parents[1] / "analysis"
 MODULES = (
     "trace_chunks", "trace_events", "trace_columns", "trace_header", "trace_reader", "fused_ranks", "duplicate_events",
     "attribution", "copy_engines", "step_breakdown", "collectives", "gloo_queue", "dp_phases", "dp_launches",
-    "rank_alignment", "rank_matching", "stragglers", "parallelism", "parallel_reading", "rank_tables", "trace_analysis",
+    "rank_alignment", "rank_matching", "stragglers", "parallelism", "parallel_reading", "idle_findings", "rank_tables",
+    "trace_analysis",
 )  # fmt: skip
 Make = Callable[[Path], None]
 MAX_BYTES = 8 << 20
@@ -114,6 +115,23 @@ def same_rank(folder: Path) -> None:
     write_trace(trace, folder / "b.json")
 
 
+def stretched(times: float) -> Make:
+    """The host's part of a job takes so many times as long, and its kernels as long as before."""
+
+    def make(folder: Path) -> None:
+        trace = ddp_trace(0, 2).trace
+        on_device = ("kernel", "gpu_memcpy", "gpu_memset")
+        events = [
+            {**event, "ts": event["ts"] * times, "dur": event["dur"] * (1 if event["cat"] in on_device else times)}
+            if event.get("ph") == "X"
+            else event
+            for event in trace["traceEvents"]
+        ]
+        job({**trace, "traceEvents": events})(folder)
+
+    return make
+
+
 def fused(marking: str) -> Make:
     traces = [ddp_trace(rank, 2).trace for rank in range(2)]
     return lambda folder: job(fused_trace(traces, marking))(folder)  # type: ignore[arg-type]
@@ -170,6 +188,7 @@ CASES = {
     ),
     "ranks_not_unique": Case(same_rank),
     "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
+    "device_idle": Case(stretched(4.0), stretched(1.0)),
     "parallelism": Case(sound, no_communication),
 }
 

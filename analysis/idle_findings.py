@@ -1,0 +1,52 @@
+"""Devices that neither compute nor communicate for a large part of their steps."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from dpscope.analysis.units import counted, show_time
+from dpscope.profiling.run_types import Finding
+
+IDLE_SHARE = 0.3  # of a device's mean step
+COPY_SHARE = 0.1  # of idle time, from which host copies are named
+
+
+def idle_findings(steps: pd.DataFrame, name: str = "") -> Iterator[Finding]:
+    """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows.
+
+    `steps` are rows of `step_breakdown`; CPU rows have no device and say nothing. `name` begins the message.
+    """
+    whole = steps[steps["device"].notna() & ~steps["partial_window"].fillna(True).astype(bool)] if len(steps) else steps
+    if whole.empty:
+        return
+    columns = ["step_us", "idle_us", "host_copy_us"]
+    means = whole.groupby(["rank", "device"], dropna=False)[columns].mean().astype(float).reset_index()
+    means["share"] = means["idle_us"] / means["step_us"]
+    idle = means[means["share"] >= IDLE_SHARE].sort_values("share", ascending=False, kind="stable")
+    if idle.empty:
+        return
+    most = idle.iloc[0]
+    which = (
+        f"device {most['device']:.0f} of rank {most['rank']:.0f}"
+        if pd.notna(most["rank"])
+        else f"device {most['device']:.0f}"
+    )
+    if len(means) == 1:
+        said = f"{which} is idle {most['share']:.0%} of a step"
+    else:
+        least = f"{idle['share'].min():.0%} to " if len(idle) > 1 else ""
+        said = f"{len(idle)} of {counted(len(means), 'device')} idle {least}{most['share']:.0%} of a step, most of all {which}"
+    copies = most["host_copy_us"]
+    copying = (
+        f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
+    )
+    times = f"{show_time(most['idle_us'])} of {show_time(most['step_us'])}{copying}"
+    yield Finding(
+        severity="warning",
+        code="device_idle",
+        message=f"{name}: {said} ({times})".removeprefix(": ")
+        + ": host or loader bound, or under DataParallel waiting for another device; faster devices or links would not "
+        "shorten that part",
+        next_step="see in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
+        "batches, torch.compile, CUDA graphs), .item() and other calls that wait for the device",
+    )

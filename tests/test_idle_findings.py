@@ -1,0 +1,51 @@
+"""Idle devices are told from 30% of a step on; expectations by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.idle_findings import idle_findings
+from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.profiling.run_types import Cell
+from tests.run_cells import windows
+
+DATA = Path(__file__).parent / "data"
+DDP = Cell(strategy="ddp", devices=2, batch_size=8)
+
+
+def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> None:
+    """Device 0 of rank 0: 600 and 200 us of 1,000 us, rank 1 100 us; rank 0's first window does not count."""
+    steps = windows(DDP, 3, step_us=1000.0, idle_us=100.0, host_copy_us=0.0)
+    steps.loc[steps["rank"] == 0, "idle_us"] = [1000.0, 600.0, 200.0]
+    steps.loc[steps["step"] == 0, "partial_window"] = True
+    (found,) = idle_findings(steps, "ddp-d2-b8")
+    assert found.code == "device_idle"
+    said = "ddp-d2-b8: 1 of 2 devices idle 40% of a step, most of all device 0 of rank 0 (400.0 us of 1.00 ms): host"
+    assert found.message.startswith(said)
+
+
+def test_host_copies_within_the_idle_time_are_named() -> None:
+    single = Cell(strategy="single", devices=1, batch_size=8)
+    (found,) = idle_findings(windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0))
+    said = "device 0 of rank 0 is idle 50% of a step (500.0 us of 1.00 ms, 100.0 us of it copying from or to the host)"
+    assert found.message.startswith(said)
+
+
+@pytest.mark.parametrize("idle_us", [0.0, 299.0])
+def test_a_device_that_is_mostly_busy_says_nothing(idle_us: float) -> None:
+    assert not list(idle_findings(windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0)))
+
+
+def test_no_device_and_no_whole_window_say_nothing() -> None:
+    steps = windows(DDP, 2, step_us=1000.0, idle_us=900.0, host_copy_us=0.0)
+    assert list(idle_findings(steps))
+    assert not list(idle_findings(steps.assign(partial_window=True)))
+    steps["device"] = None
+    assert not list(idle_findings(steps))
+
+
+def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:
+    """Steps 5 and 6 of the A100 trace: idle 170.8 of 219.8 and 167.4 of 225.0 ms, 338.2 / 444.8 = 76%."""
+    analysis = analyze_traces([DATA / "a100x2_ddp_resnet50_rank0.json.gz"])
+    (found,) = [one for one in analysis.findings if one.code == "device_idle"]
+    assert found.message.startswith("device 0 of rank 0 is idle 76% of a step (169.1 ms of 222.4 ms)")
