@@ -70,7 +70,7 @@ def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Conso
         end = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console)
     if end == ("exited", 0) and (folder.path / MEASURED_NAME).exists():
         return read_json(folder.path / MEASURED_NAME, Measured)
-    raise job_failure(folder, end, settings.timeout_s, "calibration failed, nothing is saved", console)
+    raise job_failure(folder, end, settings.timeout_s, "calibration failed, nothing is saved", stop, console)
 
 
 def _rates(settings: CalibrationSettings, links: Interconnect, link_gbps: float | None) -> dict[int, LinkRate]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dpscope.launch import cli_options as options
 from dpscope.launch.cli_learning import equal, train
+from dpscope.launch.stop_request import Stopped
 from dpscope.profiling.run_store import DpscopeError, is_run_folder
 from dpscope.profiling.train_store import holds_epochs
 
@@ -24,12 +25,12 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on standard error and exit status 2."""
+    """Entry point: a user's mistake is one line on standard error and exit status 2; Ctrl-C is 130."""
     try:
         app()
     except DpscopeError as error:
         sys.stderr.write(f"dpscope: {error}\n")
-        sys.exit(2)
+        sys.exit(error.exit_status if isinstance(error, Stopped) else 2)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -99,7 +100,7 @@ def run(
         if outcome.ok:
             raise
         console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if outcome.ok and sound else 1)
+    raise typer.Exit(outcome.exit_status or int(not sound))
 
 
 _NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run")

@@ -65,5 +65,5 @@ def _run_job(
     timeout_s = settings.config.timeout_s
     end = attend_job(command, folder, settings.threads_per_process, timeout_s, title, stop, console)
     if folder.status() != "ok":
-        raise job_failure(folder, end, timeout_s, f"{job.cell.name} failed, nothing is compared", console)
+        raise job_failure(folder, end, timeout_s, f"{job.cell.name} failed, nothing is compared", stop, console)
     console.print(Text(f"{title}: done"), soft_wrap=True)

@@ -5,6 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dpscope.profiling.run_store import DpscopeError
+
+
+class Stopped(DpscopeError):
+    """A command was told to stop by a signal, and has; `exit_status` is 128 + the signal's number."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
 
 class StopRequest:
     """Whether this process was told to stop. Signals only set it, so that none can cut a file or a cleaning-up short."""

@@ -30,12 +30,17 @@ class SweepOutcome:
 
     manifest: Manifest
     results: tuple[CellResult, ...]  # of every planned repeat that was reached, earlier sweeps' included
-    interrupted: bool
+    stop: StopRequest
+
+    @property
+    def exit_status(self) -> int:
+        """128 + the number of the signal that ended it, else 0 or 1."""
+        return self.stop.exit_status if self.stop.requested else int(not self.ok)
 
     @property
     def ok(self) -> bool:
         """Whether every planned repeat is measured."""
-        return not self.interrupted and all(result.status == "ok" for result in self.results)
+        return not self.stop.requested and all(result.status == "ok" for result in self.results)
 
 
 def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> SweepOutcome:
@@ -112,7 +117,7 @@ class _Sweep:
                 self._results.append(result)
                 if self._stop.requested:
                     break
-        return SweepOutcome(manifest=self._manifest, results=tuple(self._results), interrupted=self._stop.requested)
+        return SweepOutcome(manifest=self._manifest, results=tuple(self._results), stop=self._stop)
 
     def _attempt(self, index: int, job: PlannedJob) -> CellResult:
         """Measure one repeat, or record why not."""

@@ -190,7 +190,7 @@ def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
         "import json, pathlib, sys; from rich.console import Console\n"
         "from dpscope.launch.run_config import load_config; from dpscope.launch.sweep import run_sweep\n"
         "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
-        "sys.exit(0 if outcome.ok else 1)"
+        "sys.exit(outcome.exit_status)"
     )
     return subprocess.Popen([sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL)
 
@@ -276,7 +276,7 @@ def test_an_interrupt_is_recorded_and_ends_the_job(tmp_path: Path, number: signa
     running = start_sweep(out, model="tiny_models:hanging", strategy="ddp")
     wait_until(in_pass(out, "ddp-d2-b2", "timed"))
     running.send_signal(number)
-    assert running.wait(timeout=30) == 1
+    assert running.wait(timeout=30) == 128 + number
     assert processes_of(out) == []
     result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
     assert result is not None
