@@ -19,9 +19,9 @@ from dpscope.launch.workloads import build_workload, parameter_sizes
 from dpscope.profiling.environment import (
     collect_environment,
     device_findings,
-    device_states,
     open_nvml,
     own_processes_seen,
+    torch_device_states,
 )
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, write_json
 from dpscope.profiling.run_types import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
@@ -106,10 +106,10 @@ def _device_states(
     """State of this process's devices; empty on the CPU."""
     if job.kind == "cpu":
         return ()
-    states = device_states(open_nvml(), own_process_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if job.cell.strategy == "ddp":
-        return tuple(state for state in states if state.index == place.local_rank)
-    return states[: job.cell.devices]
+    indices = (place.local_rank,) if job.cell.strategy == "ddp" else range(job.cell.devices)
+    properties = {index: torch.cuda.get_device_properties(index) for index in indices}
+    uuids = {index: str(getattr(one, "uuid", "")) for index, one in properties.items()}
+    return torch_device_states(open_nvml(), own_process_ids, uuids)
 
 
 def _own_process_ids() -> tuple[int, ...] | None:

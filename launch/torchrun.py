@@ -61,7 +61,7 @@ class TorchrunJob:
         name, _, value = self._token.partition("=")
         environment = {
             "OMP_NUM_THREADS": str(threads),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, so that states belong to their devices
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which the manifest lists the devices
             **os.environ,
             name: value,
             **({} if run is None else dict([_run_token(run)])),

@@ -28,6 +28,7 @@ from dpscope.launch.worker_process import Report, work
 def main() -> None:
     """Measure the cell the arguments name."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the same GPUs first as in a run's jobs
     work(job_from_arguments, _measure)
 
 

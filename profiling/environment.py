@@ -5,11 +5,11 @@ import os
 import platform
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscope.profiling.interconnect import active_nvlinks
+from dpscope.profiling.interconnect import active_nvlinks, bare_uuid
 from dpscope.profiling.run_types import DeviceState, Environment, Finding
 
 _SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
@@ -49,7 +49,7 @@ def driver_version(nvml: Any | None) -> str | None:
 def device_states(
     nvml: Any | None, own_process_ids: Sequence[int] | None, visible: str | None = None
 ) -> tuple[DeviceState, ...]:
-    """State of every visible GPU at this moment, in CUDA's numbering; empty without NVML.
+    """State of every visible GPU at this moment, numbered as CUDA does in PCI order; empty without NVML.
 
     `visible` is the value of CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as others; None says that
     they are not known (as in a container, where NVML counts in the host's process ids): others then are None.
@@ -58,6 +58,28 @@ def device_states(
         return ()
     handles = _visible_handles(nvml, visible)
     return tuple(_device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles))
+
+
+def torch_device_states(
+    nvml: Any | None, own_process_ids: Sequence[int] | None, uuids: Mapping[int, str]
+) -> tuple[DeviceState, ...]:
+    """State at this moment of the GPUs whose UUIDs torch tells, by torch's index; `own_process_ids` as above.
+
+    Neither CUDA's order of devices nor what is visible matters. A GPU that NVML does not know by its UUID (a MIG instance)
+    is left out: its state is not known.
+    """
+    if nvml is None:
+        return ()
+    by_uuid = {
+        bare_uuid(uuid): handle
+        for handle in _visible_handles(nvml, None)
+        if (uuid := _text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle))) is not None
+    }
+    return tuple(
+        _device_state(nvml, by_uuid[bare_uuid(uuid)], index, own_process_ids)
+        for index, uuid in uuids.items()
+        if bare_uuid(uuid) in by_uuid
+    )
 
 
 def own_processes_seen(nvml: Any | None, process_id: int) -> bool:

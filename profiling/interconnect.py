@@ -176,9 +176,13 @@ def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
 
 
 def _torch_index(uuid: str | None, torch_uuids: Sequence[str]) -> int | None:
-    """torch prints a UUID without NVML's prefix GPU-."""
-    bare = [one.removeprefix("GPU-") for one in torch_uuids]
-    return bare.index(uuid.removeprefix("GPU-")) if uuid is not None and uuid.removeprefix("GPU-") in bare else None
+    bare = [bare_uuid(one) for one in torch_uuids]
+    return bare.index(bare_uuid(uuid)) if uuid is not None and bare_uuid(uuid) in bare else None
+
+
+def bare_uuid(uuid: str) -> str:
+    """A GPU's UUID as torch prints it, which is without NVML's prefix."""
+    return uuid.removeprefix("GPU-")
 
 
 def _address(pci: Any) -> str | None:

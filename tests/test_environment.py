@@ -1,9 +1,23 @@
 """Device states from NVML's answers, replayed; findings about them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dpscope.profiling.environment import collect_environment, device_findings, device_states, driver_version
+import pytest
+import torch
+
+from dpscope.launch import cell_job
+from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
+from dpscope.profiling.environment import (
+    collect_environment,
+    device_findings,
+    device_states,
+    driver_version,
+    torch_device_states,
+)
+from dpscope.profiling.run_store import RepeatFolder
+from dpscope.profiling.run_types import Cell, CellStrategy, RunConfig
 
 
 class RecordedNvml:
@@ -81,6 +95,42 @@ def test_visible_devices_choose_and_order() -> None:
     assert [state.uuid for state in device_states(nvml, (), "GPU-bb")] == ["GPU-bbbb"]
     assert [state.uuid for state in device_states(nvml, (), "0,7,1")] == ["GPU-aaaa"]
     assert device_states(None, ()) == ()
+
+
+def test_states_belong_to_torchs_devices() -> None:
+    """CUDA numbers the fastest GPU first where it is not told otherwise: here NVML's second."""
+    nvml = RecordedNvml()
+    first, second = torch_device_states(nvml, (), {0: "bbbb", 1: "aaaa"})  # torch prints no prefix
+    assert (first.index, first.uuid, first.temperature_c) == (0, "GPU-bbbb", 83)
+    assert (second.index, second.uuid, second.temperature_c) == (1, "GPU-aaaa", 41)
+    (only,) = torch_device_states(nvml, (), {3: "GPU-aaaa", 4: "cccc", 5: ""})  # what NVML does not know is left out
+    assert (only.index, only.uuid) == (3, "GPU-aaaa")
+    assert torch_device_states(RecordedNvml(UUID=(None, None)), (), {0: ""}) == ()
+    assert torch_device_states(None, (), {0: "aaaa"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "local_rank", "temperatures_c"),
+    [("single", 1, 0, {0: 83}), ("dp", 2, 0, {0: 83, 1: 41}), ("ddp", 2, 1, {1: 41}), ("ddp", 2, 0, {0: 83})],
+)
+def test_a_job_tells_the_states_of_the_devices_it_drives(
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: CellStrategy,
+    devices: int,
+    local_rank: int,
+    temperatures_c: dict[int, int],
+) -> None:
+    """By torch's UUIDs, which are the other way round than NVML's numbers, as where CUDA puts the fastest first."""
+    monkeypatch.setattr(cell_job, "open_nvml", RecordedNvml)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=("bbbb", "aaaa")[index])
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cell = Cell(strategy=strategy, devices=devices, batch_size=2)
+    job = WorkerJob(RunConfig(), cell, repeat=0, kind="cuda", threads=1, folder=RepeatFolder(Path("unused")))
+    place = TorchrunPlace(local_rank, local_rank, cell.processes, local_world_size=cell.processes, node=0)
+    states = cell_job._device_states(job, place, ())
+    assert {state.index: state.temperature_c for state in states} == temperatures_c
 
 
 def test_findings_of_unfair_devices() -> None:
