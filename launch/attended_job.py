@@ -7,7 +7,7 @@ from rich.text import Text
 
 from dpscope.launch.job_files import read_progress
 from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
-from dpscope.launch.stop_request import Stopped, StopRequest
+from dpscope.launch.stop_request import StoppedError, StopRequest
 from dpscope.launch.torchrun import JobWait, TorchrunJob
 from dpscope.profiling.run_store import DpscopeError, JobFolder
 
@@ -66,7 +66,7 @@ def job_failure(
     """`what` failed and why, in one line; the last lines of the ranks that failed are printed."""
     how, exit_status = end
     if how == "stopped":
-        return Stopped(f"{what}: interrupted", stop.exit_status)
+        return StoppedError(f"{what}: interrupted", stop.exit_status)
     outcome = job_outcome(folder, exit_status, timeout_s, read_progress(folder.path))
     for line in outcome.log_tail:
         console.print(Text(line, style="dim"), soft_wrap=True)

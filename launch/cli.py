@@ -11,8 +11,9 @@ from rich.console import Console
 
 from dpscope.launch import cli_options as options
 from dpscope.launch.cli_learning import equal, train
-from dpscope.launch.stop_request import Stopped
-from dpscope.profiling.run_store import DpscopeError, is_run_folder
+from dpscope.launch.stop_request import StoppedError
+from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+from dpscope.profiling.run_store import MANIFEST_NAME, DpscopeError, is_run_folder
 from dpscope.profiling.train_store import holds_epochs
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ def main() -> None:
         app()
     except DpscopeError as error:
         sys.stderr.write(f"dpscope: {error}\n")
-        sys.exit(error.exit_status if isinstance(error, Stopped) else 2)
+        sys.exit(error.exit_status if isinstance(error, StoppedError) else 2)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -119,7 +120,7 @@ def analyze(
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     options.check_numbers(link_gbps, target_efficiency, target_accuracy)
     options.check_max_bytes(max_bytes)
-    runs = [path for path in paths if is_run_folder(path) or (path / "cells").is_dir() or holds_epochs(path)]
+    runs = [path for path in paths if _is_run(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     if classic and not runs:
@@ -135,6 +136,22 @@ def analyze(
     else:
         sound = print_run(runs[0], output_format, classic, targets, console)
     raise typer.Exit(0 if sound else 1)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a path is to be read as a run; raises DpscopeError for a folder of dpscope's that cannot be."""
+    if is_run_folder(path) or holds_epochs(path):
+        return True
+    if (path / "cells").is_dir():
+        raise DpscopeError(
+            f"{path}: {MANIFEST_NAME} is missing, which says what its cells are; put it back, measure the run again, or "
+            f"give one repeat's traces, such as {path}/cells/CELL/repeat0/traces"
+        )
+    if (path / EQUALITY_FOLDER / SETTINGS_NAME).exists():
+        raise DpscopeError(
+            f"{path} holds a comparison by dpscope equal, without traces: read {path / EQUALITY_NAME} or the table it printed"
+        )
+    return False
 
 
 @app.command()

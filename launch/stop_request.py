@@ -8,7 +8,7 @@ from types import FrameType
 from dpscope.profiling.run_store import DpscopeError
 
 
-class Stopped(DpscopeError):
+class StoppedError(DpscopeError):
     """A command was told to stop by a signal, and has; `exit_status` is 128 + the signal's number."""
 
     def __init__(self, message: str, exit_status: int) -> None:

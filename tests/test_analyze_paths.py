@@ -1,0 +1,24 @@
+"""What `dpscope analyze` says of folders that it cannot read as they are."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.launch.cli import analyze
+from dpscope.profiling.equality_types import EQUALITY_FOLDER, SETTINGS_NAME
+from dpscope.profiling.run_store import DpscopeError
+
+
+def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:
+    (tmp_path / "cells" / "single-d1-b4").mkdir(parents=True)
+    with pytest.raises(DpscopeError, match=f"{tmp_path}: manifest.json is missing, which says what its cells are; put"):
+        analyze([tmp_path])
+
+
+def test_a_comparison_of_what_strategies_learn_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / EQUALITY_FOLDER).mkdir()
+    (tmp_path / EQUALITY_FOLDER / SETTINGS_NAME).write_text("{}")
+    with pytest.raises(
+        DpscopeError, match=f"dpscope equal, without traces: read {tmp_path}/equality.json or the table"
+    ):
+        analyze([tmp_path])
