@@ -94,6 +94,18 @@ def _settings(environment: Environment) -> dict[str, str]:
     }
 
 
+def machine_difference(then: Environment, now: Environment) -> str | None:
+    """What of the machine differs, such as ``torch = 2.14, not 2.15``, seen by jobs that may be given some of its parts."""
+    pairs: list[tuple[str, object, object]] = [
+        ("processor", then.cpu_name, now.cpu_name),
+        ("torch", then.torch_version, now.torch_version),
+    ]
+    had, has = ({state.name or "unknown" for state in one.accelerators} for one in (then, now))
+    if not has <= had:
+        pairs.append(("GPUs", ", ".join(sorted(had)) or "none", ", ".join(sorted(has))))
+    return next((f"{name} = {one}, not {other}" for name, one, other in pairs if one != other), None)
+
+
 def check_same_machine(out: Path, then: Environment, now: Environment) -> None:
     """Raise DpscopeError unless what is added to a run folder will compare with what is there."""
     had, has = _machine(then), _machine(now)

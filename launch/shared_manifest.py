@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
+from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, machine_difference, settings_difference
 from dpscope.launch.out_folder import claimed
 from dpscope.launch.variants import VARIANT_FIELDS, merged
 from dpscope.profiling.run_store import RESULT_NAME, DpscopeError, RunFolder, is_run_folder
@@ -35,12 +35,16 @@ def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Mani
 
     That is `wanted` itself where there is none, or none that anything came of. `threads` is what a process was explicitly
     told to have; else it has what the run's processes have. Raises DpscopeError where cells were measured, or are being
-    measured, with other settings.
+    measured, with other settings or on another machine.
     """
     if not is_run_folder(run.path):
         return wanted
     had = run.manifest()
-    difference = next(_differences(had, wanted.config, threads), None)
+    difference = (
+        next(_differences(had, wanted.config, threads), None)
+        or machine_difference(had.environment, wanted.environment)
+        or settings_difference(had.environment, wanted.environment)
+    )
     if difference is not None:
         if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
             _check_nobody_measures(run, difference)

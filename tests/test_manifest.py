@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.launch.manifest import new_manifest, settings_difference
+from dpscope.launch.manifest import machine_difference, new_manifest, settings_difference
 from dpscope.launch.planned_run import plan_run
 from dpscope.launch.run_config import load_config
 from dpscope.launch.sweep import run_sweep
 from dpscope.profiling.run_store import DpscopeError, RunFolder, write_json
-from dpscope.profiling.run_types import CellResult, Environment
+from dpscope.profiling.run_types import CellResult, DeviceState, Environment
 
 TINY = {"device": "cpu", "batch_size": "4", "steps": 4, "strategy": "single", "repeats": 1}
 
@@ -77,6 +77,19 @@ def test_what_a_job_sets_itself_is_no_difference(run: RunFolder) -> None:
     assert settings_difference(asked, _with(asked, in_job)) is None
     ordered = _with(asked, {**in_job, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert settings_difference(asked, ordered) == ("CUDA_DEVICE_ORDER=PCI_BUS_ID, now CUDA_DEVICE_ORDER=FASTEST_FIRST")
+
+
+def test_a_job_may_be_given_some_of_a_machines_gpus(run: RunFolder) -> None:
+    here = run.manifest().environment
+    assert machine_difference(here, here) is None
+    a100, h100 = (DeviceState(index=0, name=name) for name in ("A100", "H100"))
+    both = msgspec.structs.replace(here, accelerators=(a100, h100))
+    one = msgspec.structs.replace(here, accelerators=(h100,))
+    assert machine_difference(both, one) is None
+    assert machine_difference(one, both) == "GPUs = H100, not A100, H100"
+    assert machine_difference(here, one) == "GPUs = none, not H100"
+    older = msgspec.structs.replace(here, torch_version="2.1")
+    assert machine_difference(older, here) == f"torch = 2.1, not {here.torch_version}"
 
 
 def _with(environment: Environment, settings: dict[str, str]) -> Environment:

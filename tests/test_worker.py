@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpscope.analysis.report import make_report
@@ -233,6 +234,27 @@ def test_threads_are_equal_in_all_cells(tmp_path: Path, monkeypatch: pytest.Monk
     with_cores(monkeypatch, 4)
     with pytest.raises(DpscopeError, match="begun with 8 threads a process: single-d1-b2 would compute with 1 x 8"):
         job_from_arguments(by_name, ALONE)
+
+
+def test_another_machine_or_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run = RunFolder(tmp_path / "run")
+    arguments = ["--strategy", "single", "--batch-size", "2", "--device", "cpu", "--out", str(run.path)]
+    job = job_from_arguments(arguments, ALONE)
+    write_json(job.folder.result_path, result_of(job, "ok"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as torchrun sets it for several processes
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    assert job_from_arguments(arguments, ALONE).repeat == 1
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    said = "was measured with GLOO_SOCKET_IFNAME unset, now GLOO_SOCKET_IFNAME=lo: its cells would not compare"
+    with pytest.raises(DpscopeError, match=said):
+        job_from_arguments(arguments, ALONE)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    had = run.manifest()
+    elsewhere = msgspec.structs.replace(had.environment, cpu_name="another")
+    write_json(run.manifest_path, msgspec.structs.replace(had, environment=elsewhere))
+    with pytest.raises(DpscopeError, match="was measured with processor = another, not "):
+        job_from_arguments(arguments, ALONE)
 
 
 def test_more_processes_than_cores_have_one_thread_and_a_finding(
