@@ -148,13 +148,20 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
         return []
     device = attribution.rows(*DEVICE_KINDS)
     findings = []
-    if not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any():
+    cut = any(
+        finding.code in CUT_SHORT for finding in trace.findings
+    )  # what is not there may only have been lost since
+    source = f"what could be read of {trace.source}" if cut else trace.source
+    no_kernels = not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    if no_kernels:
         findings.append(
             Finding(
                 severity="error",
                 code="no_kernels",
-                message=f"{trace.source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
-                next_step="another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
+                message=f"{source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
+                next_step=_WHOLE_FILE
+                if cut
+                else "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
             )
         )
     lost = device & (attribution.step == NO_STEP)
@@ -170,14 +177,15 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
                 next_step="usual at a trace's edges; if they are many, trace more steps after a warm-up",
             )
         )
-    if communication_lost(attribution):
+    if communication_lost(attribution) and not (cut and no_kernels):
         findings.append(
             Finding(
                 severity="error",
                 code="trace_incomplete",
-                message=f"{trace.source} holds operators that communicate and no kernel of theirs: its communication is "
-                "not given",
-                next_step="with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see "
+                message=f"{source} holds operators that communicate and no kernel of theirs: its communication is not given",
+                next_step=_WHOLE_FILE
+                if cut
+                else "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see "
                 "`dpscope doctor`",
             )
         )

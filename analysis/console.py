@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dpscope.analysis import tables, trace_output
+from dpscope.analysis.attribution import CUT_SHORT
 from dpscope.analysis.calibration_report import calibration_path, load_calibration
 from dpscope.analysis.classic_tables import classic_tables
 from dpscope.analysis.report import Report, headline, make_report, setting, write_report
@@ -33,7 +34,6 @@ from dpscope.profiling.train_store import holds_epochs
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
-_CUT_SHORT = frozenset({"trace_truncated", "gzip_damaged"})
 _IN_TABLES = frozenset({"communication_measured", "estimates"})  # said again in the report, in words
 
 
@@ -133,7 +133,7 @@ def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: 
 
 def trace_status(findings: Sequence[Finding]) -> int:
     """The exit status that findings about trace files mean: 2 and a line on standard error for one that was cut short."""
-    cut_short = [finding for finding in findings if finding.code in _CUT_SHORT]
+    cut_short = [finding for finding in findings if finding.code in CUT_SHORT]
     for finding in cut_short[:1]:
         sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))

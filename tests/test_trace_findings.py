@@ -204,6 +204,22 @@ def test_the_finding_is_there(tmp_path: Path, code: str) -> None:
     assert code in codes(tmp_path / "job", CASES[code].triggers)
 
 
+def test_what_only_the_cut_took_is_told_once_and_so(tmp_path: Path) -> None:
+    """Runtime calls and communicating operators first, kernels last: the first half of the file has no kernel."""
+    trace = ddp_trace(0, 2).trace
+    events = sorted(
+        trace["traceEvents"], key=lambda event: str(event.get("cat")) in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    whole = trace_text({**trace, "traceEvents": events})
+    (tmp_path / "0_0.pt.trace.json").write_text(whole[: whole.index('"cat": "kernel"')])
+    found = {finding.code: finding for finding in analyze_traces([tmp_path], MAX_BYTES).findings}
+    assert {"trace_truncated", "no_kernels"} <= set(found)
+    assert "trace_incomplete" not in found
+    assert "what could be read of" in found["no_kernels"].message
+    assert "cut short" in found["no_kernels"].next_step
+    assert "CUPTI" not in found["no_kernels"].next_step
+
+
 @pytest.mark.parametrize("code", CASES)
 def test_a_near_miss_has_no_such_finding(tmp_path: Path, code: str) -> None:
     assert code not in codes(tmp_path / "job", CASES[code].near_miss)
