@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ import pandas as pd
 
 from dpscope.analysis.columns import BY_NAME, COLUMNS, Column
 from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.event_kind import ROOTED
 from dpscope.analysis.units import NA, Unit, choose_unit, plain, show
 
 TableFormat = Literal["markdown", "csv", "latex"]
@@ -118,10 +119,21 @@ _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
     """The comparison as tables narrow enough for a terminal, by name, each with the reasons of what it lacks."""
-    return {
-        view.name: _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
-        for view in shown_views(comparison)
-    }
+    return {view.name: _named_view(comparison, view) for view in shown_views(comparison)}
+
+
+def _named_view(comparison: Comparison, view: View) -> TextTable:
+    table = _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
+    return replace(table, notes=tuple(_traffic_notes(comparison))) if view.name == "traffic" else table
+
+
+def _traffic_notes(comparison: Comparison) -> Iterator[str]:
+    rooted = dict.fromkeys(one.cell for one in comparison.predictions if one.kind in ROOTED)
+    if rooted:
+        yield (
+            "transfer and wait do not add up to comm. where there are broadcasts or reduces, which have neither: "
+            f"{', '.join(rooted)}"
+        )
 
 
 def shown_views(comparison: Comparison) -> list[View]:

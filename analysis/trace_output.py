@@ -1,11 +1,13 @@
 """What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
 from dpscope.analysis import dp_phases, stragglers
+from dpscope.analysis.event_kind import ROOTED
 from dpscope.analysis.phase_tables import trace_phases
 from dpscope.analysis.stragglers import find_straggler, waits_caused
 from dpscope.analysis.tables import TextTable
@@ -79,7 +81,7 @@ def to_tables(analysis: TraceAnalysis) -> list[TextTable]:
 def _step_table(analysis: TraceAnalysis) -> TextTable:
     columns = {
         "step_us": "step", "compute_us": "compute", "communication_us": "comm.", "overlapped_us": "hidden",
-        "exposed_us": "exposed", "host_copy_us": "copies", "idle_us": "idle",
+        "exposed_us": "exposed", "idle_us": "idle", "host_copy_us": "of it copies",
     }  # fmt: skip
     steps = analysis.steps
     unit = choose_unit("time", [float(value) for value in steps["step_us"].dropna()])
@@ -89,12 +91,13 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
         if record["partial_window"] is True:
             key[2] += "*"
         rows.append((*key, *(show(plain(record[name]), unit) for name in columns)))
-    on_device = steps["device"].notna().any()
-    notes = [
-        "* the window has no start of its own: it is measured from its first event"
-        if on_device
-        else "* the tracer was stopped in it: what ended late may read longer"
-    ]
+    notes = []
+    if any(row[2].endswith("*") for row in rows):
+        notes.append(
+            "* the window has no start of its own: it is measured from its first event, and left out of means of step times"
+            if steps["device"].notna().any()
+            else "* the tracer was stopped in it: what ended late may read longer; left out of means of step times"
+        )
     straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
     if straggler is not None:
         notes.append(
@@ -131,5 +134,20 @@ def _collective_table(collectives: pd.DataFrame) -> TextTable:
         "Collectives (means)",
         ("kind (group)" if named_groups else "kind", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
         tuple(rows),
-        ("transfer, wait and bandwidths need the traces of all ranks; rooted collectives have none",),
+        tuple(_collective_notes(collectives)),
     )
+
+
+def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:
+    """Why times are missing, and what bandwidths are of where the ranks' own bytes do not give them."""
+    lacking = collectives[collectives["transfer_us"].isna() & collectives["group_size"].ne(1).fillna(True)]
+    rooted = lacking["kind"].isin(list(ROOTED)).fillna(False)
+    if rooted.any():
+        yield "broadcasts and reduces do not make every rank wait for every other: they have no transfer, wait or bandwidth"
+    if (~rooted).any():
+        yield "transfer, wait and bandwidths need the traces of all ranks of a group"
+    if collectives["match"].notna().any() and (collectives.groupby("match")["bytes"].nunique() > 1).any():
+        yield (
+            "bytes are each rank's own; bandwidths are of the largest over the ranks of a collective, which here differ: "
+            "the rank that moves most bounds it"
+        )

@@ -23,6 +23,7 @@ from dpscope.analysis.report_sections import SECTIONS
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import CellData, RunData, load_run
 from dpscope.analysis.sample_statistics import Estimate
+from dpscope.analysis.tables import views_by_name
 from dpscope.analysis.waterfall import exposed_by_phase, gap_parts
 from dpscope.profiling.link_types import LinkRate
 from dpscope.profiling.run_store import RunFolder
@@ -42,7 +43,7 @@ def run_of(*cells: CellData) -> RunData:
 
 
 def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
-    steps = windows(cell, STEPS, step_us=step_us, **columns)
+    steps = windows(cell, STEPS, 1, step_us=step_us, **columns)
     return cell_data(cell, [[step_us] * STEPS], steps)
 
 
@@ -272,3 +273,11 @@ def speedup_headline(example: Report, speedup: Estimate) -> str:
     series = example.comparison.scaling[0]
     only = replace(series, points=(replace(series.points[0], speedup=speedup),))
     return best_sentence(replace(example.comparison, gaps=(), scaling=(only,)), ())
+
+
+def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: Report) -> None:
+    (reduced, *_) = [one for one in example.comparison.predictions if one.kind == "all_reduce"]
+    broadcast = replace(reduced, kind="broadcast")
+    for predictions, said in (((reduced,), ()), ((reduced, broadcast, broadcast), ("ddp-d2-b8",))):
+        notes = views_by_name(replace(example.comparison, predictions=predictions))["traffic"].notes
+        assert tuple(note.rpartition(": ")[2] for note in notes) == said

@@ -1,0 +1,48 @@
+"""What `dpscope analyze` prints below the tables of traces: only where it is so."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.analysis.trace_output import to_tables
+from tests.trace_generator import ddp_trace, write_trace
+
+DATA = Path(__file__).parent / "data"
+V100 = DATA / "v100x8_ddp_dlrm"
+
+
+def notes(*paths: Path) -> dict[str, str]:
+    return {table.title: "\n".join(table.notes) for table in to_tables(analyze_traces(paths))}
+
+
+def test_bytes_that_differ_over_ranks_are_told_where_they_do(tmp_path: Path) -> None:
+    said = notes(V100)["Collectives (means)"]
+    assert "largest over the ranks of a collective, which here differ" in said
+    assert "need the traces of all ranks" not in said
+    for rank in range(2):
+        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
+    assert "largest over the ranks" not in notes(tmp_path)["Collectives (means)"]
+
+
+def test_a_rank_that_is_missing_is_told_only_where_one_is() -> None:
+    alone = notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")["Collectives (means)"]
+    assert "need the traces of all ranks of a group" in alone
+    assert "broadcasts and reduces" in alone
+    assert "broadcasts and reduces" not in notes(V100)["Collectives (means)"]
+
+
+def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
+    """53,248 B on one rank in 7 us: 7.607 GB/s on all ranks, of which others move 13,568 B."""
+    table = analyze_traces([V100]).collectives
+    row = table[(table["kind"] == "all_to_all") & (table["bytes"] == 13_568)].iloc[0]
+    assert row["transfer_us"] == 7.0
+    assert row["algbw_gbps"] == pytest.approx(53_248 / 7 / 1e3)
+
+
+def test_a_star_is_explained_where_there_is_one(tmp_path: Path) -> None:
+    assert "left out of means of step times" in notes(V100)["Steps"]
+    path = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    steps = to_tables(analyze_traces([path]))[0]
+    starred = any(row[2].endswith("*") for row in steps.rows)
+    assert starred == any(note.startswith("*") for note in steps.notes)
