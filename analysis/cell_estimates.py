@@ -1,5 +1,6 @@
 """The estimates of one cell's row: subtractions per step and epoch, the identity with its intervals, models, evidence."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,19 +11,18 @@ from dpscope.analysis.cost_models import ring_all_reduce_us
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.expected_traffic import reduced_bytes
 from dpscope.analysis.predictions import model_sizes, predict_cell, relative_error
+from dpscope.analysis.repeat_spreads import TERMS, RunSpreads, terms_by_repeat
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.sample_statistics import (
     FEWEST_SAMPLES,
-    Samples,
-    bootstrap,
+    NO_INTERVAL,
     difference_estimate,
-    interval,
+    half_width,
     pooled_median,
 )
 from dpscope.analysis.subtraction import METHODS, step_identity, subtraction_estimates
 from dpscope.analysis.summary_row import Row, minus
 
-TERMS = ("exposed", "compute", "idle", "tracer")
 ESTIMATE_COLUMNS = tuple(column.name for column in COLUMNS if column.group in ("estimates", "predictions"))
 
 
@@ -32,20 +32,22 @@ def single_step_us(singles: Mapping[int, CellData], batch_size: int) -> float | 
     return pooled_median(single.step_samples()) if single is not None else None
 
 
-def put_estimates(row: Row, data: CellData, singles: Mapping[int, CellData], sources: CostSources) -> None:
+def put_estimates(
+    row: Row, data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads
+) -> None:
     """Fill ESTIMATE_COLUMNS; times and breakdown are filled already."""
     if data.cell.devices == 1 or row.number("step_us") is None:
         row.clear(ESTIMATE_COLUMNS, "one device: nothing to estimate")
         return
-    _put_subtractions(row, data, singles)
+    _put_subtractions(row, data, singles, spreads)
     _put_epochs(row)
-    _put_identity(row, data, singles.get(data.cell.batch_size))
+    _put_identity(row, data, singles.get(data.cell.batch_size), spreads)
     _put_evidence(row, data, singles.get(data.cell.batch_size))
     _put_ring(row, data, sources)
     _put_predictions(row, data, sources)
 
 
-def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData]) -> None:
+def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData], spreads: RunSpreads) -> None:
     cell, step_us = data.cell, row.number("step_us")
     assert step_us is not None
     same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
@@ -60,9 +62,10 @@ def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData])
             },
         )
     single = singles.get(cell.batch_size)
-    added = difference_estimate(data.step_samples(), single.step_samples() if single is not None else [])
+    alone = single.step_samples() if single is not None else []
+    added = difference_estimate(data.step_samples(), alone, spreads.step)
     row.put(
-        "no single-device cell at this batch per device" if single is None else "fewer than 5 timed steps: no interval",
+        "no single-device cell at this batch per device" if single is None else NO_INTERVAL,
         same_local_batch_low_us=added.low,
         same_local_batch_high_us=added.high,
     )
@@ -82,7 +85,7 @@ def _put_epochs(row: Row) -> None:
         row.put(row.reasons.get(f"{name}_us", "the length of an epoch is not known"), **{f"{name}_epoch_us": value})
 
 
-def _put_identity(row: Row, data: CellData, single: CellData | None) -> None:
+def _put_identity(row: Row, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
     """t_N(b) - t_1(b) in four terms: exposed, change of compute, change of idle, and what the tracer's passes leave."""
     base = single.whole_windows() if single is not None else pd.DataFrame()
     base_us = pooled_median(single.step_samples()) if single is not None else None
@@ -97,35 +100,44 @@ def _put_identity(row: Row, data: CellData, single: CellData | None) -> None:
     alone = (0.0, float(base["compute_us"].mean()), float(base["idle_us"].mean()))
     terms = step_identity((step_us, base_us), (exposed, compute, idle), alone)
     row.put("", **{f"added_{term}_us": getattr(terms, f"{term}_us") for term in TERMS})
-    intervals = identity_intervals(data, single)
-    for index, term in enumerate(TERMS):
-        low, high = intervals[index] if intervals is not None else (None, None)
-        why = f"fewer than {FEWEST_SAMPLES} traced or timed steps: no interval"
+    for term, within in identity_intervals(data, single, spreads).items():
+        value = getattr(terms, f"{term}_us")
+        low, high = (min(within[0], value), max(within[1], value)) if within is not None else (None, None)
+        why = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or one repeat alone: no interval"
         row.put(why, **{f"added_{term}_low_us": low, f"added_{term}_high_us": high})
 
 
-def identity_intervals(data: CellData, single: CellData) -> list[tuple[float, float]] | None:
-    """95% intervals of the identity's TERMS, None with too few steps on either side.
+def identity_intervals(data: CellData, single: CellData, spreads: RunSpreads) -> dict[str, tuple[float, float] | None]:
+    """95% intervals of the identity's TERMS; None with too few steps on either side, or where nothing tells the spread.
 
-    Repeats and blocks of steps are drawn, a step's three parts together, so that in every draw the four terms add up.
+    From what each repeat says, as shares of the cell's step: N devices less one, half widths added up as squares do.
     """
-    timed = (data.step_samples(), single.step_samples())
-    traced = (_parts_by_step(data), _parts_by_step(single))
-    if min(sum(map(len, repeats)) for repeats in (*timed, *traced)) < FEWEST_SAMPLES:
+    sides = [_terms(one, spreads) for one in (data, single)]
+    return {term: _less(sides[0][term], sides[1][term]) for term in TERMS}
+
+
+def _terms(data: CellData, spreads: RunSpreads) -> dict[str, tuple[float, float] | None]:
+    """Mean over repeats and half its interval, microseconds, for each of the TERMS."""
+    step_us, terms = pooled_median(data.step_samples()), terms_by_repeat(data)
+    traced = len(data.whole_windows().drop_duplicates(["repeat", "step"]))
+    enough = min(sum(map(len, data.step_samples())), traced) >= FEWEST_SAMPLES and len(terms)
+    found: dict[str, tuple[float, float] | None] = dict.fromkeys(TERMS)
+    if step_us is None or not enough:
+        return found
+    for index, term in enumerate(TERMS):
+        exact = term == "exposed" and data.cell.devices == 1
+        half = 0.0 if exact else half_width(terms[:, index] / step_us, spreads.terms[term])
+        if half is not None:
+            found[term] = float(terms[:, index].mean()), half * step_us
+    return found
+
+
+def _less(more: tuple[float, float] | None, less: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Interval of the difference of two means with their half widths."""
+    if more is None or less is None:
         return None
-    generator = np.random.default_rng(0)
-    difference = bootstrap(timed[0], generator) - bootstrap(timed[1], generator)
-    parts = bootstrap(traced[0], generator, "mean") - bootstrap(traced[1], generator, "mean")
-    return [*(interval(parts[:, index]) for index in range(3)), interval(difference - parts.sum(axis=1))]
-
-
-def _parts_by_step(data: CellData) -> list[Samples]:
-    """Per repeat an array (steps, 3): exposed, compute, idle, each a mean over ranks and devices; exposed alone is 0."""
-    windows = data.whole_windows()
-    if data.cell.devices == 1:
-        windows = windows.assign(exposed_us=0.0)
-    means = windows.groupby(["repeat", "step"])[["exposed_us", "compute_us", "idle_us"]].mean().astype(float)
-    return [group.to_numpy(dtype=float) for _, group in means.groupby(level="repeat")]
+    half = math.hypot(more[1], less[1])
+    return more[0] - less[0] - half, more[0] - less[0] + half
 
 
 def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:

@@ -10,10 +10,13 @@ from dpscope.analysis.cell_estimates import put_estimates, single_step_us
 from dpscope.analysis.columns import NAMES
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.rank_matching import bus_factor
+from dpscope.analysis.repeat_spreads import RunSpreads
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.sample_statistics import (
+    NO_INTERVAL,
     UNKNOWN,
     Estimate,
+    Spread,
     mean_range,
     median_estimate,
     pooled_median,
@@ -30,8 +33,8 @@ _COMMUNICATION = (
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
 
-def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: CostSources) -> Row:
-    """The row of one cell. `singles` are the measured single-device cells by batch size."""
+def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads) -> Row:
+    """The row of one cell. `singles` are the measured single-device cells by batch size, `spreads` those of all cells."""
     row, cell = Row(), data.cell
     row.put(
         "",
@@ -45,8 +48,8 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
     if not data.measured:
         row.clear(tuple(name for name in NAMES if row.values[name] is None), f"not measured: {row.values['status']}")
         return row
-    _put_times(row, data)
-    _put_scaling(row, data, singles)
+    _put_times(row, data, spreads.step)
+    _put_scaling(row, data, singles, spreads.step)
     _put_breakdown(row, data)
     _put_bandwidth(row, data)
     _put_checks(row, data)
@@ -54,7 +57,7 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
     alone = cell.devices == 1
     if alone or not data.communication_known:
         row.clear(_COMMUNICATION, "one device: nothing to communicate" if alone else lost)
-    put_estimates(row, data, singles, sources)
+    put_estimates(row, data, singles, sources, spreads)
     if alone or not data.communication_known:
         row.clear(BANDWIDTH_COLUMNS, "one device: nothing to communicate" if alone else lost)
     else:
@@ -78,11 +81,11 @@ def _status(data: CellData) -> str:
     return "not run"
 
 
-def _put_times(row: Row, data: CellData) -> None:
-    step = median_estimate(data.step_samples())
+def _put_times(row: Row, data: CellData, spread: Spread) -> None:
+    step = median_estimate(data.step_samples(), spread)
     without = [total - wait for total, wait in zip(data.step_samples(), data.step_samples("data_wait_us"), strict=True)]
     row.put(
-        "fewer than 5 timed steps: no interval",
+        NO_INTERVAL,
         step_us=step.value,
         step_low_us=step.low,
         step_high_us=step.high,
@@ -121,17 +124,17 @@ def throughput(data: CellData, without_wait: bool) -> Estimate:
     return mean_range(rates)
 
 
-def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData]) -> None:
+def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spread: Spread) -> None:
     """Speedups and efficiencies with their intervals; on one device they are 1 by definition."""
     cell, step = data.cell, row.number("step_us")
     same, total = single_step_us(singles, cell.batch_size), single_step_us(singles, cell.global_batch_size)
     weak = same / step if same is not None and step else None
     strong = total / step if total is not None and step else None
     weak_range, strong_range = (
-        _speedup_range(data, singles, cell.batch_size),
-        _speedup_range(data, singles, cell.global_batch_size),
+        _speedup_range(data, singles, cell.batch_size, spread),
+        _speedup_range(data, singles, cell.global_batch_size, spread),
     )
-    few = "one device: 1 by definition" if cell.devices == 1 else "fewer than 5 timed steps: no interval"
+    few = "one device: 1 by definition" if cell.devices == 1 else NO_INTERVAL
     no_same, no_total = "no single-device cell at this batch per device", "no single-device cell at the global batch"
     row.put(
         no_same,
@@ -156,12 +159,12 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData]) -> N
     row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)
 
 
-def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: int) -> Estimate:
+def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: int, spread: Spread) -> Estimate:
     """t_1 at a batch over this cell's step, with its interval; unknown for a single device itself."""
     single = singles.get(batch_size)
     if single is None or data.cell.devices == 1:
         return UNKNOWN
-    return ratio_estimate(single.step_samples(), data.step_samples())
+    return ratio_estimate(single.step_samples(), data.step_samples(), spread)
 
 
 def _put_breakdown(row: Row, data: CellData) -> None:

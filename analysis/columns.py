@@ -26,8 +26,12 @@ COLUMNS = (
     Column("global_batch_size", "global batch", "count", "cell", "Samples per step over all devices"),
     Column("status", "status", "text", "cell", "ok, or what kept the cell from being measured"),
     Column("step_us", "step", "time", "time", "Median untraced step time, waiting for the loader included"),
-    Column("step_low_us", "step low", "time", "time", "Lower end of the median's 95% bootstrap interval"),
-    Column("step_high_us", "step high", "time", "time", "Upper end of the median's 95% bootstrap interval"),
+    Column(
+        "step_low_us", "step low", "time", "time", "Lower end of the median's 95% interval, from how repeats differ"
+    ),
+    Column(
+        "step_high_us", "step high", "time", "time", "Upper end of the median's 95% interval, from how repeats differ"
+    ),
     Column("step_count", "steps", "count", "time", "Timed steps behind the median, all repeats together"),
     Column("step_without_wait_us", "step w/o loader", "time", "time", "Median step time less the wait for the loader"),
     Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
@@ -37,11 +41,11 @@ COLUMNS = (
     Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
     Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),
     Column("weak_efficiency", "weak eff.", "share", "time", "t_1(b) / t_N(b)"),
-    Column("weak_efficiency_low", "weak eff. low", "share", "time", "Lower end of its 95% bootstrap interval"),
-    Column("weak_efficiency_high", "weak eff. high", "share", "time", "Upper end of its 95% bootstrap interval"),
+    Column("weak_efficiency_low", "weak eff. low", "share", "time", "Lower end of its 95% interval"),
+    Column("weak_efficiency_high", "weak eff. high", "share", "time", "Upper end of its 95% interval"),
     Column("strong_speedup", "strong speedup", "ratio", "time", "t_1(G) / t_N(G/N): same global batch"),
-    Column("strong_speedup_low", "strong speedup low", "ratio", "time", "Lower end of its 95% bootstrap interval"),
-    Column("strong_speedup_high", "strong speedup high", "ratio", "time", "Upper end of its 95% bootstrap interval"),
+    Column("strong_speedup_low", "strong speedup low", "ratio", "time", "Lower end of its 95% interval"),
+    Column("strong_speedup_high", "strong speedup high", "ratio", "time", "Upper end of its 95% interval"),
     Column("strong_efficiency", "strong eff.", "share", "time", "strong speedup / N"),
     Column("steps_per_epoch", "steps/epoch", "count", "time", "Steps one epoch takes over the whole data set"),
     Column("traced_step_us", "traced step", "time", "communication", "Mean window of the traced steps"),
@@ -78,10 +82,8 @@ COLUMNS = (
         "estimates",
         "t_N(b) - t_1(b): added wall time at the same batch per device",
     ),
-    Column("same_local_batch_low_us", "same local low", "time", "estimates", "Lower end of its 95% bootstrap interval"),
-    Column(
-        "same_local_batch_high_us", "same local high", "time", "estimates", "Upper end of its 95% bootstrap interval"
-    ),
+    Column("same_local_batch_low_us", "same local low", "time", "estimates", "Lower end of its 95% interval"),
+    Column("same_local_batch_high_us", "same local high", "time", "estimates", "Upper end of its 95% interval"),
     Column("same_local_batch_error_exposed_us", "less exposed", "time", "estimates", "That less exposed communication"),
     Column(
         "same_local_batch_error_communication_us", "less all comm.", "time", "estimates", "That less all communication"
@@ -90,24 +92,14 @@ COLUMNS = (
     Column("added_compute_us", "compute", "time", "estimates", "Of t_N(b)-t_1(b): change of compute"),
     Column("added_idle_us", "idle", "time", "estimates", "Of t_N(b)-t_1(b): change of idle"),
     Column("added_tracer_us", "tracer", "time", "estimates", "What traced windows leave of the untraced t_N(b)-t_1(b)"),
-    Column(
-        "added_exposed_low_us", "exposed low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"
-    ),
-    Column(
-        "added_exposed_high_us", "exposed high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"
-    ),
-    Column(
-        "added_compute_low_us", "compute low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"
-    ),
-    Column(
-        "added_compute_high_us", "compute high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"
-    ),
-    Column("added_idle_low_us", "idle low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"),
-    Column("added_idle_high_us", "idle high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"),
-    Column("added_tracer_low_us", "tracer low", "time", "estimates", "Lower end of that term's 95% bootstrap interval"),
-    Column(
-        "added_tracer_high_us", "tracer high", "time", "estimates", "Upper end of that term's 95% bootstrap interval"
-    ),
+    Column("added_exposed_low_us", "exposed low", "time", "estimates", "Lower end of that term's 95% interval"),
+    Column("added_exposed_high_us", "exposed high", "time", "estimates", "Upper end of that term's 95% interval"),
+    Column("added_compute_low_us", "compute low", "time", "estimates", "Lower end of that term's 95% interval"),
+    Column("added_compute_high_us", "compute high", "time", "estimates", "Upper end of that term's 95% interval"),
+    Column("added_idle_low_us", "idle low", "time", "estimates", "Lower end of that term's 95% interval"),
+    Column("added_idle_high_us", "idle high", "time", "estimates", "Upper end of that term's 95% interval"),
+    Column("added_tracer_low_us", "tracer low", "time", "estimates", "Lower end of that term's 95% interval"),
+    Column("added_tracer_high_us", "tracer high", "time", "estimates", "Upper end of that term's 95% interval"),
     Column("added_data_wait_us", "loader", "time", "estimates", "Change of the mean wait for the loader, timed steps"),
     Column(
         "compute_spread",

@@ -9,9 +9,10 @@ from dpscope.analysis.cell_summary import summarise_cell
 from dpscope.analysis.columns import NAMES
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.predictions import CollectivePrediction, predict_cell
+from dpscope.analysis.repeat_spreads import run_spreads
 from dpscope.analysis.run_analysis import CellData, RunData
 from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.sample_statistics import ratio_estimate
+from dpscope.analysis.sample_statistics import Spread, ratio_estimate
 from dpscope.analysis.summary_row import Row
 from dpscope.analysis.summary_row import minus as _minus
 from dpscope.analysis.training_columns import put_accuracy
@@ -73,16 +74,19 @@ def compare(
     `link_gbps` is the link's specification in GB/s one way, `calibration` one of the same machine, with its fits.
     """
     sources = CostSources(link_gbps, calibration)
-    rows = {name: summarise_cell(data, singles_like(run, data.cell), sources) for name, data in run.cells.items()}
+    spreads = run_spreads(run.measured)
+    rows = {
+        name: summarise_cell(data, singles_like(run, data.cell), sources, spreads) for name, data in run.cells.items()
+    }
     for name, row in rows.items():
         put_accuracy(row, run.cells[name].cell, run.manifest.config, run.training)
     table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
     return Comparison(
         table=table.convert_dtypes(),
         reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
-        gaps=tuple(_gap(rows, dp, ddp) for dp, ddp in opponents(run)),
-        scaling=scaling_series(run.measured, lambda cell: singles_like(run, cell), exposed_shares(rows)),
-        choices=scaling_choices(run.measured),
+        gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in opponents(run)),
+        scaling=scaling_series(run.measured, lambda cell: singles_like(run, cell), exposed_shares(rows), spreads.step),
+        choices=scaling_choices(run.measured, spreads.step),
         predictions=tuple(
             one
             for data in run.measured
@@ -106,8 +110,8 @@ def exposed_shares(rows: dict[str, Row]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData) -> StrategyGap:
-    ratio = ratio_estimate(dp.step_samples(), ddp.step_samples())
+def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:
+    ratio = ratio_estimate(dp.step_samples(), ddp.step_samples(), spread)
     first, second = _parts(rows[dp.cell.name], dp), _parts(rows[ddp.cell.name], ddp)
     parts = {name: _minus(first[name], second[name]) for name in first}
     gap = _minus(rows[dp.cell.name].number("step_us"), rows[ddp.cell.name].number("step_us"))

@@ -17,7 +17,13 @@ from dpscope.analysis.classic_tables import classic_tables
 from dpscope.analysis.report import Report, headline, make_report, setting, write_report
 from dpscope.analysis.report_tables import report_tables, terminal_tables
 from dpscope.analysis.run_analysis import RunData, load_run
-from dpscope.analysis.run_comparison import change_table, compare_runs, regressions, setting_findings
+from dpscope.analysis.run_comparison import (
+    change_table,
+    compare_runs,
+    regressions,
+    setting_findings,
+    undecided_findings,
+)
 from dpscope.analysis.run_output import run_json
 from dpscope.analysis.tensorboard_export import export_tensorboard, export_trainings
 from dpscope.analysis.terminal import print_findings, print_missing, print_table
@@ -152,7 +158,7 @@ def print_comparison(before: Path, after: Path, share: float, output_format: Out
     if runs[0].training and runs[1].training:
         _print_learning_changes(runs[0].training, runs[1].training, output_format, console)
     if output_format == "table":
-        if findings := setting_findings(*runs):
+        if findings := [*setting_findings(*runs), *undecided_findings(changes)]:
             print_findings(console, findings)
         cells = ", ".join(change.cell for change in worse)
         console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)

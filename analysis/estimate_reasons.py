@@ -164,9 +164,13 @@ def identity_table(comparison: Comparison) -> TextTable | None:
             (str(values["cell"]), *(_with_half_width(values, name, unit) for name in names)) for values in known
         ),
         notes=(
-            "±: half the 95% bootstrap interval; compute and idle are changes against one device; tracer is what the traced "
+            "±: half the 95% interval; compute and idle are changes against one device; tracer is what the traced "
             "windows leave of the untraced difference",
-            *([f"±{NA}: fewer than 5 traced or timed steps"] if any(_no_interval(values) for values in known) else []),
+            *(
+                [f"±{NA}: fewer than 5 steps, or one repeat alone"]
+                if any(_no_interval(values) for values in known)
+                else []
+            ),
         ),
     )
 

@@ -101,7 +101,7 @@ def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
         yield _info(
             "strategies_not_compared",
             f"{where}: {gap.dp} / {gap.ddp} step time is {gap.ratio:.2f}, from {gap.count} steps: no interval, no verdict",
-            "time more steps",
+            "time two repeats or more (--repeats), of five steps in all or more (--steps)",
         )
         return
     interval = f"95% interval {gap.ratio_low:.2f} to {gap.ratio_high:.2f}, {gap.count} steps"

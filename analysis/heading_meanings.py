@@ -5,7 +5,7 @@ from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.tables import TextTable, shown_views
 from dpscope.analysis.training_meanings import TRAINING_MEANINGS
 
-_INTERVAL = {"low": "Lower end of the 95% bootstrap interval", "high": "Upper end of the 95% bootstrap interval"}
+_INTERVAL = {"low": "Lower end of the 95% interval", "high": "Upper end of the 95% interval"}
 _GAP = {
     "cells": "Devices and batch per device, equal on both sides, and DDP's variant",
     "ratio": "DP's median untraced step over DDP's: above 1, DDP is faster",

@@ -4,8 +4,9 @@ MEASURES = (
     (
         "Step time and throughput",
         "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from one block of steps "
-        "between two synchronisations. Medians over all repeats with a 95% bootstrap interval that draws repeats "
-        "first and then blocks of consecutive steps. Below five steps no interval is given and nothing is compared.",
+        "between two synchronisations. Medians over all repeats; every 95% interval stands on how far repeats lie apart, "
+        "a cell's own and, where those are few, also the other cells'. Below five steps, or where every cell has one repeat "
+        "alone, no interval is given and nothing is compared.",
     ),
     (
         "Compute, communication, exposed, hidden, idle",

@@ -1,14 +1,19 @@
 """Two runs side by side: what got faster or slower beyond noise, per cell and per component."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.sample_statistics import FEWEST_SAMPLES, Estimate, pooled_median, ratio_estimate
+from dpscope.analysis.sample_statistics import (
+    FEWEST_SAMPLES,
+    Estimate,
+    Samples,
+    Spread,
+    pooled_median,
+    pooled_spread,
+    ratio_estimate,
+)
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.units import NA, choose_unit, show
 from dpscope.profiling.run_store import DpscopeError
@@ -43,6 +48,7 @@ class Change:
 def compare_runs(before: RunData, after: RunData) -> list[Change]:
     """Changes of every cell measured in both runs: the untraced step, then the components of the traced windows.
 
+    The intervals know the spread between repeats from all of these cells in both runs, each quantity from its own.
     Raises DpscopeError when the runs have no measured cell in common.
     """
     other = {data.cell.name: data for data in after.measured}
@@ -52,25 +58,28 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
             f"{before.folder.path} and {after.folder.path} have no measured cell in common: compare runs of the same "
             "strategies, devices and batches"
         )
-    return [change for first, second in pairs for change in _cell_changes(first, second)]
+    sampled = [
+        (first.cell.name, quantity, sides)
+        for first, second in pairs
+        for quantity in (STEP, *COMPONENTS)
+        if all(sides := (_samples(first, quantity), _samples(second, quantity)))
+    ]
+    spreads = {
+        quantity: pooled_spread(side for _, one, sides in sampled if one == quantity for side in sides)
+        for quantity in (STEP, *COMPONENTS)
+    }
+    return [_change(cell, quantity, *sides, spreads[quantity]) for cell, quantity, sides in sampled]
 
 
-def _cell_changes(before: CellData, after: CellData) -> list[Change]:
-    changes = [_change(before.cell.name, STEP, before.step_samples(), after.step_samples())]
-    for quantity, column in COMPONENTS.items():
-        first, second = _window_samples(before, column), _window_samples(after, column)
-        if first and second:
-            changes.append(_change(before.cell.name, quantity, first, second))
-    return changes
+def _samples(data: CellData, quantity: str) -> list[Samples]:
+    return data.step_samples() if quantity == STEP else _window_samples(data, COMPONENTS[quantity])
 
 
-def _change(
-    cell: str, quantity: str, before: Sequence[npt.NDArray[np.float64]], after: Sequence[npt.NDArray[np.float64]]
-) -> Change:
-    return Change(cell, quantity, pooled_median(before), pooled_median(after), ratio_estimate(after, before))
+def _change(cell: str, quantity: str, before: list[Samples], after: list[Samples], spread: Spread) -> Change:
+    return Change(cell, quantity, pooled_median(before), pooled_median(after), ratio_estimate(after, before, spread))
 
 
-def _window_samples(data: CellData, column: str) -> list[npt.NDArray[np.float64]]:
+def _window_samples(data: CellData, column: str) -> list[Samples]:
     """One array per repeat: a component's mean over ranks and devices for every whole traced step."""
     windows = data.whole_windows()
     if windows.empty or (column != "compute_us" and data.cell.devices > 1 and not data.communication_known):
@@ -89,6 +98,21 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
         and change.verdict == "slower"
         and change.ratio.value is not None
         and change.ratio.value > 1 + fail_over
+    ]
+
+
+def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
+    """A warning where no step has an interval: nothing can then be found slower, however much slower it is."""
+    steps = [change for change in changes if change.quantity == STEP]
+    if any(change.ratio.low is not None for change in steps):
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="nothing_compared",
+            message="no step has an interval, so none is called slower or faster",
+            next_step=f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)",
+        )
     ]
 
 
@@ -173,5 +197,8 @@ def change_table(changes: Sequence[Change]) -> TextTable:
             )
             for change in changes
         ),
-        notes=("step is untraced; the components are of traced windows, means over ranks and devices",),
+        notes=(
+            "step is untraced; the components are of traced windows, means over ranks and devices",
+            "low, high: from the spread between repeats; of two repeats they are wide, of five much narrower",
+        ),
     )

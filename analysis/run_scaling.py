@@ -7,10 +7,9 @@ import numpy as np
 
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.sample_statistics import (
-    FEWEST_SAMPLES,
     Estimate,
     Samples,
-    interval,
+    Spread,
     pooled_median,
     ratio_estimate,
 )
@@ -24,7 +23,7 @@ from dpscope.analysis.scaling_laws import (
     speedup_from_exposed_share,
     strong_speedup,
 )
-from dpscope.analysis.summary_row import ratio
+from dpscope.analysis.summary_row import ratio as over
 from dpscope.profiling.run_types import Cell, CellStrategy
 
 STRATEGY_NAMES: Mapping[CellStrategy, str] = {"single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP"}
@@ -44,8 +43,8 @@ class ScalingPoint:
     def efficiency(self) -> Estimate:
         """Speedup over the number of devices, its interval with it."""
         speedup = self.speedup
-        low, high = ratio(speedup.low, self.devices), ratio(speedup.high, self.devices)
-        return Estimate(ratio(speedup.value, self.devices), low, high, speedup.count)
+        low, high = over(speedup.low, self.devices), over(speedup.high, self.devices)
+        return Estimate(over(speedup.value, self.devices), low, high, speedup.count)
 
     @property
     def misuse(self) -> float | None:
@@ -90,10 +89,12 @@ def scaling_series(
     measured: Sequence[CellData],
     singles_like: Callable[[Cell], Mapping[int, CellData]],
     exposed_shares: Mapping[str, float],
+    spread: Spread,
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
 
-    `singles_like` gives a cell's single-device counterparts by batch size, `exposed_shares` are by cell name where known.
+    `singles_like` gives a cell's single-device counterparts by batch size, `exposed_shares` are by cell name where known,
+    `spread` is that of all cells' repeats.
     """
     groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
     for data in measured:
@@ -105,7 +106,8 @@ def scaling_series(
             if batch in singles_like(cell):
                 groups.setdefault((cell.strategy, cell.variant, scaling, batch), []).append(data)
     return tuple(
-        _series(*key, singles_like(group[0].cell)[key[3]], group, exposed_shares) for key, group in groups.items()
+        _series(*key, singles_like(group[0].cell)[key[3]], group, exposed_shares, spread)
+        for key, group in groups.items()
     )
 
 
@@ -117,17 +119,19 @@ def _series(
     single: CellData,
     cells: list[CellData],
     exposed_shares: Mapping[str, float],
+    spread: Spread,
 ) -> ScalingSeries:
     ordered = sorted(cells, key=lambda data: data.cell.devices)
     alone = _known(single.step_samples())
     several = {data.cell.devices: _known(data.step_samples()) for data in ordered}
-    enough = min(sum(map(len, repeats)) for repeats in (alone, *several.values())) >= FEWEST_SAMPLES
-    draws = speedup_draws(alone, several, scaling) if enough else None
+    draws = speedup_draws(alone, several, scaling, spread)
     speedups = {devices: _speedup(alone, repeats, devices, scaling) for devices, repeats in several.items()}
     points = []
     for data in ordered:
         devices = data.cell.devices
-        low, high = interval(draws[devices]) if draws is not None else (None, None)
+        against = ratio_estimate(alone, several[devices], spread)
+        times = devices if scaling == "weak" else 1
+        low, high = (end * times if end is not None else None for end in (against.low, against.high))
         points.append(
             ScalingPoint(
                 cell=data.cell.name,
@@ -151,7 +155,7 @@ def _speedup(alone: Sequence[Samples], repeats: Sequence[Samples], devices: int,
     return scaled_speedup(t_1_us, t_n_us, devices) if scaling == "weak" else strong_speedup(t_1_us, t_n_us)
 
 
-def scaling_choices(measured: Sequence[CellData]) -> tuple[ScalingChoice, ...]:
+def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:
     """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
     by_key = {(one.cell.strategy, one.cell.variant, one.cell.devices, one.cell.batch_size): one for one in measured}
     choices = []
@@ -161,9 +165,6 @@ def scaling_choices(measured: Sequence[CellData]) -> tuple[ScalingChoice, ...]:
             continue
         # samples/s: weak N b / t_N(b), strong b / t_N(b / N)
         slower = [np.asarray(repeat * devices) for repeat in strong.step_samples()]
-        choices.append(
-            ScalingChoice(
-                strategy, devices, batch, weak.cell.name, strong.cell.name, ratio_estimate(slower, weak.step_samples())
-            )
-        )
+        ratio = ratio_estimate(slower, weak.step_samples(), spread)
+        choices.append(ScalingChoice(strategy, devices, batch, weak.cell.name, strong.cell.name, ratio))
     return tuple(choices)

@@ -1,21 +1,35 @@
-"""Medians and means with their intervals. Raw samples are kept elsewhere; nothing is shown without spread and count."""
+"""Medians and their intervals, from how far repeats lie apart. Nothing is shown without spread and count.
+
+A cell's steps within one repeat are alike in what that repeat had: a clock, a placement, another program. More of them do not
+tell how the next repeat comes out, so every interval here stands on the repeats' medians, taken as logarithms, as what
+disturbs a measurement multiplies it. Two repeats alone tell little (one degree of freedom), but the cells of a run share
+their machine: the others' spread counts beside a cell's own, for MOST_SHARED degrees of freedom at most, since cells are not
+quite alike, and a cell that spreads more than that keeps its own. Source of the weighting: Smyth, "Linear models and empirical
+Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004,
+section 3; here with a fixed weight. Assumed: repeats are independent, their logarithms near normal. What comes of it is
+simulated in tests/test_interval_coverage.py.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import norm, t
 
-RESAMPLES = 2000
+DRAWS = 4000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 5  # below this no interval is given and nothing is compared
-_LARGEST_DRAW = 4_000_000  # numbers held at once
+MOST_SHARED = 4  # degrees of freedom that the spread of other cells counts for
+NO_INTERVAL = "fewer than 5 timed steps, or one repeat alone: no interval"
 
 Samples = npt.NDArray[np.float64]
-Statistic = Literal["median", "mean"]
 Verdict = Literal["too_few_samples", "no_difference_shown", "above", "below"]
+
+_UPPER = (1 + CONFIDENCE) / 2
+_NORMAL_DRAWS = norm.ppf((np.arange(DRAWS) + 0.5) / DRAWS) / norm.ppf(_UPPER)  # 95% of them within 1 of 0
 
 
 @dataclass(frozen=True)
@@ -31,45 +45,48 @@ class Estimate:
 UNKNOWN = Estimate(None, None, None, 0)
 
 
-def bootstrap(repeats: Sequence[Samples], generator: np.random.Generator, statistic: Statistic = "median") -> Samples:
-    """RESAMPLES bootstrap medians or means: repeats are drawn first, then blocks of consecutive steps inside each.
+@dataclass(frozen=True)
+class Spread:
+    """How far repeats lie from their own cell's mean: squared distances, added up, and their degrees of freedom."""
 
-    `repeats` holds one array per repeat, of shape (steps,) or (steps, columns); columns are drawn together, so that sums over
-    them keep holding. Returns shape (RESAMPLES,) or (RESAMPLES, columns). Consecutive steps are alike (clocks, caches), so
-    single steps drawn freely would make the interval too narrow; blocks are as long as the cube root of a repeat.
-    Source: Kuensch, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics 17(3), 1989.
+    squares: float = 0.0
+    freedom: int = 0
+
+    def __add__(self, other: "Spread") -> "Spread":
+        return Spread(self.squares + other.squares, self.freedom + other.freedom)
+
+
+ALONE = Spread()  # no other cell is known
+
+
+def spread_of(values: Samples | Sequence[float]) -> Spread:
+    """The spread of one cell's repeats, a value each."""
+    if not len(values):
+        return ALONE
+    return Spread(float(np.sum((np.asarray(values) - np.mean(values)) ** 2)), len(values) - 1)
+
+
+def pooled_spread(cells: Iterable[Sequence[Samples]]) -> Spread:
+    """The spread of the logarithms of repeats' medians over cells, each of them one array of samples per repeat."""
+    return sum((spread_of(logs) for repeats in cells if (logs := _log_medians(repeats)) is not None), ALONE)
+
+
+def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float | None:
+    """Half the 95% interval of the mean of `values`, a cell's repeats; None where nothing tells their spread.
+
+    `pool` is the spread of all cells, this one among them. The variance is the mean of the cell's own and of the others',
+    weighted by degrees of freedom, the others' by MOST_SHARED at most, or the cell's own where that is larger; Student's t
+    has the sum of the two freedoms.
     """
-    longest, columns = max(len(repeat) for repeat in repeats), repeats[0].shape[1:]
-    at_once = max(1, _LARGEST_DRAW // (len(repeats) * longest * max(1, math.prod(columns))))
-    parts = []
-    for first in range(0, RESAMPLES, at_once):
-        pooled = _resampled(repeats, generator, min(at_once, RESAMPLES - first))
-        whole = not np.isnan(pooled).any()
-        if statistic == "mean":
-            parts.append(np.mean(pooled, axis=1) if whole else np.nanmean(pooled, axis=1))
-        else:
-            parts.append(np.median(pooled, axis=1) if whole else np.nanmedian(pooled, axis=1))
-    return np.concatenate(parts)
-
-
-def _resampled(repeats: Sequence[Samples], generator: np.random.Generator, count: int) -> Samples:
-    """`count` resamples, shape (count, samples, ...); NaN fills where a shorter repeat was drawn for a longer one."""
-    block = max(1, round(min(len(repeat) for repeat in repeats) ** (1 / 3)))
-    longest, columns = max(len(repeat) for repeat in repeats), repeats[0].shape[1:]
-    drawn = np.full((count, len(repeats), longest, *columns), np.nan)
-    choices = generator.integers(len(repeats), size=(count, len(repeats)))
-    for index, samples in enumerate(repeats):
-        resample, place = np.nonzero(choices == index)
-        starts = generator.integers(len(samples) - block + 1, size=(len(resample), -(-len(samples) // block)))
-        steps = (starts[:, :, None] + np.arange(block)).reshape(len(resample), -1)[:, : len(samples)]
-        drawn[resample, place, : len(samples)] = samples[steps]
-    return drawn.reshape(count, -1, *columns)
-
-
-def interval(draws: Samples) -> tuple[float, float]:
-    """The 95% interval of bootstrap draws."""
-    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return float(low), float(high)
+    own = spread_of(values)
+    others = Spread(max(0.0, pool.squares - own.squares), max(0, pool.freedom - own.freedom))
+    shared = min(MOST_SHARED, others.freedom)
+    freedom = own.freedom + shared
+    if not len(values) or not freedom:
+        return None
+    squares = own.squares + (shared * others.squares / others.freedom if shared else 0.0)
+    variance = max(squares / freedom, own.squares / own.freedom if own.freedom else 0.0)
+    return float(t.ppf(_UPPER, freedom)) * math.sqrt(variance / len(values))
 
 
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
@@ -78,48 +95,83 @@ def pooled_median(repeats: Sequence[Samples]) -> float | None:
     return float(np.median(np.concatenate(kept))) if kept else None
 
 
-def median_estimate(repeats: Sequence[Samples]) -> Estimate:
-    """Median over all repeats' samples with a hierarchical block-bootstrap interval.
+def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
+    """Median over all repeats' samples; the interval is that of the geometric mean of the repeats' medians.
 
-    `repeats`: one array of samples per repeat. The interval is unknown below FEWEST_SAMPLES samples. With two or three
-    repeats the outer level is coarse: the interval then holds what those repeats showed, not every drift there is.
+    `repeats`: one array of samples per repeat. `pool`: `pooled_spread` of all cells that share the machine. No interval below
+    FEWEST_SAMPLES samples or where no cell has a second repeat.
     """
-    kept = [repeat for repeat in repeats if len(repeat)]
-    count = sum(len(repeat) for repeat in kept)
-    if not count:
-        return UNKNOWN
-    value = float(np.median(np.concatenate(kept)))
-    if count < FEWEST_SAMPLES:
+    value, count = pooled_median(repeats), sum(map(len, repeats))
+    middle = _middle(repeats, pool)
+    if value is None or middle is None:
         return Estimate(value, None, None, count)
-    return Estimate(value, *interval(bootstrap(kept, np.random.default_rng(0))), count)
+    return _around(value, math.exp(middle[0] - middle[1]), math.exp(middle[0] + middle[1]), count)
 
 
-def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples]) -> Estimate:
-    """Ratio of two medians with its bootstrap interval; `count` is the smaller side's."""
-    above = [repeat for repeat in numerator if len(repeat)]
-    below = [repeat for repeat in denominator if len(repeat)]
-    count = min(sum(map(len, above)), sum(map(len, below)))
-    if not count:
+def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
+    """Ratio of two medians with its interval; `count` is the smaller side's.
+
+    The sides' half widths, of logarithms, add up as squares do. Source: Zou and Donner, "Construction of confidence limits
+    about effect measures: a general approach", Statistics in Medicine 27(10), 2008.
+    """
+    above, below = pooled_median(numerator), pooled_median(denominator)
+    count = min(sum(map(len, numerator)), sum(map(len, denominator)))
+    if above is None or below is None:
         return UNKNOWN
-    value = float(np.median(np.concatenate(above)) / np.median(np.concatenate(below)))
-    if count < FEWEST_SAMPLES:
+    value = above / below if below else None
+    upper, lower = _middle(numerator, pool), _middle(denominator, pool)
+    if value is None or upper is None or lower is None:
         return Estimate(value, None, None, count)
+    centre, half = upper[0] - lower[0], math.hypot(upper[1], lower[1])
+    return _around(value, math.exp(centre - half), math.exp(centre + half), count)
+
+
+def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
+    """First median less second with its interval, by `draws` of both; `count` is the smaller side's."""
+    more, less = pooled_median(first), pooled_median(second)
+    count = min(sum(map(len, first)), sum(map(len, second)))
+    if more is None or less is None:
+        return UNKNOWN
     generator = np.random.default_rng(0)
-    return Estimate(value, *interval(bootstrap(above, generator) / bootstrap(below, generator)), count)
+    drawn = draws(first, generator, pool), draws(second, generator, pool)
+    if drawn[0] is None or drawn[1] is None:
+        return Estimate(more - less, None, None, count)
+    return _around(more - less, *interval(drawn[0] - drawn[1]), count)
 
 
-def difference_estimate(first: Sequence[Samples], second: Sequence[Samples]) -> Estimate:
-    """First median less second with its bootstrap interval; `count` is the smaller side's."""
-    more = [repeat for repeat in first if len(repeat)]
-    less = [repeat for repeat in second if len(repeat)]
-    count = min(sum(map(len, more)), sum(map(len, less)))
-    if not count:
-        return UNKNOWN
-    value = float(np.median(np.concatenate(more)) - np.median(np.concatenate(less)))
-    if count < FEWEST_SAMPLES:
-        return Estimate(value, None, None, count)
-    generator = np.random.default_rng(0)
-    return Estimate(value, *interval(bootstrap(more, generator) - bootstrap(less, generator)), count)
+def draws(repeats: Sequence[Samples], generator: np.random.Generator, pool: Spread = ALONE) -> Samples | None:
+    """DRAWS medians as likely as the interval of `median_estimate` says, for what is computed from several medians.
+
+    Log-normal, with that interval as its middle 95%: a ratio of two cells' draws has the interval of `ratio_estimate`.
+    """
+    middle = _middle(repeats, pool)
+    return None if middle is None else np.exp(middle[0] + middle[1] * generator.permutation(_NORMAL_DRAWS))
+
+
+def interval(drawn: Samples) -> tuple[float, float]:
+    """The middle 95% of draws."""
+    low, high = np.quantile(drawn, (1 - _UPPER, _UPPER))
+    return float(low), float(high)
+
+
+def _middle(repeats: Sequence[Samples], pool: Spread) -> tuple[float, float] | None:
+    """Mean of the logarithms of repeats' medians and half the width of its interval; None where there is no interval."""
+    logs = _log_medians(repeats)
+    if logs is None or sum(map(len, repeats)) < FEWEST_SAMPLES:
+        return None
+    half = half_width(logs, pool)
+    return (float(np.mean(logs)), half) if half is not None else None
+
+
+def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
+    """None without samples, or where a median has no logarithm."""
+    medians = np.array([np.median(repeat) for repeat in repeats if len(repeat)])
+    return np.log(medians) if len(medians) and medians.min() > 0 else None
+
+
+def _around(value: float, low: float, high: float, count: int) -> Estimate:
+    """An interval holds the value it is shown with, also where the median of all steps leans to some repeats."""
+    return Estimate(value, min(low, value), max(high, value), count)
 
 
 def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:

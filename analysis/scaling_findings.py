@@ -36,8 +36,8 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
         headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt", "misuse [x]"),
         rows=tuple(rows),
         notes=(
-            "low, high: 95% bootstrap interval; Karp-Flatt: the serial fraction that would give this speedup if nothing but "
-            "serial work were in the way; if it grows with the devices, communication is",
+            "low, high: 95% interval; Karp-Flatt: the serial fraction that would give this speedup if nothing but serial "
+            "work were in the way; if it grows with the devices, communication is",
             "misuse: what Amdahl's law gives with the exposed share as serial fraction, which it is not",
             *_why_missing(points),
         ),
@@ -50,7 +50,11 @@ def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
     return [
         f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"
         for columns, cells, reason in (
-            ("low, high", no_interval, "fewer than 5 timed steps, here or in another cell of the series"),
+            (
+                "low, high",
+                no_interval,
+                "fewer than 5 timed steps, or one repeat alone, here or in the single-device cell",
+            ),
             ("misuse", no_share, "exposed communication is not known"),
         )
         if cells
@@ -103,7 +107,7 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
     ratio, shown = choice.ratio, verdict(choice.ratio)
     interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None else ""
     if shown == "too_few_samples":
-        said = "too few steps to say whether strong or weak scaling is better"
+        said = "too few steps or repeats to say whether strong or weak scaling is better"
     elif shown == "no_difference_shown":
         said = f"no difference between strong and weak scaling is shown (ratio {ratio.value:.2f}, {interval})"
     else:
@@ -137,7 +141,7 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
                 "above": "reached on",
                 "below": "missed on",
                 "no_difference_shown": "not shown either way on",
-                "too_few_samples": "too few steps to say on",
+                "too_few_samples": "too few steps or repeats to say on",
             }[shown]
             missed |= shown == "below"
             said.append(f"{words} {point.devices} devices ({_with_percent(point.efficiency)})")
@@ -147,7 +151,7 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
             message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
             next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"
             if missed
-            else "nothing, or time more steps where it is not shown",
+            else "nothing, or time more repeats where it is not shown",
         )
 
 

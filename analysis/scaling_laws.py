@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from dpscope.analysis.sample_statistics import Estimate, Samples, bootstrap, interval
+from dpscope.analysis.sample_statistics import ALONE, Estimate, Samples, Spread, draws, interval
 
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]
@@ -29,7 +29,7 @@ class ScalingFit:
 
     `parameters` by name: serial_fraction (Karp-Flatt, Amdahl, Gustafson), or contention and coherency (USL).
     `worst_relative_error` is the largest distance of a measured speedup from the law's, over the measured one.
-    `draws` holds the parameters of every bootstrap resample, one row each, None without samples. `note` tells
+    `draws` holds the parameters of every draw, one row each, None without intervals. `note` tells
     where a limit cut the fit off.
     """
 
@@ -121,19 +121,21 @@ def speedup_from_exposed_share(exposed_share: float, devices: int) -> float:
 
 
 def speedup_draws(
-    single: Sequence[Samples], several: Mapping[int, Sequence[Samples]], scaling: Scaling
-) -> dict[int, Samples]:
-    """Bootstrap speedups by device count, from step times (one array per repeat) at N = 1 and at each N > 1.
+    single: Sequence[Samples], several: Mapping[int, Sequence[Samples]], scaling: Scaling, spread: Spread = ALONE
+) -> dict[int, Samples] | None:
+    """Drawn speedups by device count, from step times (one array per repeat) at N = 1 and at each N > 1.
 
     `single` are the steps at the same global batch (strong) or at the same batch per device (weak). Each draw
-    uses one resampled t_1 for all counts, as in truth they share it.
+    uses one t_1 for all counts, as in truth they share it. `spread` is that of all cells' repeats. None where one of the
+    times has no interval.
     """
     generator = np.random.default_rng(0)
-    t_1_us = bootstrap(single, generator)
-    return {
-        devices: t_1_us / bootstrap(repeats, generator) * (devices if scaling == "weak" else 1)
-        for devices, repeats in sorted(several.items())
-    }
+    t_1_us = draws(single, generator, spread)
+    t_n_us = {devices: draws(repeats, generator, spread) for devices, repeats in sorted(several.items())}
+    known = {devices: drawn for devices, drawn in t_n_us.items() if drawn is not None}
+    if t_1_us is None or len(known) < len(several):
+        return None
+    return {devices: t_1_us / drawn * (devices if scaling == "weak" else 1) for devices, drawn in known.items()}
 
 
 def fit_scaling(
@@ -143,7 +145,7 @@ def fit_scaling(
 
     `speedups` by device count, N = 1 is left out as every law passes through it. One count: Karp-Flatt only.
     Two: Amdahl (strong) or Gustafson (weak). Three or more: the universal scalability law, clamped at >= 0.
-    `draws`, from `speedup_draws`, gives the parameters their bootstrap intervals. Fits minimise the squared
+    `draws`, from `speedup_draws`, gives the parameters their intervals. Fits minimise the squared
     relative error of the time (of the speedup for Gustafson), so that no count outweighs another.
     """
     counts = sorted(devices for devices in speedups if devices > 1)

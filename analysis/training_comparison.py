@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dpscope.analysis.run_comparison import MACHINE, SETTINGS, differences, differing
 from dpscope.analysis.training_data import TrainingData
-from dpscope.analysis.training_statistics import CellDifference, difference
+from dpscope.analysis.training_statistics import CellDifference, difference, epoch_spread
 from dpscope.profiling.run_types import Finding
 from dpscope.profiling.train_types import TrainConfig
 
@@ -13,9 +13,10 @@ _LEARNING = tuple(name for name in TrainConfig.__struct_fields__ if name not in 
 
 def compare_trainings(before: TrainingData, after: TrainingData) -> list[CellDifference]:
     """Every cell that both folders trained: after beside before."""
+    spread = epoch_spread([*before.trained, *after.trained])
     earlier = {cell.name: cell for cell in before.trained}
     return [
-        replace(difference(cell, earlier[cell.name]), against=str(before.folder))
+        replace(difference(cell, earlier[cell.name], spread), against=str(before.folder))
         for cell in after.trained
         if cell.name in earlier
     ]

@@ -11,8 +11,8 @@ _DIFFERENCE = {
     "seeds": "Complete trainings, of the side with fewer",
     "verdict": "Whether the difference lies beyond the spread over seeds",
     "speedup": "Median epoch training time of the other over its own",
-    "low": "Lower end of the speedup's 95% bootstrap interval",
-    "high": "Upper end of the speedup's 95% bootstrap interval",
+    "low": "Lower end of the speedup's 95% interval",
+    "high": "Upper end of the speedup's 95% interval",
 }
 
 TRAINING_MEANINGS = {

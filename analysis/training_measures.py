@@ -17,6 +17,6 @@ LEARNING_MEASURES = (
         "Training time",
         "Wall time of an epoch's steps, loading included, evaluation not. Time to an accuracy is summed up to and with the "
         "first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median epochs with a "
-        "95% bootstrap interval over seeds and epochs; it is not the speedup of steps measured by `dpscope run`.",
+        "95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
     ),
 )

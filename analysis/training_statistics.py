@@ -8,7 +8,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpscope.analysis.sample_statistics import UNKNOWN, Estimate, Verdict, median_range, ratio_estimate
+from dpscope.analysis.sample_statistics import (
+    UNKNOWN,
+    Estimate,
+    Samples,
+    Spread,
+    Verdict,
+    median_range,
+    pooled_spread,
+    ratio_estimate,
+)
 from dpscope.analysis.training_data import TrainedCell, Training, TrainingData
 
 FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
@@ -95,7 +104,7 @@ class CellDifference:
 
     `points`: its median final test accuracy less the other's, in percentage points. `spread_points`: the wider of the two
     ranges over seeds, unknown below FEWEST_SEEDS seeds. `speedup`: the other's median epoch training time over its own,
-    with a 95% bootstrap interval over seeds and epochs.
+    with a 95% interval from the spread between seeds.
     """
 
     cell: str
@@ -108,8 +117,8 @@ class CellDifference:
     speedup: Estimate
 
 
-def difference(cell: TrainedCell, against: TrainedCell) -> CellDifference:
-    """How accuracy and training time of two cells differ.
+def difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> CellDifference:
+    """How accuracy and training time of two cells differ; `pool` is `epoch_spread` of all cells.
 
     Accuracies differ if their medians lie farther apart than either cell's seeds do. Were both cells alike with normally
     spread seeds, that would happen by chance to 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (simulated).
@@ -126,7 +135,7 @@ def difference(cell: TrainedCell, against: TrainedCell) -> CellDifference:
         spread_points=spread,
         seeds=seeds,
         verdict=_verdict(points, spread),
-        speedup=ratio_estimate(_epoch_times(against), _epoch_times(cell)),
+        speedup=ratio_estimate(_epoch_times(against), _epoch_times(cell), pool),
     )
 
 
@@ -144,7 +153,12 @@ def _verdict(points: float | None, spread: float | None) -> Verdict:
     return "above" if points > 0 else "below"
 
 
-def _epoch_times(cell: TrainedCell) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+def epoch_spread(cells: Sequence[TrainedCell]) -> Spread:
+    """How far the seeds of cells lie apart in their median epoch."""
+    return pooled_spread(_epoch_times(cell) for cell in cells)
+
+
+def _epoch_times(cell: TrainedCell) -> list[Samples]:
     return [np.array(training.train_s) for training in cell.trainings]
 
 
@@ -152,7 +166,8 @@ def _epoch_times(cell: TrainedCell) -> list[np.ndarray[tuple[int], np.dtype[np.f
 def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every cell on several devices beside the single-device cell it is to learn like."""
     pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if cell.strategy != "single"]
-    return tuple(difference(cell, single) for cell, single in pairs if single is not None)
+    spread = epoch_spread(data.trained)
+    return tuple(difference(cell, single, spread) for cell, single in pairs if single is not None)
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
@@ -180,8 +195,9 @@ def _accumulation(cell: TrainedCell) -> str:
 def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every variant beside the same strategy, devices and batch without it."""
     plain = {_shape(cell): cell for cell in data.trained if not cell.variant}
+    spread = epoch_spread(data.trained)
     return tuple(
-        difference(cell, plain[_shape(cell)]) for cell in data.trained if cell.variant and _shape(cell) in plain
+        difference(cell, plain[_shape(cell)], spread) for cell in data.trained if cell.variant and _shape(cell) in plain
     )
 
 

@@ -192,7 +192,10 @@ def _unknown(one: CellDifference) -> Iterator[str]:
     elif one.spread_points is None:
         yield f"{NA} (seed spread; {one.cell}): {seeds}, {FEWEST_SEEDS} are the fewest that show a spread"
     if one.speedup.low is None:
-        yield f"{NA} (low, high; {one.cell}): {one.speedup.count} epochs, {FEWEST_SAMPLES} are the fewest with an interval"
+        yield (
+            f"{NA} (low, high; {one.cell}): {one.speedup.count} epochs; an interval needs {FEWEST_SAMPLES}, and two seeds of "
+            "some cell"
+        )
 
 
 def _missing_trainings(data: TrainingData) -> list[str]:

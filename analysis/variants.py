@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dpscope.analysis.repeat_spreads import step_spread
 from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.sample_statistics import Estimate, difference_estimate, ratio_estimate, verdict
+from dpscope.analysis.sample_statistics import Estimate, Spread, difference_estimate, ratio_estimate, verdict
 from dpscope.analysis.units import show_time
 from dpscope.profiling.run_types import Cell, CellOptions, Finding
 
@@ -27,8 +28,9 @@ class OverlapSaving:
 def overlap_saving(run: RunData) -> list[OverlapSaving]:
     """Each measured DDP cell without overlap against those that differ from it in overlap (and buckets) alone."""
     cells = [data for data in run.measured if data.cell.strategy == "ddp"]
+    spread = step_spread(run.measured)
     return [
-        _saving(without, overlapped)
+        _saving(without, overlapped, spread)
         for without in cells
         if without.cell.options.overlap == "off"
         for overlapped in cells
@@ -41,12 +43,12 @@ def _beside_buckets(cell: Cell) -> tuple[int, int, CellOptions]:
     return cell.devices, cell.batch_size, msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None)
 
 
-def _saving(without: CellData, overlapped: CellData) -> OverlapSaving:
-    ratio = ratio_estimate(overlapped.step_samples(), without.step_samples())
+def _saving(without: CellData, overlapped: CellData, spread: Spread) -> OverlapSaving:
+    ratio = ratio_estimate(overlapped.step_samples(), without.step_samples(), spread)
     return OverlapSaving(
         without_overlap=without.cell.name,
         with_overlap=overlapped.cell.name,
-        saved_us=difference_estimate(without.step_samples(), overlapped.step_samples()),
+        saved_us=difference_estimate(without.step_samples(), overlapped.step_samples(), spread),
         saved_share=Estimate(_less(ratio.value), _less(ratio.high), _less(ratio.low), ratio.count),
     )
 
@@ -69,7 +71,7 @@ def _finding(saving: OverlapSaving, device_type: str) -> Finding:
     shown = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
         message = f"{pair}: overlap saves {_signed(saved.value)} a step by {saved.count} steps: no interval, no verdict"
-        return _overlap_saves(message, "time more steps (--steps, --repeats)")
+        return _overlap_saves(message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "
         f"{saved.count} steps"
@@ -85,7 +87,7 @@ def _finding(saving: OverlapSaving, device_type: str) -> Finding:
         advice = f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)"
     else:
         message = f"{pair}: no difference by overlap is shown (saving {_signed(saved.value)} a step, {interval})"
-        advice = "time more steps (--steps, --repeats) if a small difference matters"
+        advice = "time more repeats (--repeats) if a small difference matters"
     return _overlap_saves(message, advice)
 
 

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison import Comparison, StrategyGap
 from dpscope.analysis.figure_style import COLOURS
+from dpscope.analysis.repeat_spreads import step_spread
 from dpscope.analysis.run_analysis import RunData
 from dpscope.analysis.sample_statistics import Estimate, median_estimate
 from dpscope.analysis.units import Unit, choose_unit, show_time
@@ -30,7 +31,8 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Part]) -> None:
-    dp, ddp = (median_estimate(run.cells[name].step_samples()) for name in (gap.dp, gap.ddp))
+    spread = step_spread(run.measured)
+    dp, ddp = (median_estimate(run.cells[name].step_samples(), spread) for name in (gap.dp, gap.ddp))
     unit = choose_unit("time", [dp.value, ddp.value])
     labels = [gap.ddp, *(part.label for part in parts), gap.dp]
     _whole(axes, 0, ddp, unit)

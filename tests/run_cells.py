@@ -61,7 +61,7 @@ def samples(repeats: Sequence[Sequence[float]], data_wait_us: float = 0.0) -> pd
     )
 
 
-def windows(cell: Cell, steps: int, **columns: float) -> pd.DataFrame:
+def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd.DataFrame:
     """Traced steps, all alike, of every rank (DDP) or device (DP); `columns` in microseconds."""
     ranks = range(cell.devices) if cell.strategy == "ddp" else (0,)
     devices = range(cell.devices) if cell.strategy == "dp" else (0,)
@@ -70,25 +70,32 @@ def windows(cell: Cell, steps: int, **columns: float) -> pd.DataFrame:
     )
     frame = pd.DataFrame(
         [
-            {"repeat": 0, "rank": rank, "device": device, "step": step, "partial_window": False, **defaults, **columns}
+            {
+                "repeat": repeat, "rank": rank, "device": device, "step": step, "partial_window": False, **defaults,
+                **columns,
+            }
+            for repeat in range(repeats)
             for rank in ranks
             for device in devices
             for step in range(steps)
         ]
-    )
+    )  # fmt: skip
     times = [name for name in frame.columns if name.endswith("_us")]
     return frame.astype(dict.fromkeys(times, "Float64") | dict.fromkeys(("rank", "device", "step"), "Int64"))
 
 
-def all_reduces(cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]]) -> pd.DataFrame:
+def all_reduces(
+    cell: Cell, steps: int, buckets: Sequence[tuple[float, float, float]], repeats: int = 1
+) -> pd.DataFrame:
     """Per rank and step an all-reduce for each (bytes, ready_us, transfer_us)."""
     frame = pd.DataFrame(
         [
             {
-                "repeat": 0, "rank": rank, "device": 0, "step": step, "kind": "all_reduce", "group_size": cell.devices,
+                "repeat": repeat, "rank": rank, "device": 0, "step": step, "kind": "all_reduce", "group_size": cell.devices,
                 "bytes": size, "start_us": ready, "duration_us": transfer, "transfer_us": transfer, "wait_us": 0.0,
                 "group": "0", "sequence": order, "order": order,
             }
+            for repeat in range(repeats)
             for rank in range(cell.devices)
             for step in range(steps)
             for order, (size, ready, transfer) in enumerate(buckets)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from dpscope.analysis.cell_estimates import identity_intervals
 from dpscope.analysis.cell_summary import summarise_cell
 from dpscope.analysis.cost_sources import CostSources
 from dpscope.analysis.predictions import predict_cell
+from dpscope.analysis.repeat_spreads import TERMS, RunSpreads, run_spreads
 from dpscope.analysis.run_analysis import CellData, copies_between_devices
 from dpscope.analysis.summary_row import Row
 from dpscope.analysis.trace_analysis import analyze_traces
@@ -17,13 +19,14 @@ from tests.run_cells import all_reduces, calibration, cell_data, windows
 from tests.trace_generator import dp_trace, write_trace
 
 STEPS = 6
+REPEATS = 2
 
 
 def single(batch_size: int, step_us: float) -> CellData:
     """One device: traced steps 10 us longer than untraced, 50 us of them idle."""
     cell = Cell(strategy="single", devices=1, batch_size=batch_size)
-    traced = windows(cell, STEPS, step_us=step_us + 10, compute_us=step_us - 40, idle_us=50.0)
-    return cell_data(cell, [[step_us] * STEPS], traced)
+    traced = windows(cell, STEPS, REPEATS, step_us=step_us + 10, compute_us=step_us - 40, idle_us=50.0)
+    return cell_data(cell, [[step_us] * STEPS] * REPEATS, traced)
 
 
 def ddp(step_us: float = 1500.0) -> CellData:
@@ -33,11 +36,11 @@ def ddp(step_us: float = 1500.0) -> CellData:
     """
     cell = Cell(strategy="ddp", devices=2, batch_size=8)
     traced = windows(
-        cell, STEPS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, overlapped_us=250.0, exposed_us=450.0,
+        cell, STEPS, REPEATS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, overlapped_us=250.0, exposed_us=450.0,
         idle_us=80.0, transfer_us=600.0, wait_us=100.0,
     )  # fmt: skip
-    buckets = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)])
-    return cell_data(cell, [[step_us] * STEPS], traced, buckets)
+    buckets = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)], REPEATS)
+    return cell_data(cell, [[step_us] * STEPS] * REPEATS, traced, buckets)
 
 
 SINGLES = {8: single(8, 1000.0), 16: single(16, 1800.0)}
@@ -47,7 +50,7 @@ CALIBRATED = calibration({"all_reduce": (50.0, 10.0)})  # 50 us + S / 10 GB/s on
 
 
 def row(data: CellData, sources: CostSources) -> Row:
-    return summarise_cell(data, SINGLES, sources)
+    return summarise_cell(data, SINGLES, sources, RunSpreads())
 
 
 def test_estimates_per_step_and_epoch() -> None:
@@ -59,7 +62,9 @@ def test_estimates_per_step_and_epoch() -> None:
     assert found.number("same_local_batch_epoch_us") == 5000
     assert found.number("same_total_epoch_us") == -3000
     assert found.number("exposed_epoch_us") == 4500
-    assert (found.number("same_local_batch_low_us"), found.number("same_local_batch_high_us")) == (500, 500)
+    # every step alike: the interval is a point
+    assert found.number("same_local_batch_low_us") == pytest.approx(500)
+    assert found.number("same_local_batch_high_us") == pytest.approx(500)
 
 
 def test_an_estimates_error_is_its_reasons() -> None:
@@ -74,6 +79,54 @@ def test_an_estimates_error_is_its_reasons() -> None:
     assert found.number("same_total_local_batch_us") == -800
     for method, local in (("same_local_batch", 0), ("ideal_split", 100), ("same_total", -800)):
         assert found.number(f"{method}_error_exposed_us") == local + 40 + 30 - 20
+
+
+def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tuple[float, float]) -> CellData:
+    """Two repeats, each with steps that are all alike; traced steps as long as untraced ones."""
+    traced = [
+        windows(cell, STEPS, 1, step_us=step_us[repeat], **{name: pair[repeat] for name, pair in columns.items()})
+        for repeat in range(2)
+    ]
+    steps = pd.concat([one.assign(repeat=repeat) for repeat, one in enumerate(traced)], ignore_index=True)
+    return cell_data(cell, [[one] * STEPS for one in step_us], steps)
+
+
+def test_the_identitys_intervals_are_students() -> None:
+    """Alone a cell of two repeats that lie d apart has ±12.706 d / 2, Student's t of 1 degree of freedom being 12.706."""
+    several = repeats_that_differ(
+        Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1506.0),
+        exposed_us=(440.0, 444.0), compute_us=(1000.0, 1000.0), idle_us=(60.0, 62.0),
+    )  # fmt: skip
+    single = repeats_that_differ(
+        Cell(strategy="single", devices=1, batch_size=8), (1000.0, 1000.0),
+        compute_us=(960.0, 957.0), idle_us=(40.0, 43.0),
+    )  # fmt: skip
+    alone = identity_intervals(several, single, RunSpreads())
+    assert list(alone) == list(TERMS)
+    assert alone["exposed"] == pytest.approx((442 - 12.706 * 2, 442 + 12.706 * 2), rel=1e-4)
+    assert alone["compute"] == pytest.approx((41.5 - 12.706 * 1.5, 41.5 + 12.706 * 1.5), rel=1e-4)
+    half = 12.706 * (1**2 + 1.5**2) ** 0.5  # both sides spread
+    assert alone["idle"] == pytest.approx((61 - 41.5 - half, 61 - 41.5 + half), abs=0.01)
+    assert alone["tracer"] == pytest.approx((0, 0), abs=1e-6)  # 0 in every repeat of both
+    # Of both together compute has 2 degrees of freedom, t = 4.303, and the mean of the variances of shares of the step,
+    # 0 and 3**2 / 2 / 1,000**2. DDP takes that mean, the single device keeps its own, which is larger.
+    together = identity_intervals(several, single, run_spreads([several, single]))
+    half = 4.303 * ((9 / 4 / 1000**2 * 1503**2 / 2) + 9 / 2 / 2) ** 0.5
+    assert together["compute"] == pytest.approx((41.5 - half, 41.5 + half), rel=1e-4)
+    # what one device exposes is 0 by definition: DDP's exposed has its own degree of freedom alone
+    assert together["exposed"] == alone["exposed"]
+
+
+def test_one_repeat_alone_has_no_interval() -> None:
+    cell = Cell(strategy="ddp", devices=2, batch_size=8)
+    traced = windows(cell, STEPS, step_us=1530.0, compute_us=1000.0, exposed_us=450.0, idle_us=80.0)
+    data = cell_data(cell, [[1500.0] * STEPS], traced)
+    found = row(data, CostSources())
+    assert (found.number("step_us"), found.number("step_low_us")) == (1500, None)
+    assert found.reasons["step_low_us"] == "fewer than 5 timed steps, or one repeat alone: no interval"
+    assert set(identity_intervals(data, SINGLES[8], RunSpreads()).values()) == {None}
+    # a second repeat of another cell tells how far repeats lie apart
+    assert summarise_cell(data, SINGLES, CostSources(), run_spreads([data, SINGLES[8]])).number("step_low_us") == 1500
 
 
 def test_predicted_from_a_calibration() -> None:
@@ -121,7 +174,7 @@ def test_a_calibration_of_other_collectives_predicts_nothing() -> None:
 
 def with_buffer_broadcast(data: CellData, size_bytes: int) -> CellData:
     """Each rank and step also broadcasts buffers of this size at 100 us: no transfer, for it is rooted."""
-    first = data.collectives.groupby(["rank", "step"], as_index=False).first()
+    first = data.collectives.groupby(["repeat", "rank", "step"], as_index=False).first()
     rooted = first.assign(
         kind="broadcast", bytes=size_bytes, start_us=100.0, transfer_us=float("nan"), wait_us=float("nan")
     )

@@ -3,13 +3,22 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from dpscope.analysis.run_analysis import RunData, load_run
-from dpscope.analysis.run_comparison import STEP, compare_runs, parse_share, regressions, setting_findings
+from dpscope.analysis.run_comparison import (
+    STEP,
+    compare_runs,
+    parse_share,
+    regressions,
+    setting_findings,
+    undecided_findings,
+)
 from dpscope.profiling.run_store import DpscopeError
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
@@ -49,6 +58,43 @@ def test_what_got_slower_is_named(before: RunData, slower: Path) -> None:
     assert regressions(changes, 2.5) == []  # three times as long is 200% more, not over 250%
     (better,) = [one for one in compare_runs(after, before) if one.cell == "ddp-d2-b8" and one.quantity == STEP]
     assert better.verdict == "faster"
+
+
+def with_levels(run: RunData, *levels: float, cells: int = 3) -> RunData:
+    """The run's first cells as if each had a repeat of ten equal steps for each level, in microseconds."""
+    frame = pd.DataFrame(
+        [
+            {"measuring_pass": "timed", "epoch": 0, "step": step, "step_us": level, "samples": 8, "repeat": repeat}
+            for repeat, level in enumerate(levels)
+            for step in range(10)
+        ]
+    )
+    return replace(run, cells={name: replace(run.cells[name], samples=frame) for name in list(run.cells)[:cells]})
+
+
+def test_repeats_that_lie_apart_leave_a_difference_open(before: RunData) -> None:
+    """Two repeats 10% apart in each run, the second run's both 10% longer: steps alone would call that shown.
+
+    One cell: variances of logarithms 0.0953^2 / 2 on either side, 2 degrees of freedom, t = 4.303; half width
+    4.303 x sqrt(2 x 0.0953^2 / 2 / 2) = 0.29, above ln 1.1 = 0.0953. Three cells: 5 degrees of freedom, 0.173, above it too.
+    """
+    for cells, half in ((1, 0.2900), (3, 0.1732)):
+        first, second = with_levels(before, 1000, 1100, cells=cells), with_levels(before, 1100, 1210, cells=cells)
+        steps = [change for change in compare_runs(first, second) if change.quantity == STEP]
+        assert len(steps) == cells
+        for change in steps:
+            assert change.ratio.value == pytest.approx(1.1)
+            assert change.ratio.high == pytest.approx(1.1 * np.exp(half), rel=1e-3)
+            assert change.verdict == "no difference shown"
+        assert regressions(steps, 0.05) == []
+
+
+def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
+    changes = compare_runs(with_levels(before, 1000), with_levels(before, 3000))
+    assert {change.verdict for change in changes if change.quantity == STEP} == {"too few samples"}
+    (finding,) = undecided_findings(changes)
+    assert (finding.code, finding.severity) == ("nothing_compared", "warning")
+    assert undecided_findings(compare_runs(before, before)) == []
 
 
 def test_the_command_guards_a_ci(slower: Path) -> None:

@@ -9,6 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from dpscope.analysis.comparison import Comparison
 from dpscope.analysis.model_output import scaling_records
+from dpscope.analysis.repeat_spreads import step_spread
 from dpscope.analysis.run_analysis import CellData
 from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.sample_statistics import Estimate
@@ -32,7 +33,7 @@ def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float,
 
 
 def series(cells: list[CellData], singles: dict[int, CellData], shares: dict[str, float]) -> tuple[ScalingSeries, ...]:
-    return scaling_series(cells, lambda _: singles, shares)
+    return scaling_series(cells, lambda _: singles, shares, step_spread([*singles.values(), *cells]))
 
 
 SINGLES = {8: steps("single", 1, 8, 1000.0), 16: steps("single", 1, 16, 1800.0)}
@@ -126,7 +127,7 @@ def test_strong_or_weak() -> None:
     # batch 16 on 2 devices: weak 16 each, 2,000 us for 32 samples; strong 8 each, 1,250 us for 16 samples:
     # 16 against 12.8 samples per ms: 1.25 times
     cells = [steps("ddp", 2, 16, 2000.0), steps("ddp", 2, 8, 1250.0)]
-    (choice,) = scaling_choices(cells)
+    (choice,) = scaling_choices(cells, step_spread(cells))
     assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
     assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
     assert "weak scaling is better here: 1.25 times" in strong_or_weak(choice).message

@@ -6,11 +6,14 @@ import pytest
 from dpscope.analysis.sample_findings import spread_findings
 from dpscope.analysis.sample_statistics import (
     Estimate,
-    bootstrap,
+    Spread,
     difference_estimate,
+    draws,
+    interval,
     mean_range,
     median_estimate,
     pooled_median,
+    pooled_spread,
     ratio_estimate,
     verdict,
 )
@@ -18,6 +21,11 @@ from dpscope.analysis.sample_statistics import (
 
 def samples(seed: int, middle: float, spread: float = 1.0, count: int = 30) -> np.ndarray:
     return np.random.default_rng(seed).normal(middle, spread, count)
+
+
+def steady(*middles: float) -> list[np.ndarray]:
+    """A repeat of five equal steps for each value."""
+    return [np.full(5, middle) for middle in middles]
 
 
 def test_median_interval_holds_the_median_and_counts_all() -> None:
@@ -28,20 +36,56 @@ def test_median_interval_holds_the_median_and_counts_all() -> None:
     assert found.low is not None
     assert found.high is not None
     assert found.value is not None
-    assert 99 < found.low < found.value < found.high < 101
+    assert found.low < found.value < found.high
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """40 experiments with a known median: 95% intervals must hold it nearly always, and not by being endless."""
-    hits, width = 0, 0.0
-    for seed in range(40):
-        found = median_estimate([samples(100 + 3 * seed + repeat, 50.0) for repeat in range(3)])
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= 50.0 <= found.high
-        width += (found.high - found.low) / 40
-    assert hits >= 34
-    assert width < 1.5
+def test_two_repeats_alone_have_one_degree_of_freedom() -> None:
+    """exp(±0.01) apart: variance 2 x 0.01^2, standard error 0.01, Student's t of 1 degree of freedom 12.706."""
+    found = median_estimate(steady(100 * np.exp(-0.01), 100 * np.exp(0.01)))
+    assert found.low == pytest.approx(100 * np.exp(-0.12706), rel=1e-5)
+    assert found.high == pytest.approx(100 * np.exp(0.12706), rel=1e-5)
+
+
+def test_other_cells_tell_what_a_cells_repeats_do_not() -> None:
+    """Alike repeats beside five cells of two repeats exp(±0.02) apart: 5 degrees of freedom of variance 2 x 0.02^2.
+
+    They count for 4, the cell's own 0 for 1: variance 4/5 of theirs, t of 5 degrees of freedom 2.5706.
+    """
+    others = [steady(50 * np.exp(-0.02), 50 * np.exp(0.02))] * 5
+    alike = steady(100, 100)
+    pool = pooled_spread([alike, *others])
+    assert pool.freedom == 6
+    assert pool.squares == pytest.approx(5 * 2 * 0.02**2)
+    found = median_estimate(alike, pool)
+    half = 2.5706 * np.sqrt(0.8 * 2 * 0.02**2 / 2)
+    assert found.high == pytest.approx(100 * np.exp(half), rel=1e-5)
+    assert found.low == pytest.approx(100 * np.exp(-half), rel=1e-5)
+
+
+def test_a_cell_that_spreads_more_than_the_others_keeps_its_own_spread() -> None:
+    """exp(±0.02) beside five alike: not the mean of variances, a fifth, but its own; t of 1 + 4 degrees of freedom."""
+    wide = steady(100 * np.exp(-0.02), 100 * np.exp(0.02))
+    found = median_estimate(wide, pooled_spread([wide, *[steady(50, 50)] * 5]))
+    assert found.high == pytest.approx(100 * np.exp(2.5706 * 0.02), rel=1e-5)
+
+
+def test_one_repeat_alone_has_no_interval_unless_another_cell_has_two() -> None:
+    one, two = steady(100), steady(100 * np.exp(-0.02), 100 * np.exp(0.02))
+    assert (median_estimate(one).value, median_estimate(one).low) == (100, None)
+    assert ratio_estimate(one, two).low is None
+    assert difference_estimate(one, two).low is None
+    found = median_estimate(one, pooled_spread([one, two]))
+    assert found.high == pytest.approx(100 * np.exp(12.706 * np.sqrt(2) * 0.02), rel=1e-5)  # not a mean of two
+
+
+def test_an_interval_holds_its_value() -> None:
+    """Nine of ten steps are of the first repeat: the median of all is 100, the repeats' mean lies higher."""
+    repeats = [np.full(45, 100.0), np.full(5, 101.0)]
+    spread = pooled_spread([repeats, *[steady(50, 50)] * 5])
+    found = ratio_estimate(repeats, steady(100, 100), Spread(spread.squares / 100, spread.freedom))
+    assert found.low is not None
+    assert found.value == 1.0
+    assert found.low <= 1.0
 
 
 def test_too_few_samples_have_no_interval() -> None:
@@ -52,23 +96,42 @@ def test_too_few_samples_have_no_interval() -> None:
 
 
 def test_ratio() -> None:
-    found = ratio_estimate([samples(1, 200)], [samples(2, 100)])
-    assert found.value == pytest.approx(2.0, rel=0.02)
-    assert found.low is not None
-    assert found.high is not None
-    assert 1.9 < found.low < 2.0 < found.high < 2.1
-    same = ratio_estimate([samples(3, 100)], [samples(4, 100)])
-    assert same.low is not None
-    assert same.high is not None
-    assert same.low < 1 < same.high
+    """Half widths 0.12706 (exp(±0.01), two repeats) and 0 add up as squares; so do two of 0.12706."""
+    spread, alike = steady(200 * np.exp(-0.01), 200 * np.exp(0.01)), steady(100, 100)
+    found = ratio_estimate(spread, alike)
+    assert found.value == pytest.approx(2.0, rel=1e-3)
+    assert found.low == pytest.approx(2 * np.exp(-0.12706), rel=1e-5)
+    assert found.high == pytest.approx(2 * np.exp(0.12706), rel=1e-5)
+    both = ratio_estimate(spread, spread)
+    assert both.value == 1.0
+    assert both.high == pytest.approx(np.exp(0.12706 * np.sqrt(2)), rel=1e-5)
+
+
+def test_a_time_of_nothing_has_no_ratio() -> None:
+    assert ratio_estimate(steady(1, 2), steady(0, 0)) == Estimate(None, None, None, 10)
+    assert ratio_estimate(steady(0, 0), steady(1, 2)) == Estimate(0.0, None, None, 10)
 
 
 def test_difference() -> None:
-    found = difference_estimate([samples(1, 200)], [samples(2, 150)])
-    assert found.value == pytest.approx(50, abs=1)
+    """Half widths of 200 and of 150, 0.12706 of each, add up nearly as squares do; the logarithms make it lean."""
+    more, less = steady(200 * np.exp(-0.01), 200 * np.exp(0.01)), steady(150 * np.exp(-0.01), 150 * np.exp(0.01))
+    found = difference_estimate(more, less)
+    assert found.value == pytest.approx(50, abs=0.1)
+    assert found.low == pytest.approx(50 - 0.12706 * 250, rel=0.2)
+    assert found.high == pytest.approx(50 + 0.12706 * 250, rel=0.05)
     assert verdict(found, even=0.0) == "above"
-    assert difference_estimate([samples(1, 200)], []).value is None
-    assert difference_estimate([np.array([1.0])], [samples(2, 150)]).low is None
+    assert difference_estimate(more, []).value is None
+    assert difference_estimate([np.array([1.0]), np.array([1.0])], less).low is None
+
+
+def test_a_difference_and_a_ratio_agree_on_what_is_more() -> None:
+    """Medians a ratio's half width apart: just above it both are above, just below it both are not shown."""
+    half = 0.12706 * np.sqrt(2)
+    less = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
+    for factor, expected in ((np.exp(1.04 * half), "above"), (np.exp(0.96 * half), "no_difference_shown")):
+        more = [repeat * factor for repeat in less]
+        assert verdict(ratio_estimate(more, less)) == expected
+        assert verdict(difference_estimate(more, less), even=0.0) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,17 +142,12 @@ def test_verdict(low: float | None, high: float | None, expected: str) -> None:
     assert verdict(Estimate(1.0, low, high, 9)) == expected
 
 
-def test_bootstrap_draws_columns_together() -> None:
-    """The second column is twice the first in every step, so it is in every draw's mean; repeats may differ in length."""
-    one, other = samples(1, 100, count=12), samples(2, 120, count=7)
-    draws = bootstrap(
-        [np.column_stack([one, 2 * one]), np.column_stack([other, 2 * other])], np.random.default_rng(0), "mean"
-    )
-    assert draws.shape == (2000, 2)
-    assert draws[:, 1] == pytest.approx(2 * draws[:, 0])
-    # with repeats as outer level a draw may hold one of them twice
-    assert draws[:, 0].min() < 102
-    assert draws[:, 0].max() > 118
+def test_draws_have_the_medians_interval() -> None:
+    repeats = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))
+    drawn, found = draws(repeats, np.random.default_rng(0)), median_estimate(repeats)
+    assert drawn is not None
+    assert interval(drawn) == pytest.approx((found.low, found.high), rel=1e-3)
+    assert draws(steady(100), np.random.default_rng(0)) is None
 
 
 def test_mean_range() -> None:

@@ -130,7 +130,7 @@ def test_extrapolation_past_twice_the_largest_count_says_so() -> None:
     assert "extrapolated past twice the largest measured count (4)" in far.note
 
 
-def test_bootstrap_interval_holds_the_truth_and_shrinks_with_noise() -> None:
+def test_a_laws_interval_holds_the_truth_and_shrinks_with_noise() -> None:
     generator = np.random.default_rng(3)
 
     def steps(mean_us: float, noise: float) -> list[np.ndarray]:
@@ -141,6 +141,7 @@ def test_bootstrap_interval_holds_the_truth_and_shrinks_with_noise() -> None:
         single = steps(1000, noise)
         several = {n: steps(1000 / amdahl_speedup(0.1, n), noise) for n in (2, 4)}
         draws = speedup_draws(single, several, "strong")
+        assert draws is not None
         medians = {n: float(np.median(draws[n])) for n in draws}
         fit = fit_scaling(medians, "strong", draws)
         assert fit is not None
@@ -158,9 +159,11 @@ def test_bootstrap_interval_holds_the_truth_and_shrinks_with_noise() -> None:
 
 
 def test_weak_draws_are_scaled_speedups() -> None:
-    # Constant samples: every resample is 100/125, scaled by N = 4: 3.2.
-    draws = speedup_draws([np.full(9, 100.0)], {4: [np.full(9, 125.0)]}, "weak")
+    # Two repeats of constant samples: every draw is 100/125, scaled by N = 4: 3.2.
+    draws = speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)] * 2}, "weak")
+    assert draws is not None
     assert draws[4] == pytest.approx(3.2)
+    assert speedup_draws([np.full(9, 100.0)] * 2, {4: [np.full(9, 125.0)]}, "weak") is None  # one repeat alone
 
 
 @given(

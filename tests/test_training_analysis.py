@@ -23,6 +23,7 @@ from dpscope.analysis.training_statistics import (
     against_single,
     chosen_target,
     difference,
+    epoch_spread,
     epoch_train_s,
     final_accuracy,
     time_to_accuracy,
@@ -228,7 +229,7 @@ def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
 
 def test_a_cell_is_not_different_from_itself(tmp_path: Path) -> None:
     single, _ = two_strategies(tmp_path).cells
-    same = difference(single, single)
+    same = difference(single, single, epoch_spread([single]))
     assert (same.points, same.verdict) == (0.0, "no_difference_shown")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -154,8 +155,9 @@ def planted(run: RunData, **step_us: float) -> RunData:
     for name, data in run.cells.items():
         middle = step_us[data.cell.variant.replace("-", "_") or "plain"]
         steps = [middle + offset for offset in (-2, -1, 0, 0, 0, 0, 0, 0, 1, 2)]
+        repeats = np.repeat([0, 1], 5)  # each with steps of offsets -2, -1, 0, 0, 0 or 0, 0, 0, 1, 2
         frame = pd.DataFrame(
-            {"repeat": 0, "epoch": pd.NA, "step": range(10), "rank": 0, "step_us": steps, "samples": 8}
+            {"repeat": repeats, "epoch": pd.NA, "step": range(10), "rank": 0, "step_us": steps, "samples": 8}
         )
         cells[name] = replace(data, samples=frame.assign(measuring_pass="timed"))
     return replace(run, cells=cells)

@@ -1,0 +1,59 @@
+"""How far the repeats of a run's cells lie apart, pooled over the cells: their steps, and the parts of their steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dpscope.analysis.run_analysis import CellData
+from dpscope.analysis.sample_statistics import ALONE, Samples, Spread, pooled_spread, spread_of
+
+TERMS = ("exposed", "compute", "idle", "tracer")
+_PARTS = ("exposed_us", "compute_us", "idle_us")
+
+
+@dataclass(frozen=True)
+class RunSpreads:
+    """`step`: of logarithms of untraced medians. `terms`: of TERMS, as shares of the cell's own untraced step."""
+
+    step: Spread = ALONE
+    terms: Mapping[str, Spread] = field(default_factory=lambda: dict.fromkeys(TERMS, ALONE))
+
+
+def step_spread(cells: Sequence[CellData]) -> Spread:
+    """The pooled spread of cells' untraced steps."""
+    return pooled_spread(data.step_samples() for data in cells)
+
+
+def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
+    """The pooled spreads of measured cells. What one device exposes is 0 by definition and tells no spread."""
+    shares = [(data.cell.devices, terms_by_repeat(data) / _step_us(data)) for data in cells]
+    return RunSpreads(
+        step=step_spread(cells),
+        terms={
+            term: sum((spread_of(own[:, index]) for devices, own in shares if devices > 1 or term != "exposed"), ALONE)
+            for index, term in enumerate(TERMS)
+        },
+    )
+
+
+def _step_us(data: CellData) -> float:
+    return float(np.median(np.concatenate(data.step_samples())))
+
+
+def terms_by_repeat(data: CellData) -> Samples:
+    """Shape (repeats, 4), microseconds: what each repeat says of exposed, compute, idle and the tracer's rest.
+
+    Parts are means over ranks, devices and whole traced steps; the rest is the repeat's untraced median less their sum.
+    Repeats of which a part is not known are left out; exposed alone is 0.
+    """
+    windows = data.whole_windows()
+    if windows.empty:
+        return np.empty((0, len(TERMS)))
+    if data.cell.devices == 1:
+        windows = windows.assign(exposed_us=0.0)
+    numbers = sorted(set(data.samples.loc[data.samples["measuring_pass"] == "timed", "repeat"]))
+    untraced = {number: float(np.median(steps)) for number, steps in zip(numbers, data.step_samples(), strict=True)}
+    parts = windows.groupby("repeat")[list(_PARTS)].mean().dropna().astype(float)
+    rows = [[*row, untraced[number] - sum(row)] for number, *row in parts.itertuples() if number in untraced]
+    return np.array(rows).reshape(-1, len(TERMS))

@@ -1,0 +1,118 @@
+"""How often intervals hold the truth, by simulation: the table in docs/measures.md, with fewer pairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.sample_statistics import (
+    Samples,
+    difference_estimate,
+    median_estimate,
+    pooled_spread,
+    ratio_estimate,
+    verdict,
+)
+
+STEPS = 15  # of a repeat
+STEP_NOISE = 0.03
+STEP_US = 1000.0
+ALIKE = (0.05,) * 6  # six cells whose repeats spread alike...
+UNLIKE = (0.01, 0.01, 0.02, 0.03, 0.05, 0.08)  # ...and six that do not
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Over pairs of runs, the second `slower` times as slow in every cell: shares of all cells, and of the worst one."""
+
+    outside: float  # the ratio's interval leaves the true ratio out
+    worst_cell: float  # the same, of the cell in which that is most frequent
+    slower: float  # found slower, by more than 5%
+    half_width: float  # median half width of the interval, of the ratio
+
+
+def cell(spread: float, repeats: int, generator: np.random.Generator, step_us: float = STEP_US) -> list[Samples]:
+    """Step times of a cell: each repeat has its own level, the steps in it their own noise, all normal."""
+    levels = 1 + spread * generator.standard_normal(repeats)
+    return [step_us * level * (1 + STEP_NOISE * generator.standard_normal(STEPS)) for level in levels]
+
+
+def simulate(spreads: Sequence[float], repeats: int, pairs: int, slower: float = 1.0) -> Coverage:
+    """Pairs of runs with a cell for each of `spreads`, judged as `dpscope compare` judges them."""
+    generator = np.random.default_rng(1)
+    outside, found, widths = np.zeros(len(spreads)), 0, []
+    for _ in range(pairs):
+        before = [cell(spread, repeats, generator) for spread in spreads]
+        after = [cell(spread, repeats, generator, STEP_US * slower) for spread in spreads]
+        pool = pooled_spread([*before, *after])
+        for index in range(len(spreads)):
+            ratio = ratio_estimate(after[index], before[index], pool)
+            assert ratio.value is not None
+            assert ratio.low is not None
+            assert ratio.high is not None
+            outside[index] += not ratio.low <= slower <= ratio.high
+            found += verdict(ratio) == "above" and ratio.value > 1.05
+            widths.append((ratio.high - ratio.low) / 2)
+    shares = outside / pairs
+    return Coverage(shares.mean(), shares.max(), found / pairs / len(spreads), float(np.median(widths)))
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+@pytest.mark.parametrize("spread", [0.02, 0.05])
+def test_equal_runs_of_one_cell_are_seldom_told_apart(spread: float, repeats: int) -> None:
+    """5% are promised; of 400 pairs 8% are 2.7 standard errors more."""
+    assert simulate([spread], repeats, pairs=400).outside <= 0.08
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+@pytest.mark.parametrize("spreads", [ALIKE, UNLIKE])
+def test_equal_runs_of_six_cells_are_seldom_told_apart(spreads: Sequence[float], repeats: int) -> None:
+    assert simulate(spreads, repeats, pairs=100).outside <= 0.08
+
+
+def test_a_tenth_more_is_found_with_five_repeats_that_spread_by_a_fiftieth() -> None:
+    assert simulate([0.02], repeats=5, pairs=400, slower=1.1).slower >= 0.95
+    assert simulate([0.02], repeats=2, pairs=400, slower=1.1).slower <= 0.9  # which two repeats of one cell do not
+
+
+def test_other_cells_make_two_repeats_tell_more() -> None:
+    """Three degrees of freedom more on either side: t of 5 is 2.6, of 2 it is 4.3."""
+    alone, beside = simulate([0.05], repeats=2, pairs=100), simulate(ALIKE, repeats=2, pairs=100)
+    assert beside.half_width < 0.8 * alone.half_width
+
+
+@pytest.mark.parametrize("repeats", [2, 5])
+def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -> None:
+    """Six cells of one run: each median, and the difference of neighbours; 1,200 of each, not independent."""
+    generator = np.random.default_rng(2)
+    missed = np.zeros(2)
+    for _ in range(200):
+        cells = [cell(spread, repeats, generator, STEP_US * (1 + index)) for index, spread in enumerate(ALIKE)]
+        pool = pooled_spread(cells)
+        for index, one in enumerate(cells):
+            median = median_estimate(one, pool)
+            difference = difference_estimate(cells[(index + 1) % 6], one, pool)
+            truth = STEP_US * (1 if index < 5 else -5)
+            assert median.low is not None
+            assert median.high is not None
+            missed += (
+                not median.low <= STEP_US * (1 + index) <= median.high,
+                verdict(difference, even=truth) != "no_difference_shown",
+            )
+    assert (missed / 1200 <= 0.08).all()
+
+
+if __name__ == "__main__":  # the table of docs/measures.md
+    for name, spreads, pairs in (
+        ("2%", [0.02], 4000),
+        ("5%", [0.05], 4000),
+        ("alike", ALIKE, 1000),
+        ("unlike", UNLIKE, 1000),
+    ):
+        for repeats in (2, 3, 5):
+            equal, slow = simulate(spreads, repeats, pairs), simulate(spreads, repeats, pairs, 1.1)
+            print(  # noqa: T201
+                f"| {name} | {repeats} | {equal.outside:.1%} | {equal.worst_cell:.1%} | {equal.slower:.1%} | "
+                f"±{equal.half_width:.1%} | {slow.slower:.0%} |"
+            )
