@@ -1,6 +1,8 @@
 """The `dpscope` command. The one module that joins launch and analysis, each imported only when its command runs."""
 
 import contextlib
+import functools
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from dpscope.launch import cli_options as options
 from dpscope.launch.cli_learning import equal, train
+from dpscope.launch.option_defaults import DefaultsInHelp
 from dpscope.launch.stop_request import StoppedError
 from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
 from dpscope.profiling.run_store import MANIFEST_NAME, DpscopeError, is_run_folder
@@ -18,11 +21,28 @@ from dpscope.profiling.train_store import holds_epochs
 
 app = typer.Typer(
     help="Measure what data-parallel training costs on this machine, and where the time goes.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+_command = functools.partial(app.command, cls=DefaultsInHelp)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("dpscope", "torch")))
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="dpscope's and torch's")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
@@ -40,7 +60,7 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.command()
+@_command()
 def run(
     strategy: options.Strategy = None,
     devices: options.Devices = None,
@@ -107,7 +127,7 @@ def run(
 _NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run")
 
 
-@app.command()
+@_command()
 def analyze(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
     output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
@@ -154,7 +174,7 @@ def _is_run(path: Path) -> bool:
     return False
 
 
-@app.command()
+@_command()
 def compare(
     before: Annotated[Path, typer.Argument(help="a run folder")],
     after: Annotated[Path, typer.Argument(help="another, of the same cells")],
@@ -173,7 +193,7 @@ def compare(
     raise typer.Exit(0 if sound else 1)
 
 
-@app.command()
+@_command()
 def merge(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or the traces of one job's ranks")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the merged trace, *.json or *.json.gz")],
@@ -188,7 +208,7 @@ def merge(
     raise typer.Exit(print_merge(paths, output, cell, repeat, max_bytes, Console()))
 
 
-@app.command()
+@_command()
 def calibrate(
     devices: Annotated[str | None, typer.Option(help="device counts, such as 2,4")] = None,
     collectives: Annotated[str | None, typer.Option(help="all_reduce,broadcast,... or some of them")] = None,
@@ -241,7 +261,7 @@ def calibrate(
     console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@_command()
 def tensorboard(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
@@ -263,7 +283,7 @@ def tensorboard(
         serve(folder, host, port, announce)
 
 
-@app.command()
+@_command()
 def estimate(
     table: Annotated[
         Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")
@@ -279,7 +299,7 @@ def estimate(
     sys.stdout.write(run_estimate(table, claims, output_format).rstrip() + "\n")
 
 
-@app.command()
+@_command()
 def doctor() -> None:
     """Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds."""
     from dpscope.launch.doctor import print_checks, run_doctor
@@ -287,8 +307,8 @@ def doctor() -> None:
     raise typer.Exit(0 if print_checks(run_doctor(), Console()) else 1)
 
 
-app.command()(train)
-app.command()(equal)
+_command()(train)
+_command()(equal)
 
 if __name__ == "__main__":
     main()

@@ -97,9 +97,9 @@ _NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "r
 
 def equal(
     strategy: options.Strategy = None,
-    devices: Annotated[str | None, typer.Option(help="devices of dp and ddp; 2 by default")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="global, over all devices; 32, on the CPU 8")] = None,
-    steps: Annotated[int | None, typer.Option(help="steps under each strategy; 20 by default")] = None,
+    devices: Annotated[str | None, typer.Option(help="devices of dp and ddp")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="global, over all devices")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps under each strategy")] = None,
     model: options.Model = None,
     data: options.Data = None,
     data_dir: options.DataDir = None,

@@ -27,7 +27,9 @@ Download = Annotated[bool | None, typer.Option("--download/--no-download", help=
 Samples = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
 Workers = Annotated[int | None, typer.Option(help="loader workers per process")]
 WorkersTotal = Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")]
-PinMemory = Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory")]
+PinMemory = Annotated[
+    bool | None, typer.Option("--pin-memory/--no-pin-memory", help="copy batches to GPUs from page-locked memory")
+]
 Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16")]
 Lr = Annotated[float | None, typer.Option(help="SGD's learning rate")]
 Momentum = Annotated[float | None, typer.Option(help="SGD's momentum")]

@@ -165,6 +165,37 @@ def test_every_command_is_described() -> None:
     assert "| `--fail-over` | text | `5%` |" in page
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "run",
+            ["or several [default: none]", "on,off [default: on]", "steps per repeat [default: 50; 15 on the CPU]"],
+        ),
+        ("train", ["SGD's learning rate [default: 0.05]", "workers per process [default: 0]", "[default: 604800]"]),
+        ("equal", ["SGD's learning rate [default: 0.01]", "over all devices [default: 32; 8 on the CPU]"]),
+        ("compare", ["[default: 5%]"]),
+    ],
+)
+def test_help_tells_defaults(command: str, said: list[str]) -> None:
+    context = COMMAND.commands[command].make_context(command, [], resilient_parsing=True)  # type: ignore[attr-defined]
+    text = " ".join(COMMAND.commands[command].get_help(context).split())  # type: ignore[attr-defined]
+    assert [part for part in said if part not in text] == []
+
+
+def test_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        COMMAND.main(["--version"], prog_name="dpscope")
+    assert ended.value.code == 0
+    assert re.fullmatch(r"dpscope [\d.]+\S*, torch [\d.]+\S*\n", capsys.readouterr().out)
+
+
+def test_every_option_says_what_it_is_and_the_list_of_commands_cuts_nothing() -> None:
+    for name, callback in commands().items():
+        assert [one.written for one in parameters(callback) if not one.meaning] == [], name
+        assert "..." not in COMMAND.commands[name].get_short_help_str(), name  # type: ignore[attr-defined]
+
+
 def test_every_section_of_the_report_is_explained() -> None:
     explained = set(_HEADING.findall((ROOT / "docs/reading-the-report.md").read_text()))
     assert {section.title for section in SECTIONS} <= explained

@@ -1,0 +1,64 @@
+"""What the commands take for options that are not given, told by --help and by docs/commands.md. Imports no torch."""
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperOption
+
+from dpscope.launch.equality_settings import DEFAULT_BATCH_SIZE as EQUAL_BATCH_SIZES
+from dpscope.launch.equality_settings import DEFAULTS as EQUAL_SETTINGS
+from dpscope.launch.plan import DEFAULT_BATCH_SIZES, DEFAULT_STEPS
+from dpscope.launch.run_config import flag_name, load_config, shown
+from dpscope.launch.train_config import MEASURING_FIELDS, load_train_config
+from dpscope.launch.train_plan import DEFAULT_BATCH_SIZE
+
+_DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
+
+
+class DefaultsInHelp(TyperCommand):
+    """A command whose --help ends each option with its default, and whose one line in the list is never cut."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer does, of options that say what they are by default."""
+        found = defaults(self.name or "")
+        for option in self.params:
+            if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
+                option.help = f"{option.help or ''}  [default: {default}]"
+        super().format_help(ctx, formatter)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole."""
+        return (self.help or "").partition("\n")[0]
+
+
+def defaults(command: str) -> dict[str, str]:
+    """Defaults of the settings of `run`, `train` and `equal`, by option; other commands' stand in their signatures."""
+    if command == "run":
+        return _told(load_config(None, {})) | {
+            "--devices": _DEVICES,
+            "--batch-size": _by_device(*(shown(DEFAULT_BATCH_SIZES[kind]) for kind in ("cuda", "cpu"))),
+            "--steps": _by_device(*(str(DEFAULT_STEPS[kind]) for kind in ("cuda", "cpu"))),
+        }
+    if command == "train":
+        config = load_train_config(None, {})
+        measuring = {flag_name(field) for field in MEASURING_FIELDS}
+        run = {option: default for option, default in _told(config.run).items() if option not in measuring}
+        return run | _told(config) | {"--devices": _DEVICES, "--batch-size": str(DEFAULT_BATCH_SIZE)}
+    if command == "equal":
+        batch_size = _by_device(str(EQUAL_BATCH_SIZES["cuda"]), str(EQUAL_BATCH_SIZES["cpu"]))
+        settings = _told(load_config(None, EQUAL_SETTINGS)) | {"--batch-size": batch_size}
+        return {option: default for option, default in settings.items() if option != "--samples"}
+    return {}
+
+
+def _told(config: Any) -> dict[str, str]:
+    """The settings of a configuration that are values, by option; a switch that is off is not told."""
+    values = {flag_name(field): getattr(config, field) for field in config.__struct_fields__ if field != "run"}
+    return {
+        option: "on" if value is True else f"{value:g}" if isinstance(value, float) else shown(value)
+        for option, value in values.items()
+        if value is not None and value is not False and value not in ((), ("off",))
+    }
+
+
+def _by_device(cuda: str, cpu: str) -> str:
+    return f"{cuda}; {cpu} on the CPU"
