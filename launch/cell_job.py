@@ -11,6 +11,7 @@ from torch import distributed
 from dpscope.launch.cell_passes import CellProcess, Measured, run_passes
 from dpscope.launch.input_data import open_stream
 from dpscope.launch.job_devices import devices_of, join_process_group
+from dpscope.launch.manifest import host_findings
 from dpscope.launch.micro_batches import micro_batching
 from dpscope.launch.strategies import wrap
 from dpscope.launch.train_step import TrainStep, with_precision
@@ -42,7 +43,9 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     if job.cell.strategy == "ddp":
         join_process_group(devices[0], job.config.timeout_s)
     process, sizes = _prepare(job, place, devices, report)
-    own = _own_process_ids() if job.kind == "cuda" else ()  # by now every process of the job is on its devices
+    own = (
+        _own_process_ids(place.node) if job.kind == "cuda" else ()
+    )  # by now every process of the job is on its devices
     under_load: list[DeviceState] = []
 
     def look_at_devices() -> None:
@@ -112,14 +115,15 @@ def _device_states(
     return torch_device_states(open_nvml(), own_process_ids, uuids)
 
 
-def _own_process_ids() -> tuple[int, ...] | None:
+def _own_process_ids(node: int) -> tuple[int, ...] | None:
     """Process ids of this job on this host; None where NVML counts in another namespace."""
-    own = (os.getpid(), own_processes_seen(open_nvml(), os.getpid()))
-    everyone: list[tuple[int, bool]] = [own]
+    own = (node, os.getpid(), own_processes_seen(open_nvml(), os.getpid()))
+    everyone: list[tuple[int, int, bool]] = [own]
     if distributed.is_initialized():
         everyone = [own] * distributed.get_world_size()
         distributed.all_gather_object(everyone, own)
-    return tuple(process for process, _ in everyone) if all(seen for _, seen in everyone) else None
+    here = [(process, seen) for at, process, seen in everyone if at == node]
+    return tuple(process for process, _ in here) if all(seen for _, seen in here) else None
 
 
 def _rank_result(
@@ -131,6 +135,8 @@ def _rank_result(
     states: tuple[tuple[DeviceState, ...], tuple[DeviceState, ...]],
 ) -> RankResult:
     loss = process.step.last_loss
+    environment = _environment_of_host(job, place)
+    unlike = () if environment is None else host_findings(job.folder.run.manifest().environment, environment)
     return RankResult(
         rank=place.rank,
         node=place.node,
@@ -147,9 +153,9 @@ def _rank_result(
         memory=measured.memory,
         device_states_before=states[0],
         device_states_after=states[1],
-        findings=tuple(device_findings([*states[0], *states[1]])),
+        findings=(*device_findings([*states[0], *states[1]]), *unlike),
         last_loss=None if loss is None else loss.item(),
-        environment=_environment_of_host(job, place),
+        environment=environment,
     )
 
 

@@ -9,7 +9,7 @@ from dpscope.launch.devices import DeviceType
 from dpscope.launch.plan import plan_findings
 from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
 from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import SCHEMA_VERSION, Environment, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.run_types import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
 
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
 """Settings that say how often and how patiently a run is measured: they may change while it is resumed."""
@@ -104,6 +104,23 @@ def machine_difference(then: Environment, now: Environment) -> str | None:
     if not has <= had:
         pairs.append(("GPUs", ", ".join(sorted(had)) or "none", ", ".join(sorted(has))))
     return next((f"{name} = {one}, not {other}" for name, one, other in pairs if one != other), None)
+
+
+def host_findings(first: Environment, other: Environment) -> tuple[Finding, ...]:
+    """What makes a job over several hosts unfair, told by another one than the first."""
+    difference = machine_difference(first, other)
+    if difference is None and first.cpu_count != other.cpu_count:
+        difference = f"cores = {first.cpu_count}, not {other.cpu_count}"
+    if difference is None:
+        return ()
+    finding = Finding(
+        severity="warning",
+        code="mixed_hosts",
+        message=f"{other.hostname} is unlike {first.hostname}, on which the run began ({difference}): every synchronous step "
+        "waits for the slowest host.",
+        next_step="Measure on hosts that are alike.",
+    )
+    return (finding,)
 
 
 def check_same_machine(out: Path, then: Environment, now: Environment) -> None:

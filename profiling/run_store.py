@@ -128,6 +128,11 @@ class _Ended(msgspec.Struct):
 class RepeatFolder(JobFolder):
     """One repeat of one cell."""
 
+    @property
+    def run(self) -> "RunFolder":
+        """The run it belongs to."""
+        return RunFolder(self.path.parents[2])
+
     def rank_path(self, node: int, rank: int) -> Path:
         return self.path / f"rank_{node}_{rank}.json"
 

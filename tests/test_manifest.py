@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.launch.manifest import machine_difference, new_manifest, settings_difference
+from dpscope.launch.manifest import host_findings, machine_difference, new_manifest, settings_difference
 from dpscope.launch.planned_run import plan_run
 from dpscope.launch.run_config import load_config
 from dpscope.launch.sweep import run_sweep
@@ -90,6 +90,17 @@ def test_a_job_may_be_given_some_of_a_machines_gpus(run: RunFolder) -> None:
     assert machine_difference(here, one) == "GPUs = none, not H100"
     older = msgspec.structs.replace(here, torch_version="2.1")
     assert machine_difference(older, here) == f"torch = 2.1, not {here.torch_version}"
+
+
+def test_hosts_of_one_job_that_differ_are_a_finding(run: RunFolder) -> None:
+    first = run.manifest().environment
+    assert host_findings(first, msgspec.structs.replace(first, hostname="n2", settings={})) == ()
+    (finding,) = host_findings(first, msgspec.structs.replace(first, hostname="n2", cpu_count=first.cpu_count + 1))
+    assert finding.code == "mixed_hosts"
+    said = f"n2 is unlike {first.hostname}, on which the run began (cores = {first.cpu_count}, not {first.cpu_count + 1}): "
+    assert finding.message.startswith(said)
+    (finding,) = host_findings(first, msgspec.structs.replace(first, cpu_name="slow"))
+    assert f"(processor = {first.cpu_name}, not slow)" in finding.message
 
 
 def _with(environment: Environment, settings: dict[str, str]) -> Environment:

@@ -166,6 +166,7 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     ]
     first, second = folder.ranks()
     assert first.environment is None
+    assert (*first.findings, *second.findings) == ()  # of hosts that are alike
     assert second.environment is not None
     assert second.environment.hostname == run.manifest().environment.hostname
     assert [path.name.partition(".")[0] for path in folder.traces()] == ["0_0", "1_1"]
