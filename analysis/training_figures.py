@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from dpscope.analysis.figure_style import COLOURS, STYLE
 from dpscope.analysis.training_data import Epoch, TrainedCell, Training, TrainingData
@@ -65,6 +66,7 @@ def _curves(data: TrainingData, panels: Sequence[_Panel], title: str) -> Figure:
             _draw_cell(left, cell, panel, styles[cell.name], _epochs)
             _draw_cell(right, cell, panel, styles[cell.name], _trained_s)
         left.set_ylabel(panel.label)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if "loss" in panel.label and _spans_decade(data, panel):
             left.set_yscale("log")
     left.set_xlabel("epochs trained")

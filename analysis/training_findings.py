@@ -7,6 +7,7 @@ from dpscope.analysis.training_statistics import (
     against_default,
     against_single,
 )
+from dpscope.analysis.units import counted
 from dpscope.profiling.run_types import Finding
 
 
@@ -91,7 +92,7 @@ def _seeds(data: TrainingData) -> list[Finding]:
         Finding(
             severity="warning",
             code="few_seeds",
-            message=f"{_names(few)}: {fewest} seed{'s' * (fewest != 1)} of {FEWEST_SEEDS} that show how far accuracy "
+            message=f"{_names(few)}: {counted(fewest, 'seed')} of {FEWEST_SEEDS} that show how far accuracy "
             "spreads by chance; no difference of accuracy is judged",
             next_step="train with more seeds (--seeds 0,1,2)",
         )
@@ -109,7 +110,10 @@ def difference_message(one: CellDifference) -> str:
     points = f"{one.points:+.2f} points"
     spread = f"{one.seeds} seeds spread over {one.spread_points:.2f} points" if one.spread_points is not None else ""
     if one.verdict == "too_few_samples":
-        return f"{pair}: test accuracy {points}; the spread over seeds is unknown; {faster}"
+        return (
+            f"{pair}: test accuracy is not judged ({points}, {counted(one.seeds, 'seed')}: {FEWEST_SEEDS} are the fewest that "
+            f"show a spread); {faster}"
+        )
     if one.verdict == "no_difference_shown":
         return f"{pair}: no difference of test accuracy is shown ({points}; {spread}); {faster}"
     return f"{pair}: test accuracy is {points} off, which is beyond the spread over seeds ({spread}); {faster}"

@@ -15,7 +15,7 @@ from dpscope.analysis.summary_row import Row
 from dpscope.analysis.training_columns import put_accuracy
 from dpscope.analysis.training_comparison import compare_trainings
 from dpscope.analysis.training_data import TrainingData, load_training
-from dpscope.analysis.training_findings import training_findings
+from dpscope.analysis.training_findings import difference_message, training_findings
 from dpscope.analysis.training_output import cell_records, training_csv, training_json
 from dpscope.analysis.training_report import write_training
 from dpscope.analysis.training_statistics import (
@@ -125,6 +125,7 @@ def test_few_seeds_show_no_spread(tmp_path: Path, seeds: int) -> None:
     assert table.rows[0][4] == "NA"
     assert f"{seeds} seed" in table.missing[0]
     assert "few_seeds" in {finding.code for finding in training_findings(data)}
+    assert f"test accuracy is not judged (-15.00 points, {seeds} seed" in difference_message(one)
 
 
 def test_variants_are_set_beside_their_default_and_the_single_device(tmp_path: Path) -> None:

@@ -134,6 +134,11 @@ def test_figures_show_every_seed_thin_and_their_median_thick(tmp_path: Path) -> 
     assert points(single) == [[1.0, 80.0], [2.0, 91.0]]
 
 
+def test_epochs_are_whole_on_their_axis(tmp_path: Path) -> None:
+    for axes in drawn(tmp_path)["training_accuracy"].axes[::2]:
+        assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
 def test_losses_over_a_decade_take_a_logarithmic_axis(tmp_path: Path) -> None:
     assert {axes.get_yscale() for axes in drawn(tmp_path)["training_loss"].axes} == {"log"}  # 2 to 0.1
     flat = plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[2.0, 0.5])
