@@ -27,7 +27,7 @@ class _Table(NamedTuple):
 
 
 def table_findings(times: pd.DataFrame) -> list[Finding]:
-    """Findings of a table that `read_epoch_times` made; each kind once per study and run that shows it."""
+    """Findings of a table that `read_epoch_times` made; each kind once per study and run that shows it, or for all."""
     table = _Table(
         rows=epoch_times(times),
         found=estimates(times),
@@ -223,27 +223,34 @@ def _setting(row: EpochTime) -> tuple[object, ...]:
 
 def _speedups(table: _Table) -> Iterator[Finding]:
     sound = [e for e in table.found if e.quantity == "speedup" and e.sound and e.value is not None]
-    for where, found in _grouped(e for e in sound if (e.value or 0.0) < LITTLE_SPEEDUP):
-        cells = [f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found]
+    little = [
+        (where, _cells(found)) for where, found in _grouped(e for e in sound if (e.value or 0.0) < LITTLE_SPEEDUP)
+    ]
+    if little:
         yield warning(
             "little_speedup",
-            f"{where}: several devices are hardly faster than one, or slower: {listed(cells)}",
+            "several devices are hardly faster than one, or slower: "
+            + "; ".join(f"{where}: {cells}" for where, cells in little),
             "look for what each step waits for; a larger batch per device spreads fixed costs",
         )
     for where, found in _grouped(e for e in sound if (e.low or 0.0) > e.devices):
-        cells = [f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found]
         yield warning(
             "superlinear_speedup",
-            f"{where}: more than N times as fast on N devices: {listed(cells)}",
+            f"{where}: more than N times as fast on N devices: {_cells(found)}",
             "the single-device time holds something the others do not: time both alike",
         )
 
 
+def _cells(found: list[Estimate]) -> str:
+    return listed([f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found])
+
+
 def _strategies(table: _Table) -> Iterator[Finding]:
-    for study in dict.fromkeys(row.study for row in table.rows if row.strategy == "dp" and row.devices > 1):
+    studies = dict.fromkeys(place(row.study, None) for row in table.rows if row.strategy == "dp" and row.devices > 1)
+    if studies:
         yield info(
             "dp_is_no_all_reduce",
-            f"{place(study, None)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
+            f"{', '.join(studies)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
             "step for any N; it runs no all-reduce, so the ring volume 2(N-1)/N S does not describe it",
             "model it by broadcast and reduce, or measure DistributedDataParallel",
         )

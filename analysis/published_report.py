@@ -23,13 +23,13 @@ from dpscope.profiling.run_types import Finding
 WIDTH = 80
 OutputFormat = Literal["table", "json", "csv", "markdown"]
 
-_HEADINGS = ("by", "batch_size", "N", "strong", "weak", "compute s", "added s", "low", "high")
-_WIDTHS = (7, 10, 5, 7, 7, 9, 9, 9, 9)
+_HEADINGS = ("by", "batch", "N", "strong", "weak", "compute [s]", "added [s]", "low [s]", "high [s]")
+_WIDTHS = (7, 7, 5, 8, 7, 11, 9, 9, 9)
 
 LEGEND = (
     "strong, weak: speedup at the same global batch, and at the same batch per device (* one of the two: the "
-    "table does not say what its batch_size is); compute s: one device's time for its share of an epoch; added "
-    "s: wall time an epoch takes beyond that (same_local_batch), low and high what the clock's resolution allows; "
+    "table does not say what its batch_size is); compute: one device's time for its share of an epoch; added: "
+    "wall time an epoch takes beyond that (same_local_batch), low and high what the clock's resolution allows; "
     f"{NA} is unknown: the findings and the estimates themselves say why."
 )
 

@@ -218,6 +218,16 @@ def test_any_claims_are_audited_without_failing(tmp_path: Path, rows: list[tuple
     assert all(finding.message and finding.next_step for finding in found)
 
 
+def test_what_all_studies_show_alike_is_said_once() -> None:
+    found = [
+        one for one in table_findings(read_epoch_times(EXAMPLES / "epoch_times.csv")) if one.code.startswith("dp_is")
+    ]
+    (one,) = found
+    assert one.message.startswith(
+        "coursework_l4, coursework_cluster, coursework_weak, benchmark_resnet50: DataParallel"
+    )
+
+
 EXPECTED = {
     "coursework_l4": {
         "negative_communication", "no_same_local_baseline", "runs_differ", "little_speedup", "dp_is_no_all_reduce",
