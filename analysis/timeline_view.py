@@ -144,8 +144,13 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
         return "clocks of the ranks are as recorded: no collective synchronises them"
     worst, typical = max(one.worst_us or 0.0 for one in told), max(one.residual_us or 0.0 for one in told)
     moved = [clock for clock in told if clock.moved_us]
-    how = f"{len(moved)} ranks' clocks are moved to the ends of shared collectives" if moved else "clocks as recorded"
-    return f"{how}; those ends are {show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
+    how = (
+        f"{len(moved)} ranks' clocks are moved to the ends of the collectives they share"
+        if moved
+        else "clocks as recorded"
+    )
+    apart = f"{show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
+    return f"{how}; the ends of shared collectives are {apart}"
 
 
 def _rank_lanes(
