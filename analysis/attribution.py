@@ -21,7 +21,9 @@ from dpscope.analysis.gloo_ends import ended_in_their_pass
 from dpscope.profiling.run_types import Finding
 
 NO_STEP = -1
-_STEP_NAME = re.compile(r"^ProfilerStep#(\d+)$")
+CUT_SHORT = frozenset({"trace_truncated", "gzip_damaged"})  # findings of a file that ends too early
+_WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
+_STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _COMMUNICATES = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms)(?!barrier)")
 
 

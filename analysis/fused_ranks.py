@@ -15,7 +15,7 @@ from dpscope.analysis.trace_events import NONE, Event, int64
 from dpscope.profiling.run_types import Finding
 
 _LABEL = re.compile(rb'"process_(?:name|labels)"')
-_RANK = re.compile(r"rank[ _:#-]*(\d+)", re.IGNORECASE)
+_RANK = re.compile(r"rank[ _:#-]*(\d{1,9})(?!\d)", re.IGNORECASE)
 _DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 
@@ -43,7 +43,7 @@ class FusedBuilder:
     def lost(self) -> Counter[Loss]:
         return sum((builder.lost for builder in self._builders.values()), Counter())
 
-    def add(self, events: Sequence[Event], chunk: bytearray) -> None:
+    def add(self, events: Sequence[Event], chunk: bytearray, subtracted_us: int = 0) -> None:
         """Sort a chunk's events by owner; `chunk` is their text, in which the processes' names are looked for."""
         owned: dict[Hashable, list[Event]] = {}
         for event in events:
@@ -52,11 +52,11 @@ class FusedBuilder:
         for owner, own in owned.items():
             builder = self._builders.setdefault(owner, TableBuilder())
             if self.base_us is None:
-                builder.add(own)
+                builder.add(own, subtracted_us)
                 self.base_us = builder.base_us
             else:
                 builder.base_us = self.base_us
-                builder.add(own)
+                builder.add(own, subtracted_us)
         self._labels.update(_process_ranks(chunk))
 
     def ranks(self, path: Path) -> tuple[list[FusedRank], list[Finding]]:

@@ -31,6 +31,8 @@ _OUTPUT_THEN_INPUT = re.compile(r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?
 
 _OUTPUT_IS_N_INPUTS = frozenset({"all_gather"})
 _INPUT_IS_N_OUTPUTS = frozenset({"reduce_scatter"})
+_DEEPEST = 8  # lists in lists of shapes: torch records two
+_MOST_BYTES = 2**63  # beyond, a size is damage
 _ONE_SIDED = frozenset({"gather", "scatter"})  # larger at the root alone, and the trace does not say who that is
 
 
@@ -58,11 +60,16 @@ class Buffers:
 
 
 def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
-    """The larger of a rank's input and output buffer; None where elements, type or the group's size are unknown.
+    """The larger of a rank's input and output buffer; None where elements, type or the group's size are unknown or absurd.
 
     Where one of the two is recorded: an all-gather's output is N inputs, a reduce-scatter's input N outputs; other
     collectives are as large on both sides (an all-to-all with uneven splits may not be).
     """
+    found = _larger_buffer(args, kind, group_size)
+    return found if found is not None and 0 <= found < _MOST_BYTES else None
+
+
+def _larger_buffer(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
     size = element_bytes(args.dtype)
     sent = _known_bytes(args.input_bytes, args.input_elements, size)
     received = _known_bytes(args.output_bytes, args.output_elements, size)
@@ -99,7 +106,7 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers
     try:
         dims = msgspec.json.decode(input_dims) if input_dims else None
         types = msgspec.json.decode(input_type) if input_type else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(dims, list):
         return Buffers()
@@ -133,13 +140,13 @@ def _together(tensors: list[_Tensor]) -> _Tensor | None:
     return _Tensor(sum(tensor.elements for tensor in tensors), dtypes.pop() if len(dtypes) == 1 else None, total)
 
 
-def _tensor(shape: object, kind: object) -> _Tensor | None:
+def _tensor(shape: object, kind: object, depth: int = 0) -> _Tensor | None:
     """One argument by its recorded shape and type; None for one that is no tensor."""
-    if not isinstance(shape, list):
+    if not isinstance(shape, list) or depth > _DEEPEST:
         return None
     if shape and all(isinstance(extent, list) for extent in shape):  # a list of tensors, or of lists of them
         types = kind if isinstance(kind, list) and len(kind) == len(shape) else [None] * len(shape)
-        inner = [_tensor(one, of_one) for one, of_one in zip(shape, types, strict=True)]
+        inner = [_tensor(one, of_one, depth + 1) for one, of_one in zip(shape, types, strict=True)]
         return _together([one for one in inner if one is not None])
     size = element_bytes(kind) if isinstance(kind, str) else None
     if isinstance(kind, str) and size is None:  # a scalar, a device, a process group

@@ -21,12 +21,17 @@ from dpscope.profiling.run_types import Finding
 BLOCK_BYTES = 1 << 16  # read from the file at once
 INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands
 CHUNK_BYTES = 1 << 18  # decoded at once: text and events of a chunk together fit a core's own cache
+EVENT_BYTES = 64 << 20  # a longer event is none; what is read of it is let go
+HEAD_BYTES = 64 << 20  # in which the events must begin
 DEFAULT_MAX_BYTES = 16 << 30
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form
 _KINETO_CUT = b"\n  },"
-_ANY_CUT = re.compile(rb"\}\s*,\s*\{")
+_ANY_CUT = re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would be escaped
+_FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Report = Callable[[Finding], None]
 
@@ -39,6 +44,7 @@ class TraceText:
     chunks: Iterator[bytearray]  # each a JSON array of whole events; the last one may hold more, or less
     kineto_layout: bool
     tail: bytearray = field(default_factory=bytearray)  # filled once `chunks` is exhausted
+    unfinished: bytes = b""  # of the last chunk, given back by who decoded it: the next one begins with it
 
     @property
     def is_array(self) -> bool:
@@ -53,12 +59,20 @@ def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
     file goes to `report` as findings.
     """
     blocks = _limited(_blocks(path, report), path, max_bytes, report)
-    buffer = bytearray()
+    buffer, searched = bytearray(), 0
     for block in blocks:
         buffer += block
-        start = _events_start(buffer)
+        if not searched and buffer.startswith(_BYTE_ORDER_MARK):
+            del buffer[: len(_BYTE_ORDER_MARK)]
+        start = _events_start(buffer, searched)
         if start is not None:
             break
+        if len(buffer) > HEAD_BYTES:
+            raise DpscopeError(
+                f'{path} is not a torch.profiler trace: no "traceEvents" list begins in its first {HEAD_BYTES >> 20} MiB; '
+                "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
+            )
+        searched = max(0, len(buffer) - 4096)
     else:
         if not buffer.strip():
             raise DpscopeError(f"{path} is empty: not a trace; was the process killed before it exported one?")
@@ -76,18 +90,18 @@ def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
     return text
 
 
-def _events_start(buffer: bytearray) -> int | None:
-    """Offset just behind the opening bracket of the events, None while it is not in the buffer."""
-    if match := _EVENTS_KEY.search(buffer):
+def _events_start(buffer: bytearray, searched: int) -> int | None:
+    """Offset just behind the opening bracket of the events, None while it is not in the buffer, searched so far."""
+    if match := _EVENTS_KEY.search(buffer, searched):
         return match.end()
-    stripped = buffer.lstrip()
-    if stripped[:1] == b"[":  # Chrome's other form: the bare array
-        return len(buffer) - len(stripped) + 1
+    if match := _BARE_ARRAY.match(buffer):
+        return match.end()
     return None
 
 
 def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText) -> Iterator[bytearray]:
     """Runs of whole events in brackets, CHUNK_BYTES or more; the last still holds the array's end and the tail."""
+    cuts = _cuts(rest)
     parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     for block in blocks:
         parts.append(block)
@@ -95,26 +109,41 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText) -> Iterator[b
         if size < wanted:
             continue
         chunk = bytearray().join(parts)
-        cut = _last_cut(chunk, text.kineto_layout)
+        cut = _last_cut(chunk, text.kineto_layout, cuts)
+        if cut is None and size > EVENT_BYTES:
+            parts, size, wanted = [b"["], 0, CHUNK_BYTES
+            continue
         if cut is None:  # one event larger than a chunk
             parts, wanted = [bytes(chunk)], 2 * size
             continue
         rest = bytes(chunk[cut + 1 :]).lstrip().removeprefix(b",")
         chunk[cut + 1 :] = b"]"
         yield chunk
+        if text.unfinished:
+            rest, text.unfinished = text.unfinished + b"," + rest, b""
         parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     if size:
         yield bytearray().join([*parts, b"]"])
 
 
-def _last_cut(buffer: bytearray, kineto_layout: bool) -> int | None:
-    """Offset of the brace that closes the last event known to be whole."""
+def _cuts(events: bytes) -> tuple[re.Pattern[bytes], ...]:
+    """Where an event may end, surest first: before an object that begins as the first event does, before any object."""
+    first = _FIRST_KEY.match(events)
+    if first is None:
+        return (_ANY_CUT,)
+    return re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")"), _ANY_CUT
+
+
+def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[bytes], ...]) -> int | None:
+    """Offset of the brace that closes the last event known, or in other layouts thought, to be whole."""
     if kineto_layout:
         found = buffer.rfind(_KINETO_CUT)
         return found + len(_KINETO_CUT) - 2 if found >= 0 else None
-    tail_start = max(0, len(buffer) - (1 << 16))
-    matches = list(_ANY_CUT.finditer(buffer, tail_start)) or list(_ANY_CUT.finditer(buffer))
-    return matches[-1].start() if matches else None
+    for cut in cuts:
+        for start in (max(0, len(buffer) - (1 << 16)), 0):
+            if matches := list(cut.finditer(buffer, start)):
+                return matches[-1].start()
+    return None
 
 
 def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report) -> Iterator[bytes]:
@@ -168,8 +197,12 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
         data = b""
         if inflater.eof:
             data = inflater.unused_data or file.read(BLOCK_BYTES)
+            if len(data) < len(_GZIP_MAGIC):
+                data += file.read(BLOCK_BYTES)
             if not data.startswith(_GZIP_MAGIC):
-                if data.strip(b"\0"):
+                while data and not data.strip(b"\0"):  # padding
+                    data = file.read(BLOCK_BYTES)
+                if data:
                     report(_gzip_damage(path, "has other bytes behind its end", severity="warning"))
                 return
             inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)

@@ -34,7 +34,10 @@ _CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
 _COMMUNICATION_NAME = re.compile(
     r"^(?:gloo:|_?c10d|record_param_comms|Broadcast$|ReduceAddCoalesced$)|nccl|rccl|msccl", re.IGNORECASE
 )
-_EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
+_EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
+_LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)')
+_SEARCHED_WHOLE = 4  # chunks: a file may begin with much metadata, which has no times
+_MOST_US = 2.0**53  # 285 years: what is longer is no time
 
 COLUMN_TYPES: dict[str, type] = {
     "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
@@ -47,15 +50,17 @@ class TextBase:
 
     def __init__(self) -> None:
         self.subtracted_us = 0
+        self._chunks = 0
 
     def rebased(self, chunk: bytearray) -> bytearray:
         """The chunk with its times shortened, if they need it."""
-        match = _EPOCH_MICROSECONDS.search(chunk, 0, 1 << 16)
+        self._chunks += 1
+        looked_at = len(chunk) if self._chunks <= _SEARCHED_WHOLE else 1 << 16
+        match = None if self.subtracted_us else _EPOCH_MICROSECONDS.search(chunk, 0, looked_at)
         if match is None and not self.subtracted_us:
             return chunk
         self.subtracted_us = self.subtracted_us or int(match[1] if match else 0)
-        shortened = re.sub(
-            rb'("ts"\s*:\s*"?)(\d{16,})',
+        shortened = _LONG_TIME.sub(
             lambda found: found[1] + str(int(found[2]) - self.subtracted_us).encode(),
             chunk,
         )
@@ -70,7 +75,7 @@ class TableBuilder:
     """The events of one process, in file order."""
 
     def __init__(self) -> None:
-        self.base_us: int | None = None
+        self.base_us: int | None = None  # the table's time 0, as the file writes times
         self.parts: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES}
         self.name_codes: dict[str, int] = {}
         self.communication: dict[int, CommunicationArgs] = {}
@@ -88,19 +93,19 @@ class TableBuilder:
         named = Counter({rank: count for rank, count in self.ranks.items() if rank not in (NONE, None)})
         return _several(self.launching_processes or self.annotating_processes) or _several(named)
 
-    def add(self, decoded: Sequence[Event]) -> None:
-        """Append those of the events that are of a category read here and have sound times."""
+    def add(self, decoded: Sequence[Event], subtracted_us: int = 0) -> None:
+        """Append those of the events that are of a category read here and have sound times, shortened by `subtracted_us`."""
         known = _CATEGORY_CODES
         events = [event for event in decoded if event.ph == "X" and event.cat in known]
         events, starts, durations = self._with_sound_times(events)
         if not events:
             return
         if self.base_us is None:
-            self.base_us = int(np.floor(starts.min()))
+            self.base_us = int(np.floor(starts.min())) + subtracted_us
         category = np.array([known[event.cat] for event in events], dtype=np.uint8)
         names = self._name_codes([event.name for event in events])
         self._append(
-            start_us=starts - self.base_us,
+            start_us=starts - float(self.base_us - subtracted_us),
             duration_us=durations,
             category=category,
             name=names,
@@ -126,7 +131,8 @@ class TableBuilder:
         """The events that have a start and a duration, these two, and a count of the others."""
         starts = np.array([event.ts for event in events], dtype=np.float64)
         durations = np.array([event.dur for event in events], dtype=np.float64)
-        sound = np.isfinite(starts) & (durations >= 0)  # a comparison with NaN is False
+        # A comparison with NaN is False.
+        sound = (np.abs(starts) < _MOST_US) & (durations >= 0) & (durations < _MOST_US)
         if sound.all():
             return events, starts, durations
         negative = durations < 0
@@ -173,7 +179,7 @@ def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:
     """What the arguments of one event, and the shapes among them, say of a collective's size and group."""
     counted = args.input_elements is not None or args.output_elements is not None
     if counted:
-        elements = (args.input_elements, args.output_elements)
+        elements = (int64(args.input_elements), int64(args.output_elements))
         types: tuple[int | None, int | None] = (None, None)
         dtype = args.dtype or shapes.dtype
     else:
@@ -186,8 +192,8 @@ def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:
         dtype=dtype,
         group=str(args.group) if args.group is not None else None,
         group_ranks=bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"') or None,
-        group_size=args.group_size,
-        sequence=args.sequence,
+        group_size=int64(args.group_size),
+        sequence=int64(args.sequence),
         input_bytes=types[0],
         output_bytes=types[1],
     )
@@ -204,10 +210,9 @@ def _of_some(events: list[Event], rows: IntColumn, value: Callable[[Event], int]
 def _device(event: Event) -> int:
     """The device an event ran on; peer copies name it otherwise, or only by their process id."""
     args = event.args
-    if args.device != NONE:
-        return args.device
-    if args.copy_device != NONE:
-        return args.copy_device
+    for device in (args.device, args.copy_device):
+        if device != NONE and -(2**63) <= device < 2**63:
+            return device
     return event.pid if isinstance(event.pid, int) else NONE
 
 

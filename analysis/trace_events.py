@@ -5,15 +5,20 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 _EVENT_CUT_KINETO = re.compile(rb"(?<=\n  \}),\s*")
-_EVENT_CUT = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
-_ARRAY_END = re.compile(rb"\}(\s*\])")
+_EVENT_CUT = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*")')
+# Behind the events: the text's end, the end of the object they are in, or its next key.
+_ARRAY_END = re.compile(rb'\}(\s*\])(?=\s*(?:\Z|\}(?!\s*[\]},])|,\s*"))')
+_STRAY_END = re.compile(rb'(?<=\})\s*\]\s*,\s*(?=\{\s*")')
 NONE = -1  # stands for a number the trace does not give
-_MAX_JOINED = 32  # pieces an event may have been cut into, before it is given up
+_MAX_ENDS = 8  # of an array that are tried in one piece of text
+_MAX_UNFINISHED = 1 << 16  # bytes at a chunk's end that may be an event's beginning
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class EventArgs(msgspec.Struct, gc=False, frozen=True):
@@ -77,23 +82,25 @@ class DecodedChunk(Generic[_Event]):
     repaired: int = 0
     tail: bytes | None = None  # set when the array ended in this chunk
     cut_short: bool = False  # the chunk's last event is not whole
+    unfinished: bytes = b""  # it may go on in the next chunk
+    subtracted_us: int = 0  # from the events' times, to fit a float
 
 
 def decode_chunk(chunk: bytearray, kineto_layout: bool, codec: Codec[_Event]) -> DecodedChunk[_Event]:
     """Events of one chunk, a JSON array or what damage made of it; never raises on bad text."""
     try:
         return DecodedChunk(codec.chunk(chunk))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         pass
     end = chunk.rfind(b"\n  ]") if kineto_layout else -1
     if end >= 0:
         try:
             return DecodedChunk(codec.chunk(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             pass
     try:
         return DecodedChunk(codec.lax_chunk(chunk))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return _decode_each(bytes(chunk[1:-1]), kineto_layout, codec)
 
 
@@ -102,17 +109,26 @@ def _decode_each(chunk: bytes, kineto_layout: bool, codec: Codec[_Event]) -> Dec
     result: DecodedChunk[_Event] = DecodedChunk([])
     pieces = list(_pieces(chunk, kineto_layout))
     index = 0
-    while index < len(pieces):
+    while index < len(pieces) and result.tail is None:
         piece = pieces[index]
-        used = 1
-        event = _decode_one(piece, result, codec)
-        if event is None and (ended := _array_end(piece, result, codec)) is not None:
-            event, result.tail = ended
-            result.tail += b"".join(b"," + rest for rest in pieces[index + 1 :])
-            used = len(pieces) - index
-        elif event is None and not kineto_layout:
-            joined = _join(pieces, index, codec)
-            event, used = joined
+        event, used = _decode_one(piece, result, codec), 1
+        if event is None:
+            text, count, depth = (piece, 1, 0) if kineto_layout else _joined(pieces, index)
+            if depth > 0 and len(text) < _MAX_UNFINISHED:
+                result.unfinished = text
+                break
+            event = _decode_one(text, result, codec) if count > 1 and depth == 0 else None
+            used = count if event is not None else 1
+            if event is None and (ended := _array_end(text, result, codec)) is not None:
+                event, tail = ended
+                result.tail = b",".join([tail, *pieces[index + count :]])
+            elif event is None and index == 0 and piece.lstrip().startswith(b"]"):  # no event at all
+                result.tail = chunk
+                break
+            elif event is None and len(parts := _STRAY_END.split(piece, 1)) == 2:
+                pieces[index : index + 1] = parts
+                result.repaired += 1
+                continue
         if event is not None:
             result.events.append(event)
         elif index + used == len(pieces) and not _is_closed(piece):
@@ -134,7 +150,7 @@ def _is_closed(piece: bytes) -> bool:
 def _decode_one(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]) -> _Event | None:
     try:
         return codec.one(piece)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         event = codec.lenient(piece)
         result.repaired += event is not None and codec.is_timed(event)
         return event
@@ -142,27 +158,25 @@ def _decode_one(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]
 
 def _array_end(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]) -> tuple[_Event, bytes] | None:
     """The last event and the text behind it, when the array's closing bracket is in this piece."""
-    for match in _ARRAY_END.finditer(piece):
+    for match in islice(_ARRAY_END.finditer(piece), _MAX_ENDS):
         event = _decode_one(piece[: match.start() + 1], result, codec)
-        if event is not None:
+        if event is not None and codec.is_event(event):
             return event, piece[match.start(1) :]
     return None
 
 
-def _join(pieces: list[bytes], index: int, codec: Codec[_Event]) -> tuple[_Event | None, int]:
-    """An event whose arguments hold objects of their own was cut inside; put it together again."""
-    joined = pieces[index]
-    if joined.count(b"{") <= joined.count(b"}"):
-        return None, 1
-    for used in range(2, min(_MAX_JOINED, len(pieces) - index) + 1):
-        joined += b"," + pieces[index + used - 1]
-        if joined.count(b"{") == joined.count(b"}"):
-            try:
-                return codec.one(joined), used
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                event = codec.lenient(joined)
-                return event, used if event is not None else 1
-    return None, 1
+def _joined(pieces: list[bytes], index: int) -> tuple[bytes, int, int]:
+    """An event whose arguments hold objects of their own was cut inside: its text, number of pieces and open braces.
+
+    All pieces that are left where its braces never balance.
+    """
+    depth = count = 0
+    for piece in islice(pieces, index, None):
+        depth += piece.count(b"{") - piece.count(b"}")
+        count += 1
+        if depth <= 0:
+            break
+    return b",".join(pieces[index : index + count]), count, depth
 
 
 def lenient_event(text: bytes) -> Event | None:
@@ -177,8 +191,8 @@ def lenient_event(text: bytes) -> Event | None:
     if not isinstance(value, dict):
         return None
     args = value.get("args")
-    fields = {key: value[key] for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
-    fields |= {key: value[key] for key in ("pid", "tid") if isinstance(value.get(key), int | str)}
+    fields = {key: _sound(value[key]) for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
+    fields |= {key: _sound(value[key]) for key in ("pid", "tid") if isinstance(value.get(key), int | str)}
     fields |= {key: finite(value.get(key)) for key in ("ts", "dur")}
     return Event(**fields, args=_lenient_args(args) if isinstance(args, dict) else NO_ARGS)
 
@@ -191,12 +205,17 @@ def _lenient_args(args: dict[str, Any]) -> EventArgs:
             if value is not None:
                 kept[name] = msgspec.Raw(json.dumps(value).encode())
         elif name in ("collective_name", "dtype", "group"):
-            kept[name] = value if isinstance(value, str) else None
+            kept[name] = _sound(value) if isinstance(value, str) else None
         elif name == "rank" and isinstance(value, str):
-            kept[name] = value
+            kept[name] = _sound(value)
         elif (number := int64(value)) is not None:
             kept[name] = number
     return EventArgs(**kept)
+
+
+def _sound(value: Any) -> Any:
+    """A string without halves of characters, which no encoding takes; anything else as it is."""
+    return value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value
 
 
 def finite(value: object) -> float | None:

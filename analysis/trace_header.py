@@ -11,8 +11,8 @@ from dpscope.analysis.trace_events import int64
 from dpscope.profiling.run_types import Finding
 
 _FILE_NAME_RANK = (
-    re.compile(r"^\d+_(\d+)\.pt\.trace\.json"),
-    re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE),
+    re.compile(r"^\d+_(\d{1,9})\.pt\.trace\.json"),
+    re.compile(r"(?:^|[^a-z])rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE),
 )
 
 

@@ -42,13 +42,17 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
     builder = TableBuilder()
 
     def add(decoded: DecodedChunk[Event], _: bytearray) -> None:
-        builder.add(decoded.events)
+        builder.add(decoded.events, decoded.subtracted_us)
         watch(decoded.events)
 
-    reading = read_events(path, max_bytes, EVENTS, add)
     fused = FusedBuilder()
+
+    def add_fused(decoded: DecodedChunk[Event], chunk: bytearray) -> None:
+        fused.add(decoded.events, chunk, decoded.subtracted_us)
+
+    reading = read_events(path, max_bytes, EVENTS, add)
     if builder.is_fused:
-        reading = read_events(path, max_bytes, EVENTS, lambda decoded, chunk: fused.add(decoded.events, chunk))
+        reading = read_events(path, max_bytes, EVENTS, add_fused)
         ranks, findings = fused.ranks(path)
         reading.findings += findings
         damage = _damage_findings(path, reading, fused.rows, fused.lost)
@@ -56,7 +60,8 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
         ranks = [FusedRank(reading.header.rank, builder.table())]
         damage = _damage_findings(path, reading, builder.rows, builder.lost)
     reading.findings += damage
-    zero_us = (fused.base_us if builder.is_fused else builder.base_us) or 0
+    base_us = fused.base_us if builder.is_fused else builder.base_us
+    zero_us = base_us - reading.subtracted_us if base_us is not None else 0
     traces = []
     for index, rank in enumerate(ranks):
         events, duplicates = without_duplicates(rank.events, path)
@@ -93,6 +98,8 @@ def read_events(
             continue
         rebased = base.rebased(chunk)
         decoded = decode_chunk(rebased, text.kineto_layout, codec)
+        decoded.subtracted_us = base.subtracted_us
+        text.unfinished = decoded.unfinished
         any_event = any_event or any(codec.is_event(event) for event in decoded.events)
         use(decoded, rebased)
         skipped += decoded.skipped

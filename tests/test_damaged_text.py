@@ -1,0 +1,212 @@
+"""Text that is damaged, or unusual and sound: nothing is lost in silence, nothing takes for ever, nothing raises.
+
+Five steps of 1000 us with one kernel of 100 us each, on one line or an event a line as Kineto has it.
+"""
+
+import contextlib
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.trace_reader import read_trace
+from dpscope.profiling.run_store import DpscopeError
+
+Event = dict[str, Any]
+
+
+def events(steps: int = 5, **args: object) -> list[Event]:
+    """Per step its range, a launch and a kernel; `args` are put into every event."""
+    found = []
+    for step in range(steps):
+        start = 1000.0 * step + 1000
+        common = {"ph": "X", "pid": 10, "tid": 10}
+        found += [
+            {**common, "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": start, "dur": 900.0, "args": args},
+            {**common, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start + 10, "dur": 5.0,
+             "args": {"correlation": step + 1, **args}},
+            {**common, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": start + 20, "dur": 100.0,
+             "args": {"correlation": step + 1, "device": 0, "stream": 7, **args}},
+        ]  # fmt: skip
+    return found
+
+
+def one_line(found: list[Event]) -> str:
+    return json.dumps({"traceEvents": found})
+
+
+def kineto(found: list[Event]) -> str:
+    lines = ",\n  ".join("{\n    " + json.dumps(one)[1:-1] + "\n  }" for one in found)
+    return '{\n  "traceEvents": [\n  ' + lines + '\n  ],\n  "traceName": "x"\n}'
+
+
+def analyzed(path: Path, text: str | bytes) -> TraceAnalysis:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return analyze_traces([path])
+
+
+def compute(analysis: TraceAnalysis) -> list[float]:
+    return [float(value) for value in analysis.steps["compute_us"]]
+
+
+def codes(analysis: TraceAnalysis) -> set[str]:
+    return {finding.code for finding in analysis.findings} - {"device_idle", "parallelism"}
+
+
+@pytest.mark.parametrize("layout", [one_line, kineto])
+def test_a_stray_bracket_is_no_end_of_the_events(tmp_path: Path, layout: Any) -> None:
+    text = layout(events())
+    ends = [index for index in range(len(text)) if text.startswith("},", index)]
+    place = ends[len(ends) // 2] + 1
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:place] + "]" + text[place:])
+    assert compute(analysis) == [100.0] * 5
+    assert codes(analysis) == {"events_repaired"}
+
+
+@pytest.mark.parametrize("frames", [2, 40, 3000])
+@pytest.mark.parametrize("steps", [5, 400])
+def test_arguments_may_hold_objects_wherever_a_chunk_is_cut(tmp_path: Path, frames: int, steps: int) -> None:
+    found = events(steps, frames=[{"file": "a", "line": line} for line in range(frames if steps == 5 else 4)])
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
+    assert compute(analysis) == [100.0] * steps
+    assert codes(analysis) == set()
+
+
+def test_a_cut_is_no_place_within_a_name(tmp_path: Path) -> None:
+    found = events(600)
+    for event in found:
+        if event["name"] == "gemm":
+            event["name"] = "void k<{lambda(int)#1}, {lambda(float)#2}>" + "x" * 300
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
+    assert compute(analysis) == [100.0] * 600
+    assert codes(analysis) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"nodes": [' + ",".join(['{"id": 1, "inputs": [1, 2, 3]}'] * 400_000) + "]}",  # 12 MB of another tool's
+        '{"traceEvents": [' + '{"a": [{"b": 1}]}' * 30_000 + "]}",
+        '{"traceEvents": [{"a": ' + "}]" * 500_000,
+    ],
+    ids=["no trace", "objects side by side", "closed and closed"],
+)
+def test_nothing_takes_for_ever(tmp_path: Path, text: str) -> None:
+    """Each took minutes where a search began anew at every block, or at every bracket."""
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text(text)
+    begun = time.process_time()
+    with contextlib.suppress(DpscopeError):
+        assert not len(read_trace(path).events)
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize("shift", ["integers first", "metadata first", "one absurd"])
+def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) -> None:
+    """1,694,128,201,226,418.25 us and on: a step is 1000 us, whatever stands before the first fraction."""
+    found = events(400)
+    for index, event in enumerate(found):
+        whole = shift == "integers first" and index < 600
+        event["ts"] = 1_694_128_201_226_418 + int(event["ts"]) + (0 if whole else 0.25)
+    if shift == "metadata first":
+        label = {"ph": "M", "name": "process_labels", "args": {"labels": "x" * 900}}
+        found = [label] * 150 + found
+    text = one_line(found)
+    if shift == "one absurd":
+        text = text.replace('"ts": 16941282', '"ts": 99999999999916941282', 1)
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", text)
+    lost = {"events_without_time"} if shift == "one absurd" else set()
+    assert codes(analysis) - {"events_of_no_step"} == lost
+    steps = analysis.steps.iloc[2:]
+    assert steps["step_us"].to_list() == pytest.approx([1000.0] * len(steps), abs=0.5)
+    assert steps["compute_us"].to_list() == pytest.approx([100.0] * len(steps), abs=0.5)
+
+
+ABSURD = {
+    "Seq": 2**64 - 1,
+    "Group size": 2**64 - 1,
+    "In msg nelems": 2**63 - 1,
+    "Out msg nelems": 2**64 - 1,
+    "device": 2**70,
+    "Process Group Name": "\ud800",
+    "Input Dims": json.loads("[" * 400 + "]" * 400),
+    "correlation": 2**70,
+}
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_one_absurd_argument_leaves_the_rest_as_it_is(tmp_path: Path, name: str) -> None:
+    found = events()
+    for event in found[-3:]:
+        event["args"] = event["args"] | {"Collective name": "allreduce", "dtype": "Double", name: ABSURD[name]}
+    found[-1]["name"] = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
+    assert compute(analysis)[:4] == [100.0] * 4
+    assert analysis.steps["device"].unique().tolist() == [0]
+    assert analysis.collectives["bytes"].isna().all()
+
+
+@pytest.mark.parametrize(("step", "thread"), [("9" * 20, 10), ("9" * 5000, 10), ("3", "\ud800")])
+def test_absurd_steps_and_threads(tmp_path: Path, step: str, thread: int | str) -> None:
+    found = events()
+    for event in found[9:12]:
+        event["name"] = event["name"].replace("#3", f"#{step}")
+        event["tid"] = thread if event["cat"] == "user_annotation" else event["tid"]
+    assert compute(analyzed(tmp_path / "0_0.pt.trace.json", one_line(found)))[:3] == [100.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dur", "Infinity"), ("dur", 1e300), ("ts", 2.0**70), ("dur", "-Infinity")]
+)
+def test_a_time_without_end_is_none(tmp_path: Path, field: str, value: object) -> None:
+    found = events()
+    found[5][field] = value  # the second step's kernel
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
+    assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]  # a step that launched nothing has no window
+    assert codes(analysis) == {"negative_durations" if value == "-Infinity" else "events_without_time"}
+
+
+@pytest.mark.parametrize("first", [65_534, 65_535, 65_536, 65_537])
+def test_gzip_members_may_end_anywhere_in_a_block(tmp_path: Path, first: int) -> None:
+    """A first member of this many bytes, padded by its header's file name."""
+    text = one_line(events(300)).encode()
+    body = gzip.compress(text[:20_000], 9)
+    member = body[:3] + b"\x08" + body[4:10] + b"n" * (first - len(body) - 1) + b"\0" + body[10:]
+    assert len(member) == first
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json.gz", member + gzip.compress(text[20_000:]))
+    assert compute(analysis) == [100.0] * 300
+    assert codes(analysis) == set()
+
+
+def test_bytes_behind_padding_are_told(tmp_path: Path) -> None:
+    content = gzip.compress(one_line(events()).encode()) + bytes(200_000)
+    assert codes(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
+    assert codes(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {"gzip_trailing_bytes"}
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    whole = json.dumps({"distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": events()}).encode()
+    analysis = analyzed(tmp_path / "trace.json", mark + whole)
+    assert (analysis.summaries[0].rank, compute(analysis)) == (3, [100.0] * 5)
+    assert compute(analyzed(tmp_path / "trace.json", mark + json.dumps(events()).encode())) == [100.0] * 5
+
+
+def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 kB where 50 kB are allowed: one event is lost and told, the others are there."""
+    monkeypatch.setattr("dpscope.analysis.trace_chunks.EVENT_BYTES", 50_000)
+    monkeypatch.setattr("dpscope.analysis.trace_chunks.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("dpscope.analysis.trace_chunks.BLOCK_BYTES", 5_000)
+    found = events(300)
+    found[-1]["args"]["x"] = "y" * 200_000
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))
+    assert compute(analysis) == [100.0] * 299
+    assert codes(analysis) == {"events_unreadable"}
+
+
+def test_no_events_at_all_is_no_damage(tmp_path: Path) -> None:
+    assert codes(analyzed(tmp_path / "0_0.pt.trace.json", '{"traceEvents": []}')) == set()
