@@ -16,7 +16,7 @@ from dpscope.analysis.stragglers import find_straggler
 from dpscope.analysis.subtraction import FORMULAS
 from dpscope.analysis.training_findings import training_findings
 from dpscope.analysis.units import counted, show_time
-from dpscope.analysis.variants import overlap_findings
+from dpscope.analysis.variants import variant_findings
 from dpscope.profiling.run_types import CellResult, Finding
 
 STRAGGLER_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
@@ -44,7 +44,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *_per_row(comparison),
         *prediction_findings(comparison),
         *scaling_findings(comparison),
-        *overlap_findings(run),
+        *variant_findings(run),
         *(finding for cell in run.measured for finding in _straggler(cell)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),

@@ -1,4 +1,4 @@
-"""Variants of one strategy against each other: which cells belong together, and what overlap saves."""
+"""Variants of one strategy against each other: which cells belong together, and what each option saves or costs."""
 
 from dataclasses import dataclass
 
@@ -12,43 +12,78 @@ from dpscope.profiling.run_types import Cell, CellOptions, Finding
 
 
 @dataclass(frozen=True)
-class OverlapSaving:
-    """What DDP saves by reducing gradients during backward: an untraced step without overlap less one with it.
+class VariantSaving:
+    """What one option saves: an untraced step without it less one with it, all else being equal.
 
-    `saved_us` is the difference of the medians, `saved_share` that over the step without overlap (negative: overlap
-    costs), both with their 95% intervals. The same two are compared by Li et al., "PyTorch Distributed", VLDB 2020, section 5.1.
+    `saved_us` is the difference of the medians, `saved_share` that over the step without it (negative: it costs), both with
+    their 95% intervals. Of overlap the same two are compared by Li et al., "PyTorch Distributed", VLDB 2020, section 5.1.
     """
 
-    without_overlap: str  # cell names
-    with_overlap: str
+    option: str  # field of CellOptions
+    what: str  # the option in words
+    without: str  # cell names
+    having: str
     saved_us: Estimate
     saved_share: Estimate
 
 
-def overlap_saving(run: RunData) -> list[OverlapSaving]:
-    """Each measured DDP cell without overlap against those that differ from it in overlap (and buckets) alone."""
-    cells = [data for data in run.measured if data.cell.strategy == "ddp"]
+def variant_savings(run: RunData) -> list[VariantSaving]:
+    """Of each two measured cells that differ in one option alone, at its default in one of them, what it saves.
+
+    Overlap is DDP's default, and buckets mean nothing without it: a cell without is set against those with it that differ
+    from it in overlap and buckets alone.
+    """
     spread = step_spread(run.measured)
     return [
-        _saving(without, overlapped, spread)
-        for without in cells
-        if without.cell.options.overlap == "off"
-        for overlapped in cells
-        if overlapped.cell.options.overlap == "on" and _beside_buckets(overlapped.cell) == _beside_buckets(without.cell)
+        _saving(option, having, without, spread)
+        for without in run.measured
+        for having in run.measured
+        if (option := _only_option(having.cell, without.cell)) is not None
     ]
 
 
-def _beside_buckets(cell: Cell) -> tuple[int, int, CellOptions]:
-    """What two cells must share for overlap to be all that differs: without it bucket sizes mean nothing."""
-    return cell.devices, cell.batch_size, msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None)
+def _only_option(having: Cell, without: Cell) -> str | None:
+    """The option that one cell has and another lacks, if it is all that they differ in."""
+    if (having.strategy, having.devices, having.batch_size) != (
+        without.strategy,
+        without.devices,
+        without.batch_size,
+    ):
+        return None
+    if (having.options.overlap, without.options.overlap) == ("on", "off"):
+        beside = [msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None) for cell in (having, without)]
+        return "overlap" if beside[0] == beside[1] else None
+    differing = [
+        field
+        for field in CellOptions.__struct_fields__
+        if getattr(having.options, field) != getattr(without.options, field)
+    ]
+    if len(differing) != 1 or differing == ["overlap"]:
+        return None
+    (option,) = differing
+    return option if getattr(without.options, option) == getattr(CellOptions(), option) else None
 
 
-def _saving(without: CellData, overlapped: CellData, spread: Spread) -> OverlapSaving:
-    ratio = ratio_estimate(overlapped.step_samples(), without.step_samples(), spread)
-    return OverlapSaving(
-        without_overlap=without.cell.name,
-        with_overlap=overlapped.cell.name,
-        saved_us=difference_estimate(without.step_samples(), overlapped.step_samples(), spread),
+def _in_words(option: str, options: CellOptions) -> str:
+    return {
+        "overlap": "overlap",
+        "bucket_mb": f"a bucket cap of {options.bucket_mb or 0:g} MiB",
+        "comm_hook": f"sending gradients as {options.comm_hook}",
+        "gradient_as_bucket_view": "keeping gradients in the buckets",
+        "static_graph": "a static graph",
+        "broadcast_buffers": "leaving buffers unsent",
+        "accumulate": f"cutting the batch into {options.accumulate}",
+    }[option]
+
+
+def _saving(option: str, having: CellData, without: CellData, spread: Spread) -> VariantSaving:
+    ratio = ratio_estimate(having.step_samples(), without.step_samples(), spread)
+    return VariantSaving(
+        option=option,
+        what=_in_words(option, having.cell.options),
+        without=without.cell.name,
+        having=having.cell.name,
+        saved_us=difference_estimate(without.step_samples(), having.step_samples(), spread),
         saved_share=Estimate(_less(ratio.value), _less(ratio.high), _less(ratio.low), ratio.count),
     )
 
@@ -57,42 +92,52 @@ def _less(share: float | None) -> float | None:
     return 1 - share if share is not None else None
 
 
-def overlap_findings(run: RunData) -> list[Finding]:
-    """`overlap_saves`, one for each pair of cells that differ in overlap alone."""
-    return [_finding(saving, run.manifest.device_type) for saving in overlap_saving(run)]
+def variant_findings(run: RunData) -> list[Finding]:
+    """`overlap_saves` and `variant_saves`, one for each pair of cells that differ in one option alone."""
+    return [_finding(saving, run.manifest.device_type) for saving in variant_savings(run)]
 
 
-def _finding(saving: OverlapSaving, device_type: str) -> Finding:
+def _finding(saving: VariantSaving, device_type: str) -> Finding:
     saved, share = saving.saved_us, saving.saved_share
     assert saved.value is not None  # both cells are measured
     assert share.value is not None
-    pair = f"{saving.with_overlap} against {saving.without_overlap}"
+    pair, what = f"{saving.having} against {saving.without}", saving.what
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     shown = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
-        message = f"{pair}: overlap saves {_signed(saved.value)} a step by {saved.count} steps: no interval, no verdict"
-        return _overlap_saves(message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
+        message = f"{pair}: {what} saves {_signed(saved.value)} a step by {saved.count} steps: no interval, no verdict"
+        return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "
         f"{saved.count} steps"
     )
-    where = ", sharing the cores with it" if device_type == "cpu" else ""
+    saves, costs = _advice(saving, device_type)
     if shown == "above":
-        message = f"{pair}: overlap saves {amount} ({interval})"
-        advice = (
-            f"gradients are reduced during backward{where}; set DP beside the cell without overlap for a fair match"
+        return _saves(saving, f"{pair}: {what} saves {amount} ({interval})", saves)
+    if shown == "below":
+        return _saves(saving, f"{pair}: {what} costs {amount} (saving: {interval})", costs)
+    message = f"{pair}: no difference by {what} is shown (saving {_signed(saved.value)} a step, {interval})"
+    return _saves(saving, message, "time more repeats (--repeats) if a small difference matters")
+
+
+def _advice(saving: VariantSaving, device_type: str) -> tuple[str, str]:
+    """What to do where an option saves, and where it costs."""
+    if saving.option != "overlap":
+        flag = f"--{saving.option.replace('_', '-')}"
+        return (
+            f"use {flag} where what else it changes is welcome: docs/variants.md",
+            f"leave {flag} away on this machine, unless for another reason than speed",
         )
-    elif shown == "below":
-        message = f"{pair}: overlap costs {amount} (saving: {interval})"
-        advice = f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)"
-    else:
-        message = f"{pair}: no difference by overlap is shown (saving {_signed(saved.value)} a step, {interval})"
-        advice = "time more repeats (--repeats) if a small difference matters"
-    return _overlap_saves(message, advice)
+    where = ", sharing the cores with it" if device_type == "cpu" else ""
+    return (
+        f"gradients are reduced during backward{where}; set DP beside the cell without overlap for a fair match",
+        f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)",
+    )
 
 
-def _overlap_saves(message: str, advice: str) -> Finding:
-    return Finding(severity="info", code="overlap_saves", message=message, next_step=advice)
+def _saves(saving: VariantSaving, message: str, advice: str) -> Finding:
+    code = "overlap_saves" if saving.option == "overlap" else "variant_saves"
+    return Finding(severity="info", code=code, message=message, next_step=advice)
 
 
 def _signed(microseconds: float) -> str:
