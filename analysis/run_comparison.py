@@ -1,5 +1,6 @@
 """Two runs side by side: what got faster or slower beyond noise, per cell and per component."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,9 @@ from dpscope.analysis.sample_statistics import (
 from dpscope.analysis.tables import TextTable
 from dpscope.analysis.units import NA, choose_unit, show
 from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding, RunConfig
+from dpscope.profiling.run_types import Environment, Finding, Manifest, RunConfig
+from dpscope.profiling.timing_variables import timing_variables
+from dpscope.profiling.train_types import TrainManifest
 
 Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
 
@@ -130,17 +133,30 @@ def parse_share(text: str) -> float:
 def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     """Settings and machines that differ: a change may come from them."""
     first, second = before.manifest, after.manifest
-    return differing(
-        [
-            *differences(first.config, second.config, SETTINGS),
-            *differences(first.environment, second.environment, MACHINE),
-        ]
-    )
+    return differing([*differences(first.config, second.config, SETTINGS), *machine_differences(first, second)])
 
 
 _NO_SETTINGS = ("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir")
 SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name not in _NO_SETTINGS)
 MACHINE = ("hostname", "cpu_name", "cpu_count", "torch_version", "cuda_version", "nccl_version", "driver_version")
+
+
+def machine_differences(first: Manifest | TrainManifest, second: Manifest | TrainManifest) -> list[str]:
+    """How two machines and what was set on them differ: MACHINE, threads per process, devices, variables."""
+    one, other = first.environment, second.environment
+    said = [*differences(one, other, MACHINE), *differences(first, second, ("threads_per_process",))]
+    named = _device_names(one), _device_names(other)
+    if named[0] != named[1]:
+        said.append(f"accelerators {named[0]} -> {named[1]}")
+    had, has = timing_variables(one), timing_variables(other)
+    variables = {name: (had.get(name, "not set"), has.get(name, "not set")) for name in sorted({*had, *has})}
+    return [*said, *(f"{name} {value} -> {to}" for name, (value, to) in variables.items() if value != to)]
+
+
+def _device_names(environment: Environment) -> str:
+    """Such as ``2 x NVIDIA H100``; how many there are tells what shares a host's power, links and cores."""
+    counts = Counter(device.name or "unnamed" for device in environment.accelerators)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
 
 
 def differences(first: object, second: object, names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dpscope.analysis.run_comparison import MACHINE, SETTINGS, differences, differing
+from dpscope.analysis.run_comparison import SETTINGS, differences, differing, machine_differences
 from dpscope.analysis.training_data import TrainingData
 from dpscope.analysis.training_statistics import CellDifference, difference, epoch_spread
 from dpscope.profiling.run_types import Finding
@@ -31,6 +31,6 @@ def training_setting_findings(before: TrainingData, after: TrainingData) -> list
         [
             *differences(first.config.run, second.config.run, SETTINGS),
             *differences(first.config, second.config, _LEARNING),
-            *differences(first.environment, second.environment, MACHINE),
+            *machine_differences(first, second),
         ]
     )

@@ -10,30 +10,10 @@ from dpscope.launch.plan import plan_findings
 from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
 from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.timing_variables import timing_variables
 
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
 """Settings that say how often and how patiently a run is measured: they may change while it is resumed."""
-
-_SET_FOR_JOBS = {
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # by dpscope
-    "CUDA_MODULE_LOADING": "LAZY",  # by torch, once it uses CUDA
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # by torchrun
-}
-"""What a job's processes have of a variable that nobody set."""
-
-_OF_NO_EFFECT_PREFIXES = ("KINETO_", "NCCL_DEBUG", "TORCH_LOGS")
-_OF_NO_EFFECT = (
-    "CUDA_CACHE_PATH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",  # which GPUs; that they are alike is checked
-    "MKL_NUM_THREADS",  # dpscope sets the threads itself, and torchrun the variable
-    "OMP_NUM_THREADS",
-    "TORCH_CPP_LOG_LEVEL",
-    "TORCH_HOME",
-    "TORCH_SHOW_CPP_STACKTRACES",
-)
-"""Variables that are recorded and that no time depends on."""
 
 
 def new_manifest(
@@ -77,21 +57,12 @@ def check_same_conditions(out: Path, then: Manifest, now: Manifest) -> None:
 
 def settings_difference(then: Environment, now: Environment) -> str | None:
     """The first variable that differs and that times may depend on, such as ``NCCL_ALGO=Ring, now unset``."""
-    had, has = _settings(then), _settings(now)
+    had, has = timing_variables(then), timing_variables(now)
     for name in sorted({*had, *has}):
         if had.get(name) != has.get(name):
             begun = f"{name}={had[name]}" if name in had else f"{name} unset"
             return f"{begun}, now {f'{name}={has[name]}' if name in has else 'unset'}"
     return None
-
-
-def _settings(environment: Environment) -> dict[str, str]:
-    settings = {**_SET_FOR_JOBS, **environment.settings}
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
-    }
 
 
 def machine_difference(then: Environment, now: Environment) -> str | None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 READ_BY_ANALYSIS = {
     "run_store",
     "run_types",
+    "timing_variables",
     "phases",
     "event_log",
     "calibration_types",

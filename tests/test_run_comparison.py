@@ -3,9 +3,11 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,6 +22,7 @@ from dpscope.analysis.run_comparison import (
     undecided_findings,
 )
 from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.run_types import DeviceState
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
 
@@ -117,3 +120,40 @@ def test_shares(text: str, share: float) -> None:
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(DpscopeError, match="--fail-over"):
         parse_share(text)
+
+
+def elsewhere(
+    run: RunData, threads: int = 1, settings: dict[str, str] | None = None, gpus: Sequence[str] = ()
+) -> RunData:
+    """The run as if measured with so many threads a process, with these variables and beside these GPUs."""
+    manifest = msgspec.structs.replace(
+        run.manifest,
+        threads_per_process=threads,
+        environment=msgspec.structs.replace(
+            run.manifest.environment,
+            settings=settings or {},
+            accelerators=tuple(DeviceState(index=index, name=name) for index, name in enumerate(gpus)),
+        ),
+    )
+    return replace(run, manifest=manifest)
+
+
+def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> None:
+    first = elsewhere(before, settings={"NCCL_ALGO": "Ring"})
+    second = elsewhere(before, 2, {"NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "eth1"}, ["H100", "H100"])
+    (finding,) = setting_findings(first, second)
+    assert (finding.code, finding.severity) == ("settings_differ", "warning")
+    for said in (
+        "threads_per_process 1 -> 2",
+        "accelerators none -> 2 x H100",
+        "NCCL_ALGO Ring -> Tree",
+        "GLOO_SOCKET_IFNAME not set -> eth1",
+    ):
+        assert said in finding.message
+    (finding,) = setting_findings(elsewhere(before, gpus=["A100"]), elsewhere(before, gpus=["H100"]))
+    assert finding.message == "the runs differ in accelerators 1 x A100 -> 1 x H100"
+
+
+def test_variables_that_no_time_depends_on_are_not_told(before: RunData) -> None:
+    silent = {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "4", "TORCH_HOME": "/x", "NCCL_DEBUG": "INFO"}
+    assert setting_findings(elsewhere(before), elsewhere(before, settings=silent)) == []
