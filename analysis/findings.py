@@ -42,7 +42,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *repeat_findings(run),
         *(finding for gap in comparison.gaps for finding in _gap_findings(gap)),
         *_per_row(comparison),
-        *prediction_findings(comparison),
+        *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
         *scaling_findings(comparison),
         *variant_findings(run),
         *(finding for cell in run.measured for finding in _straggler(cell)),

@@ -63,24 +63,25 @@ def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[s
         yield f"{left_out} smaller sizes are left out"
 
 
-def prediction_findings(comparison: Comparison) -> Iterator[Finding]:
+def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> Iterator[Finding]:
     """Where a prediction is more than TOLERANCE off: in a cell's transfers, its exposed communication, or a collective.
 
-    And what the calibration lacks to predict the run's cells.
+    And what the calibration lacks to predict the run's cells. `shared_cores`: communicating and computing share a CPU.
     """
     for values in records(comparison):
         off = [name for name in ("transfer", "exposed") if _off(number(values, f"predicted_{name}_error"))]
         single = [one for one in comparison.predictions if one.cell == values["cell"] and _off(one.relative_error)]
         single = [one for one in single if _counts(one, number(values, "transfer_us"))]
         if off or single:
-            yield _off_finding(values, off, single)
+            yield _off_finding(values, off, single, shared_cores)
     yield from _lacking(comparison)
 
 
-def _off_finding(values: Values, off: list[str], single: list[CollectivePrediction]) -> Finding:
+def _off_finding(values: Values, off: list[str], single: list[CollectivePrediction], shared_cores: bool) -> Finding:
     calibrated = values["prediction_source"] == "calibration"
     said = "; ".join([*(_said(values, name) for name in off), *([_said_of_each(single)] if single else [])])
-    why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single])
+    why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single], shared_cores)
+    why += dict.fromkeys(f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated)
     return Finding(
         severity="warning" if calibrated else "info",
         code="prediction_off",
@@ -132,10 +133,13 @@ def _lacking(comparison: Comparison) -> Iterator[Finding]:
     )
 
 
-def likely_reasons(values: Values, off: list[str], single: Sequence[float] = ()) -> list[str]:
+def likely_reasons(
+    values: Values, off: list[str], single: Sequence[float] = (), shared_cores: bool = False
+) -> list[str]:
     """What in this run's own numbers can explain the distance; nothing is guessed.
 
-    `off` names what of a step is off, `single` has the relative errors of single collectives that are.
+    `off` names what of a step is off, `single` has the relative errors of single collectives that are. Transfers hold no
+    waiting, so that explains exposed communication alone; a calibration's lines hold latency, a specification does not.
     """
     errors = [*(number(values, f"predicted_{name}_error") or 0.0 for name in off), *single]
     if max(errors) > 0 and min(errors) >= 0:
@@ -149,20 +153,22 @@ def likely_reasons(values: Values, off: list[str], single: Sequence[float] = ())
             if slower is not None and (low or 0) > 0
             else ""
         )
-        found.append(f"contention: {hidden / total:.0%} of communication ran under compute{too}")
+        what = "cores shared with computing" if shared_cores else "contention"
+        found.append(f"{what}: {hidden / total:.0%} of communication ran under compute{too}")
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
-        found.append(f"waiting: {show_time(wait)} a step for later ranks, which the model does not have")
+        only = " (of exposed communication alone)" if len(off) > 1 or single else ""
+        found.append(f"waiting{only}: {show_time(wait)} a step for later ranks, which the model does not have")
     queued = number(values, "queue_us")
     if total and queued is not None and queued > NOTABLE * total:
         found.append(
             f"queueing: {show_time(queued)} a step until a worker thread was free, which gloo's ranges may include"
         )
-    moved, count = number(values, "bytes_per_step"), number(values, "collectives_per_step")
-    if moved is not None and count and moved / count < SMALL_BYTES:
-        found.append(
-            f"small messages: {show_bytes(moved / count)} on average, where latency counts more than bandwidth"
-        )
     if values["prediction_source"] == "specification":
+        moved, count = number(values, "bytes_per_step"), number(values, "collectives_per_step")
+        if moved is not None and count and moved / count < SMALL_BYTES:
+            found.append(
+                f"small messages: {show_bytes(moved / count)} on average, where latency counts more than bandwidth"
+            )
         found.append("no calibration: a specification is a bound that no transfer reaches, and has no latency")
     return found
 

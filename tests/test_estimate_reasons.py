@@ -93,6 +93,9 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     assert "transfers 300.0 us a step, measured 600.0 us (-50%)" in finding.message
     assert "contention: 40% of communication ran under compute, and compute takes 60.0 us longer" in finding.message
     assert "small messages" not in finding.message
+    (shared,) = prediction_findings(comparison(VALUES), shared_cores=True)
+    assert "cores shared with computing: 40% of communication ran under compute" in shared.message
+    assert "contention" not in shared.message
     assert list(prediction_findings(comparison(VALUES | {"predicted_transfer_error": -0.25}))) == []
 
 
@@ -103,6 +106,11 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
     assert specification.startswith("no calibration")
     (waiting, *_) = likely_reasons(off, ["exposed"])
     assert waiting.startswith("waiting: 70.0 us")
+    calibrated = off | {"prediction_source": "calibration"}  # its lines hold latency, and transfers no waiting
+    assert likely_reasons(calibrated, ["transfer"]) == []
+    assert [one.partition(":")[0] for one in likely_reasons(calibrated, ["transfer", "exposed"])] == [
+        "waiting (of exposed communication alone)"
+    ]
     assert any(one.startswith("queueing: 50.0 us") for one in likely_reasons(off | {"queue_us": 50.0}, ["transfer"]))
     (fast,) = likely_reasons(VALUES | {"predicted_transfer_error": 0.5}, ["transfer"])
     assert "calibration was made under other conditions" in fast
