@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -114,6 +114,7 @@ _VIEWS = (
     ),
 )  # fmt: skip
 _OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
+_MOST_HEADINGS = 6  # in a line that says why values are missing
 _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 
@@ -188,36 +189,44 @@ def _number(value: object) -> float | None:
 
 def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequence[str]) -> list[str]:
     """Why values are NA: each reason once, with the cells and columns it holds for."""
-    by_reason: dict[str, tuple[list[str], list[str]]] = {}
-    for cell in cells:
-        for column in columns:
-            reason = comparison.reasons.get((cell, column))
-            if reason:
-                its_cells, its_columns = by_reason.setdefault(reason, ([], []))
-                if cell not in its_cells:
-                    its_cells.append(cell)
-                if BY_NAME[column].heading not in its_columns:
-                    its_columns.append(BY_NAME[column].heading)
-    return [
-        f"{NA} ({', '.join(its_columns)}; {', '.join(its_cells)}): {reason}"
-        for reason, (its_cells, its_columns) in by_reason.items()
-    ]
+    return _by_reason(
+        (reason, column, cell)
+        for cell in cells
+        for column in columns
+        if (reason := comparison.reasons.get((cell, column)))
+    )
 
 
 def missing_reasons(comparison: Comparison) -> list[str]:
-    """Why the tables of `views_by_name` lack what they lack: each reason once, with its cells."""
+    """Why the tables of `views_by_name` lack what they lack: each reason once, with its columns and cells."""
     views = shown_views(comparison)
     alone = {str(cell) for cell in comparison.table.loc[comparison.table["devices"] == 1, "cell"]}
     several = {name for view in views for name in view.columns}
     every = {name for view in views if not view.several_only for name in view.columns}
-    cells_of: dict[str, list[str]] = {}
-    for (cell, column), reason in comparison.reasons.items():
-        if column not in (every if cell in alone else several):
-            continue
-        cells = cells_of.setdefault(reason, [])
-        if cell not in cells:
-            cells.append(cell)
-    return [f"{reason} ({', '.join(cells)})" for reason, cells in cells_of.items()]
+    missing = [
+        (reason, column, cell)
+        for (cell, column), reason in comparison.reasons.items()
+        if column in (every if cell in alone else several)
+    ]
+    return _by_reason(missing, most=_MOST_HEADINGS)
+
+
+def _by_reason(missing: Iterable[tuple[str, str, str]], most: int | None = None) -> list[str]:
+    """From (reason, column, cell): a line per reason with the headings of its columns, `most` of them."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for reason, column, cell in missing:
+        columns, cells = found.setdefault(reason, ({}, {}))
+        columns[BY_NAME[column].heading] = None
+        cells[cell] = None
+    return [
+        f"{NA} ({_shortened(list(columns), most)}; {', '.join(cells)}): {reason}"
+        for reason, (columns, cells) in found.items()
+    ]
+
+
+def _shortened(headings: Sequence[str], most: int | None) -> str:
+    more = len(headings) - most if most is not None else 0
+    return f"{', '.join(headings[:most])} and {more} more" if more > 0 else ", ".join(headings)
 
 
 def gap_table(comparison: Comparison) -> TextTable | None:

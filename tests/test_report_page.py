@@ -23,7 +23,7 @@ from dpscope.analysis.report_sections import SECTIONS
 from dpscope.analysis.report_tables import report_tables
 from dpscope.analysis.run_analysis import CellData, RunData, load_run
 from dpscope.analysis.sample_statistics import Estimate
-from dpscope.analysis.tables import views_by_name
+from dpscope.analysis.tables import missing_reasons, views_by_name
 from dpscope.analysis.waterfall import exposed_by_phase, gap_parts
 from dpscope.profiling.link_types import LinkRate
 from dpscope.profiling.run_store import RunFolder
@@ -281,3 +281,22 @@ def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: R
     for predictions, said in (((reduced,), ()), ((reduced, broadcast, broadcast), ("ddp-d2-b8",))):
         notes = views_by_name(replace(example.comparison, predictions=predictions))["traffic"].notes
         assert tuple(note.rpartition(": ")[2] for note in notes) == said
+
+
+def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: Report) -> None:
+    shown = missing_reasons(example.comparison)
+    assert "NA (span/DDP's, buckets equal; single-d1-b8, dp-host-d2-b8): only DDP keeps counters" in shown
+    columns = (
+        "samples_per_s",
+        "step_us",
+        "compute_us",
+        "idle_us",
+        "wait_us",
+        "exposed_us",
+        "communication_us",
+        "traced_step_us",
+    )
+    lost = replace(example.comparison, reasons={("ddp-d2-b8", name): "the file was lost" for name in columns})
+    (one,) = missing_reasons(lost)
+    said = "samples/s, step, compute, idle, wait, exposed and 2 more"
+    assert one == f"NA ({said}; ddp-d2-b8): the file was lost"
