@@ -86,8 +86,13 @@ class DecodedChunk(Generic[_Event]):
     subtracted_us: int = 0  # from the events' times, to fit a float
 
 
-def decode_chunk(chunk: bytearray, kineto_layout: bool, codec: Codec[_Event]) -> DecodedChunk[_Event]:
-    """Events of one chunk, a JSON array or what damage made of it; never raises on bad text."""
+def decode_chunk(
+    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True
+) -> DecodedChunk[_Event]:
+    """Events of one chunk, a JSON array or what damage made of it; never raises on bad text.
+
+    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`.
+    """
     try:
         return DecodedChunk(codec.chunk(chunk))
     except _UNREADABLE:
@@ -101,10 +106,10 @@ def decode_chunk(chunk: bytearray, kineto_layout: bool, codec: Codec[_Event]) ->
     try:
         return DecodedChunk(codec.lax_chunk(chunk))
     except _UNREADABLE:
-        return _decode_each(bytes(chunk[1:-1]), kineto_layout, codec)
+        return _decode_each(bytes(chunk[1:-1]), kineto_layout, codec, goes_on)
 
 
-def _decode_each(chunk: bytes, kineto_layout: bool, codec: Codec[_Event]) -> DecodedChunk[_Event]:
+def _decode_each(chunk: bytes, kineto_layout: bool, codec: Codec[_Event], goes_on: bool) -> DecodedChunk[_Event]:
     """Event by event: the sound ones are kept, the damaged ones repaired or counted."""
     result: DecodedChunk[_Event] = DecodedChunk([])
     pieces = list(_pieces(chunk, kineto_layout))
@@ -114,7 +119,7 @@ def _decode_each(chunk: bytes, kineto_layout: bool, codec: Codec[_Event]) -> Dec
         event, used = _decode_one(piece, result, codec), 1
         if event is None:
             text, count, depth = (piece, 1, 0) if kineto_layout else _joined(pieces, index)
-            if depth > 0 and len(text) < _MAX_UNFINISHED:
+            if goes_on and depth > 0 and len(text) < _MAX_UNFINISHED:
                 result.unfinished = text
                 break
             event = _decode_one(text, result, codec) if count > 1 and depth == 0 else None

@@ -1,7 +1,7 @@
 """From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not the text."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,7 +9,7 @@ from typing import TypeVar
 from dpscope.analysis.duplicate_events import without_duplicates
 from dpscope.analysis.event_table import Category, EventTable, Trace
 from dpscope.analysis.fused_ranks import FusedBuilder, FusedRank
-from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, open_trace
+from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
 from dpscope.analysis.trace_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.trace_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
 from dpscope.analysis.trace_header import Header, read_header
@@ -92,12 +92,12 @@ def read_events(
     base = TextBase()
     skipped = repaired = 0
     ended = any_event = False
-    for chunk in text.chunks:
+    for chunk, goes_on in _to_the_end(text):
         if ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             continue
         rebased = base.rebased(chunk)
-        decoded = decode_chunk(rebased, text.kineto_layout, codec)
+        decoded = decode_chunk(rebased, text.kineto_layout, codec, goes_on)
         decoded.subtracted_us = base.subtracted_us
         text.unfinished = decoded.unfinished
         any_event = any_event or any(codec.is_event(event) for event in decoded.events)
@@ -113,6 +113,14 @@ def read_events(
         )
     header = read_header(text, path, findings.append)
     return Reading(header, findings, base.subtracted_us, skipped, repaired, ended)
+
+
+def _to_the_end(text: TraceText) -> Iterator[tuple[bytearray, bool]]:
+    """A trace's chunks, with whether more may follow; the very last is what was left unfinished until then."""
+    for chunk in text.chunks:
+        yield chunk, True
+    if text.unfinished:
+        yield bytearray(b"[" + text.unfinished + b"]"), False
 
 
 def _trace(

@@ -208,5 +208,16 @@ def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.Monk
     assert codes(analysis) == {"events_unreadable"}
 
 
+@pytest.mark.parametrize("layout", [one_line, kineto])
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: float) -> None:
+    """The event's own text is lost, and nothing behind it."""
+    text = layout(events())
+    brace = text.index('{"correlation"', int(place * len(text)))
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:brace] + "{" + text[brace:])
+    assert "1 events" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
+    assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
+
+
 def test_no_events_at_all_is_no_damage(tmp_path: Path) -> None:
     assert codes(analyzed(tmp_path / "0_0.pt.trace.json", '{"traceEvents": []}')) == set()
