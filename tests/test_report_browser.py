@@ -164,6 +164,21 @@ def test_nothing_is_wider_than_the_window_and_text_stands_out(
     assert opened.errors == []
 
 
+def test_tables_use_the_room_there_is_and_figures_are_seen_whole(opened: Browser, page: Path) -> None:
+    hidden = (
+        "[...document.querySelectorAll({})].filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)"
+        ".map(e => e.getAttribute('aria-labelledby'))"
+    )
+    opened.show(1280)
+    opened.open(page)
+    assert opened.run("document.querySelectorAll('.table .scroll').length") > 5
+    assert opened.run(hidden.format("'.scroll'")) == []
+    opened.show(390)
+    opened.open(page)
+    assert opened.run("document.querySelectorAll('figure .scroll').length") > 3
+    assert opened.run(hidden.format("'figure .scroll'")) == []
+
+
 # WCAG 2.2's relative luminance and contrast ratio, of an element's text on the nearest ground that is not transparent.
 CONTRAST = """element => {
   const parse = text => text.match(/[0-9.]+/g).map(Number);
