@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.run_store import write_json, write_text
+from dpscope.profiling.run_store import DpscopeError, write_json, write_text
 
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"
@@ -53,7 +53,7 @@ def looks_like_out_of_memory(text: str) -> bool:
 
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
     """Leave a note on why this process ends."""
-    text = f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
     first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
     lowered = text.lower()
     note = FailureNote(

@@ -12,10 +12,13 @@ from dpscope.launch.input_data import BatchStream
 from dpscope.launch.micro_batches import MicroBatching
 from dpscope.launch.workloads import AutocastModel
 from dpscope.profiling.phases import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
+from dpscope.profiling.run_store import DpscopeError
 from dpscope.profiling.run_types import RunConfig
 from dpscope.profiling.step_timer import BatchArrived, StepCounts, nothing
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_NAMED = 4  # parameters in a message
 
 OnForward = Callable[[Tensor, Tensor, Tensor], None]
 """Told of every forward: its logits, its labels and its mean loss, none of which remember how they were computed."""
@@ -48,6 +51,8 @@ class TrainStep:
         self._micro_batching = micro_batching
         # DDP learns a static graph from its first backward, which therefore must reduce.
         self._graph_to_learn = isinstance(model, DistributedDataParallel) and bool(model.static_graph)
+        # With a static graph DDP waits only for the gradients that came in its first backward.
+        self._needs_all_gradients = isinstance(model, DistributedDataParallel) and not model.static_graph
         self._device = device
         self._label_smoothing = label_smoothing
         self._on_forward = on_forward
@@ -73,6 +78,7 @@ class TrainStep:
         for index, (part, part_labels) in enumerate(parts):
             with nullcontext() if index == len(parts) - 1 else self._without_reduction():
                 losses.append(self._add_gradients(part, part_labels, len(part_labels) / len(labels)))
+        self._check_gradients()
         self._graph_to_learn = False
         with record_function(OPTIMIZER):
             self.scaler.step(self.optimizer)
@@ -94,6 +100,7 @@ class TrainStep:
         # With a static graph, the first backward learns the graph, and only the second one the order of the buckets.
         for _ in range(2 if self.model.static_graph else 1):
             self._add_gradients(*self._micro_batching.cut(images, labels)[0], weight=1.0)
+            self._check_gradients()
             self.optimizer.zero_grad(set_to_none=True)
         self._graph_to_learn = False
 
@@ -109,6 +116,23 @@ class TrainStep:
         with record_function(BACKWARD):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _check_gradients(self) -> None:
+        """Raise DpscopeError, after the first backward, for parameters that DDP would wait for in the next forward."""
+        if not self._needs_all_gradients:
+            return
+        self._needs_all_gradients = False
+        without = [
+            name.removeprefix("module.").removeprefix("model." if isinstance(self.model.module, AutocastModel) else "")
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and parameter.grad is None
+        ]
+        if without:
+            more = f" and {len(without) - _NAMED} more" if len(without) > _NAMED else ""
+            raise DpscopeError(
+                f"parameters without gradient: {', '.join(without[:_NAMED])}{more}; DDP waits for all of them: see "
+                "docs/own-model.md"
+            )
 
     def _without_reduction(self) -> AbstractContextManager[None]:
         """Keeps DDP from reducing gradients; DataParallel has nothing of the kind and reduces in every backward."""

@@ -134,7 +134,9 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     assert (RunFolder(out).manifest().config.repeats, RunFolder(out).manifest().config.timeout_s) == (2, 80)
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 2
     assert result.stat().st_mtime_ns == first
-    with pytest.raises(DpscopeError, match="holds a run with --steps 4, not --steps 5; use the same settings to resume"):
+    with pytest.raises(
+        DpscopeError, match="holds a run with --steps 4, not --steps 5; use the same settings to resume"
+    ):
         sweep(out, strategy="single", steps=5)
     with pytest.raises(DpscopeError, match="with --strategy single, not --strategy single,ddp; use"):
         sweep(out, strategy="single,ddp")
@@ -166,6 +168,16 @@ def test_a_crash_is_recorded_with_the_first_rank_first_and_the_others_go_on(tmp_
         folder = RunFolder(tmp_path / "run").repeat(result.cell, 0)
         assert sorted(path.name for path in folder.path.iterdir()) == ["log.txt", "result.json"]
     assert processes_of(tmp_path / "run") == []
+
+
+def test_parameters_without_gradient_are_named(tmp_path: Path) -> None:
+    """Three layers, of a weight and a bias each; in bf16 the model is wrapped once more."""
+    (result,) = sweep(tmp_path / "run", strategy="ddp", devices="1", model="tiny_models:unused", amp="bf16").results
+    assert (result.status, result.message) == (
+        "crashed",
+        "rank 0: parameters without gradient: spare.0.weight, spare.0.bias, spare.1.weight, spare.1.bias and 2 more; DDP "
+        "waits for all of them: see docs/own-model.md (in its warm-up pass)",
+    )
 
 
 def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) -> None:

@@ -48,6 +48,21 @@ class _Failing(nn.Module):
         return logits
 
 
+class _Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny_module()
+        self.spare = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        return logits
+
+
+def unused() -> Workload:
+    return _Unused(), SHAPE, CLASSES
+
+
 def _crash(images: Tensor) -> None:
     raise ArithmeticError("this rank fails on purpose")
 
