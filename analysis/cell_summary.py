@@ -244,9 +244,8 @@ def _put_copies(row: Row, data: CellData, windows: pd.DataFrame) -> None:
 
 def _put_checks(row: Row, data: CellData) -> None:
     timed = pooled_median(data.step_samples())
-    traced = pooled_median(
-        [samples[1:] for samples in data.step_samples(measuring_pass="traced")]
-    )  # [0]: the extra step
+    whole = slice(1, None) if data.on_device else slice(None, -1)  # without the one step more that is traced
+    traced = pooled_median([samples[whole] for samples in data.step_samples(measuring_pass="traced")])
     row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
     ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
     row.put(
