@@ -151,7 +151,7 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
             message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
             next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"
             if missed
-            else "nothing, or time more repeats where it is not shown",
+            else "nothing to do, or time more repeats where it is not shown",
         )
 
 
