@@ -87,8 +87,13 @@ def _row(point: CalibrationPoint) -> tuple[str, ...]:
     time_us = float(np.median(point.times_us))
     algbw_gbps = point.size_bytes / time_us / 1e3
     factor = bus_factor(point.collective, point.devices)
-    busbw = NA if factor is None else f"{algbw_gbps * factor:.2f}"
-    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), f"{algbw_gbps:.2f}", busbw)
+    busbw = NA if factor is None else _rate(algbw_gbps * factor)
+    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), _rate(algbw_gbps), busbw)
+
+
+def _rate(gbps: float) -> str:
+    """Two decimals, as nccl-tests prints them, but of a small rate two digits."""
+    return f"{gbps:.2f}" if gbps >= 0.1 else f"{gbps:.2g}"
 
 
 def _time(time_us: float) -> str:
@@ -118,7 +123,7 @@ def _piece_row(fit: CollectiveFit, piece: FitPiece) -> tuple[str, ...]:
         fit.collective,
         str(fit.devices),
         show_bytes(piece.from_bytes) if piece.from_bytes else "0",
-        NA if piece.to_bytes is None else show_bytes(piece.to_bytes),
+        "and up" if piece.to_bytes is None else show_bytes(piece.to_bytes),
         f"{piece.alpha_us:.1f}",
         f"{piece.alpha_low_us:.1f} to {piece.alpha_high_us:.1f}",
         _gbps(bandwidth),

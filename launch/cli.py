@@ -259,6 +259,10 @@ def calibrate(
     if fitted.findings:
         print_findings(console, fitted.findings)
     console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    if is_run_folder(out):
+        console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)
+    elif path != out:
+        console.print(f"Next: dpscope run --out {out}, whose report then predicts", highlight=False, soft_wrap=True)
 
 
 @_command()

@@ -4,10 +4,12 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from dpscope.analysis.calibration_fit import find_fit, fit_collective, predict_us
+from dpscope.analysis.calibration_report import calibration_tables
 from dpscope.analysis.nccl_tests_log import calibration_from_logs
 from dpscope.profiling.calibration_types import CalibrationPoint, CollectiveFit
 
@@ -27,6 +29,17 @@ def by_pieces(fit: CollectiveFit, size: int) -> float:
         if piece.from_bytes <= size and (piece.to_bytes is None or size <= piece.to_bytes):
             return piece.alpha_us + (size / (piece.bandwidth_gbps * 1e3) if piece.bandwidth_gbps else 0)
     raise AssertionError(size)
+
+
+def test_small_rates_keep_two_digits_and_a_last_piece_has_no_end() -> None:
+    """4,096 B in 1,000 us: 0.004096 GB/s; 8 MiB in 1,000 us: 8.39 GB/s, which is its bus bandwidth too, of two devices."""
+    points = (point(4096, 1000.0), point(8 << 20, 1000.0))
+    log = calibration_from_logs([LOGS / "nccl_allreduce.log"])
+    samples, *_ = calibration_tables(msgspec.structs.replace(log, points=points, fits=(), left_out=()))
+    assert [row[4:] for row in samples.rows] == [("0.0041", "0.0041"), ("8.39", "8.39")]
+    fits = (fit_collective([point(size, 20 + size / 10_000) for size in SIZES]),)
+    tables = calibration_tables(msgspec.structs.replace(log, points=points, fits=fits, left_out=()))
+    assert [row[2:4] for row in tables[1].rows] == [("0", "and up")]
 
 
 def test_a_line_is_found_again() -> None:
