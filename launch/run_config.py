@@ -1,5 +1,6 @@
 """From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
 
+import difflib
 import math
 import re
 import tomllib
@@ -100,8 +101,10 @@ def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
     name = key.replace("-", "_")
     field = _FIELD_OF_FLAG.get(name, name)
     if field not in fields:
-        known = ", ".join(sorted(_FLAG_OF_FIELD.get(name, name) for name in fields))
-        raise DpscopeError(f"{origin}: no such setting; known are {known}")
+        known = sorted(_FLAG_OF_FIELD.get(name, name) for name in fields)
+        if close := difflib.get_close_matches(name, known, n=1):
+            raise DpscopeError(f"{origin}: no such setting; did you mean {close[0]}?")
+        raise DpscopeError(f"{origin}: no such setting; known are {', '.join(known)}")
     return field
 
 

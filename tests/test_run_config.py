@@ -69,6 +69,9 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[st
     [
         ("steps = [", "not TOML"),
         ("speed = 1", "no such setting"),
+        ("qqq = 1", "no such setting; known are accumulate, "),
+        ("stpes = 1", r"stpes: no such setting; did you mean steps\?"),
+        ("batch-sise = 1", r"did you mean batch_size\?"),
         ("steps = 0", "steps ="),
         ('devices = ["two"]', "devices = two: must be a list of values, each a whole number"),
         ("model = 3", "must be text"),
