@@ -1,5 +1,6 @@
 """Starts TensorBoard in this process and keeps it until interrupted."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -
 
     Port 0 takes a free one. Raises DpscopeError when the port is taken.
     """
+    # torch-tb-profiler calls it an error when a step's last collective ends after the step, as on CPUs it may.
+    os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "CRITICAL")
     server = program.TensorBoard()
     # load_fast is a second process that would outlive a killed parent.
     arguments = ["--logdir", str(folder), "--host", host, "--port", str(port), "--load_fast", "false"]
