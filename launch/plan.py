@@ -76,7 +76,7 @@ def _check_device_count(flag: str, count: int, devices: Devices) -> None:
     if devices.count is None and count > most:
         raise DpscopeError(
             f"{flag} {count}: on the CPU a device is a process, and {usable_cores()} cores are there "
-            f"for them; ask for {usable_cores()}, {most} at most"
+            f"for them; use {usable_cores()}; up to {most} are accepted, to see how things work"
         )
 
 
