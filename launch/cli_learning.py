@@ -58,15 +58,20 @@ def train(
     out: Annotated[Path, typer.Option(help="the run folder; what is trained there is kept")] = options.DEFAULT_OUT,
     resume_from: options.ResumeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and the commands only")] = False,
 ) -> None:
     """Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    from dpscope.launch.planned_training import describe_trainings
     from dpscope.launch.train_config import load_train_config
     from dpscope.launch.train_sweep import run_trainings
 
     options.check_numbers(None, target_accuracy=target_accuracy)
     settings = load_train_config(config, flags)
     console = Console()
+    if dry_run:
+        describe_trainings(settings, out, console, fresh, resume_from)
+        return
     mirrors = _mirrors(out, settings, wandb, wandb_online)
     outcome = run_trainings(settings, out, fresh, console, mirrors, resume_from)
     if outcome.interrupted:
@@ -92,7 +97,7 @@ def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "
     return [*shown, wandb_mirror(out, settings, online)] if wandb or online else shown
 
 
-_NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "resume_from", "fresh")
+_NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "resume_from", "fresh", "dry_run")
 
 
 def equal(

@@ -1,6 +1,7 @@
 """What `dpscope train` would do on this machine, before it does anything: cells, seeds, commands. Imports no torch."""
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +136,24 @@ def _check_same_settings(folder: TrainFolder, config: TrainConfig) -> None:
                 f"--out {folder.path}: holds trainings with {setting_text(field, then)}, not {setting_text(field, now)}; "
                 "use the same settings to go on, --fresh to begin anew, or another --out"
             )
+
+
+def describe_trainings(
+    config: TrainConfig, out: Path, console: Console, fresh: bool = False, resume_from: str | None = None
+) -> None:
+    """Print the plan of trainings and the commands of those to do; starts and writes nothing."""
+    description = plan_trainings(config, out, fresh, resume_from)
+    print_train_plan(description, console)
+    for job in description.jobs:
+        if fresh or not job.done(description.config.epochs):
+            console.print(Text(shlex.join(job.command)), soft_wrap=True)
+    if fresh or not is_train_folder(out):
+        console.print(
+            Text(
+                f"By hand they work once {TrainFolder(out).manifest_path} is there, which a start without --dry-run writes."
+            ),
+            soft_wrap=True,
+        )
 
 
 def print_train_plan(description: TrainDescription, console: Console) -> None:

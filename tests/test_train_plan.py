@@ -1,8 +1,13 @@
 """Which cells are trained, with which learning rates, and what is said about them."""
 
+import io
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from dpscope.launch.devices import Devices
+from dpscope.launch.planned_training import describe_trainings
 from dpscope.launch.train_config import load_train_config
 from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
 from dpscope.profiling.run_store import DpscopeError
@@ -94,3 +99,18 @@ def test_what_cannot_be_trained_is_refused() -> None:
         DpscopeError, match="nothing to train: single-d1-b2000: a step takes 2000 samples and the data set"
     ):
         planned(devices="2", batch_size="2000")
+
+
+def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    config = load_train_config(None, {"device": "cpu", "devices": "2", "seeds": "0,1"})
+    describe_trainings(config, tmp_path / "run", Console(file=printed, width=200))
+    lines = printed.getvalue().splitlines()
+    commands = [line.split()[-6:] for line in lines if "dpscope.launch.train_worker" in line]
+    assert commands == [
+        ["--out", str(tmp_path / "run"), "--cell", cell, "--seed", seed]
+        for seed in ("0", "1")
+        for cell in ("single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16")
+    ]
+    assert f"once {tmp_path / 'run' / 'train_manifest.json'} is there" in lines[-1]
+    assert list(tmp_path.iterdir()) == []
