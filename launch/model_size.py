@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,11 +43,28 @@ def check_model(config: RunConfig) -> ModelSize:
     from dpscope.launch.workloads import build_workload
 
     try:
-        workload = build_workload(config.model)
+        with _as_in_a_process_of_its_own():
+            workload = build_workload(config.model)
     except MemoryError as error:
         raise DpscopeError(f"--model {config.model}: this host has not enough memory to build it") from error
     check_classes(config, workload)
     return size_of(workload)
+
+
+@contextmanager
+def _as_in_a_process_of_its_own() -> Iterator[None]:
+    """The place that torchrun tells a process that is its job's only one: the user's function may read it."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    before = {name: os.environ.get(name) for name in place}
+    os.environ.update(place)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def size_of(workload: "Workload") -> ModelSize:

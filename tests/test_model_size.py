@@ -1,5 +1,6 @@
 """The model of a run, looked at before the run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def test_a_model_of_ones_own_that_cannot_be_built_is_told_before_anything_starts
         f"--model half_done:make: make() failed: NameError: name 'undefined_name' is not defined {line}"
     )
     assert not out.exists()
+
+
+def test_a_function_may_read_its_place_in_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.delenv("RANK", raising=False)
+    (tmp_path / "by_place.py").write_text(
+        "import os\nfrom torch import nn\n\n\ndef make():\n"
+        "    layers = nn.Sequential(nn.Flatten(), nn.Linear(3072, int(os.environ['WORLD_SIZE']) + int(os.environ['RANK'])))\n"
+        "    return layers, (3, 32, 32), 1\n"
+    )
+    assert check_model(RunConfig(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
+    assert (os.environ.get("WORLD_SIZE"), os.environ.get("RANK")) == ("4", None)
 
 
 def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
