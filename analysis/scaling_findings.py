@@ -116,8 +116,8 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
         if shown == "below":
             times, low, high = 1 / times, 1 / high, 1 / low
         said = (
-            f"{better} scaling is better here: {times:.2f} times the samples per second, and the efficiency, of {worse} "
-            f"scaling (95% interval {low:.2f} to {high:.2f}; {choice.weak} against {choice.strong})"
+            f"{better} scaling is better here: by median steps {times:.2f} times the samples per second, and the "
+            f"efficiency, of {worse} scaling (95% interval {low:.2f} to {high:.2f}; {choice.weak} against {choice.strong})"
         )
     return Finding(
         severity="info",
