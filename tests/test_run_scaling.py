@@ -130,13 +130,13 @@ def test_strong_or_weak() -> None:
     (choice,) = scaling_choices(cells, step_spread(cells))
     assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
     assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
-    assert "weak scaling is better here: 1.25 times" in strong_or_weak(choice).message
+    assert "weak scaling is better here: by median steps 1.25 times" in strong_or_weak(choice).message
 
 
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
-        (Estimate(0.8, 0.75, 0.82, 20), "strong scaling is better here: 1.25 times"),
+        (Estimate(0.8, 0.75, 0.82, 20), "strong scaling is better here: by median steps 1.25 times"),
         (Estimate(1.1, 0.9, 1.2, 20), "no difference between strong and weak scaling is shown"),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ],
