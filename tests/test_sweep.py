@@ -1,71 +1,33 @@
 """A whole run with real torchrun jobs on a tiny model: what is stored, how failures end, how it resumes."""
 
 import fcntl
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from dpscope.launch import torchrun
 from dpscope.launch.parent_death import RUN_TOKEN_VARIABLE
 from dpscope.launch.planned_run import plan_run
 from dpscope.launch.run_config import load_config
-from dpscope.launch.sweep import SweepOutcome, run_sweep
 from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
-
-USER_MODELS = Path(__file__).parent / "user_models"
-TINY: dict[str, object] = {
-    "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
-    "samples": 64, "timeout": 90,
-}  # fmt: skip
+from tests.sweeps import (
+    TINY,
+    USER_MODELS,
+    half_written,
+    processes_of,
+    sweep,
+    wait_until,
+)
 
 
 @pytest.fixture(autouse=True)
 def _where_the_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(USER_MODELS)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def sweep(out: Path, fresh: bool = False, **flags: object) -> SweepOutcome:
-    return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))
-
-
-def processes_of(out: Path) -> list[int]:
-    """Live processes that name the run's folder."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(out).encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def parent_of(process: int) -> int:
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "still not so"
-        time.sleep(0.05)
-
-
-def half_written(out: Path) -> list[Path]:
-    return [path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")]
 
 
 def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
@@ -196,74 +158,6 @@ def test_a_hang_ends_at_its_time_limit_with_all_its_processes(tmp_path: Path) ->
     assert processes_of(out) == []
 
 
-def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
-    settings = {**TINY, "repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags}
-    code = (
-        "import json, pathlib, sys; from rich.console import Console\n"
-        "from dpscope.launch.run_config import load_config; from dpscope.launch.sweep import run_sweep\n"
-        "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
-        "sys.exit(outcome.exit_status)"
-    )
-    return subprocess.Popen([sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL)
-
-
-def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:
-    progress = out / "cells" / cell / "repeat0" / "progress.txt"
-    return lambda: progress.exists() and progress.read_text() == state
-
-
-@pytest.mark.parametrize("victim", ["worker", "torchrun", "sweep"])
-def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path, victim: str) -> None:
-    out = tmp_path / "run"
-    flags = {"strategy": "ddp", "repeats": 1, "model": "tiny_models:slow", "traced_steps": 10}
-    running = start_sweep(out, **flags)
-    wait_until(in_pass(out, "ddp-d2-b2", random.choice(["warm-up", "timed", "traced"])))
-    time.sleep(random.uniform(0, 0.3))
-    commands = {process: Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of(out)}
-    torchruns = [process for process, command in commands.items() if b"torch.distributed.run" in command]
-    # Not a worker's own children: the death of a data loader may come too late to matter.
-    workers = [process for process in commands if parent_of(process) in torchruns]
-    chosen = {"worker": workers, "torchrun": torchruns, "sweep": [running.pid]}[victim]
-    assert chosen
-    os.kill(random.choice(chosen), signal.SIGKILL)
-    assert running.wait(timeout=120) != 0
-    wait_until(lambda: processes_of(out) == [], timeout_s=15)
-    if victim != "sweep":
-        result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
-        assert result is not None
-        assert result.status == "crashed"
-        assert "killed by signal 9 (SIGKILL" in result.message
-    assert start_sweep(out, **flags).wait(timeout=120) == 0
-    assert half_written(out) == []
-    assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1
-
-
-def workers_of(out: Path) -> list[int]:
-    return [process for process in processes_of(out) if b"torch.distributed.run" not in command_of(process)]
-
-
-def command_of(process: int) -> bytes:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return b"torch.distributed.run"
-
-
-def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> None:
-    """Before a worker can ask the kernel to end it with its parent, which takes it a part of a second."""
-    flags: dict[str, object] = {"strategy": "single", "data": "synthetic", "repeats": 1, "steps": 4}
-    for after_s in (0.0, 0.05, 0.2):
-        out = tmp_path / f"run{after_s}"
-        running = start_sweep(out, **flags)
-        wait_until(lambda out=out, sweep=running.pid: set(workers_of(out)) - {sweep} != set())  # type: ignore[misc]
-        time.sleep(after_s)
-        running.kill()
-        running.wait()
-        wait_until(lambda out=out: processes_of(out) == [], timeout_s=3)  # type: ignore[misc]
-    assert start_sweep(out, **flags).wait(timeout=120) == 0
-    assert half_written(out) == []
-
-
 def test_a_job_that_cannot_be_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where processes cannot be listed nor with one that outlives SIGKILL does the end wait for ever."""
     gone = subprocess.Popen(["true"])
@@ -280,20 +174,6 @@ def test_a_job_that_cannot_be_ended_is_told(tmp_path: Path, monkeypatch: pytest.
         wait_until(lambda log=folder.log_path: "deaf" in log.read_text())  # type: ignore[misc]
         assert job.end() == listed
         assert job.wait(1, lambda state: None, lambda: False) == ("exited", -signal.SIGKILL)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_is_recorded_and_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
-    out = tmp_path / "run"
-    running = start_sweep(out, model="tiny_models:hanging", strategy="ddp")
-    wait_until(in_pass(out, "ddp-d2-b2", "timed"))
-    running.send_signal(number)
-    assert running.wait(timeout=30) == 128 + number
-    assert processes_of(out) == []
-    result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
-    assert result is not None
-    assert result.status == "interrupted"
-    assert "the same command resumes the run" in result.message
 
 
 def test_a_second_sweep_of_the_same_folder_is_refused(tmp_path: Path) -> None:

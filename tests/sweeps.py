@@ -1,0 +1,70 @@
+"""Whole sweeps of tiny models with real torchrun jobs, for tests: started here or in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from dpscope.launch.run_config import load_config
+from dpscope.launch.sweep import SweepOutcome, run_sweep
+
+USER_MODELS = Path(__file__).parent / "user_models"
+TINY: dict[str, object] = {
+    "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
+    "samples": 64, "timeout": 90,
+}  # fmt: skip
+
+
+def sweep(out: Path, fresh: bool = False, **flags: object) -> SweepOutcome:
+    return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))
+
+
+def processes_of(out: Path) -> list[int]:
+    """Live processes that name the run's folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(out).encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def parent_of(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "still not so"
+        time.sleep(0.05)
+
+
+def half_written(out: Path) -> list[Path]:
+    return [path for path in out.rglob("*") if ".tmp-" in path.name or path.name in ("torchrun", "progress.txt")]
+
+
+def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
+    settings = {**TINY, "repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags}
+    code = (
+        "import json, pathlib, sys; from rich.console import Console\n"
+        "from dpscope.launch.run_config import load_config; from dpscope.launch.sweep import run_sweep\n"
+        "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
+        "sys.exit(outcome.exit_status)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL)
+
+
+def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:
+    progress = out / "cells" / cell / "repeat0" / "progress.txt"
+    return lambda: progress.exists() and progress.read_text() == state

@@ -1,0 +1,84 @@
+"""A sweep that is killed or interrupted, at any moment: nothing is left running, and what was measured is kept."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dpscope.profiling.run_store import RunFolder
+from tests.sweeps import USER_MODELS, half_written, in_pass, parent_of, processes_of, start_sweep, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _where_the_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(USER_MODELS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize("victim", ["worker", "torchrun", "sweep"])
+def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path, victim: str) -> None:
+    out = tmp_path / "run"
+    flags = {"strategy": "ddp", "repeats": 1, "model": "tiny_models:slow", "traced_steps": 10}
+    running = start_sweep(out, **flags)
+    wait_until(in_pass(out, "ddp-d2-b2", random.choice(["warm-up", "timed", "traced"])))
+    time.sleep(random.uniform(0, 0.3))
+    commands = {process: Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of(out)}
+    torchruns = [process for process, command in commands.items() if b"torch.distributed.run" in command]
+    # Not a worker's own children: the death of a data loader may come too late to matter.
+    workers = [process for process in commands if parent_of(process) in torchruns]
+    chosen = {"worker": workers, "torchrun": torchruns, "sweep": [running.pid]}[victim]
+    assert chosen
+    os.kill(random.choice(chosen), signal.SIGKILL)
+    assert running.wait(timeout=120) != 0
+    wait_until(lambda: processes_of(out) == [], timeout_s=15)
+    if victim != "sweep":
+        result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
+        assert result is not None
+        assert result.status == "crashed"
+        assert "killed by signal 9 (SIGKILL" in result.message
+    assert start_sweep(out, **flags).wait(timeout=120) == 0
+    assert half_written(out) == []
+    assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 1
+
+
+def workers_of(out: Path) -> list[int]:
+    return [process for process in processes_of(out) if b"torch.distributed.run" not in command_of(process)]
+
+
+def command_of(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b"torch.distributed.run"
+
+
+def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> None:
+    """Before a worker can ask the kernel to end it with its parent, which takes it a part of a second."""
+    flags: dict[str, object] = {"strategy": "single", "data": "synthetic", "repeats": 1, "steps": 4}
+    for after_s in (0.0, 0.05, 0.2):
+        out = tmp_path / f"run{after_s}"
+        running = start_sweep(out, **flags)
+        wait_until(lambda out=out, sweep=running.pid: set(workers_of(out)) - {sweep} != set())  # type: ignore[misc]
+        time.sleep(after_s)
+        running.kill()
+        running.wait()
+        wait_until(lambda out=out: processes_of(out) == [], timeout_s=3)  # type: ignore[misc]
+    assert start_sweep(out, **flags).wait(timeout=120) == 0
+    assert half_written(out) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_recorded_and_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    running = start_sweep(out, model="tiny_models:hanging", strategy="ddp")
+    wait_until(in_pass(out, "ddp-d2-b2", "timed"))
+    running.send_signal(number)
+    assert running.wait(timeout=30) == 128 + number
+    assert processes_of(out) == []
+    result = RunFolder(out).repeat(RunFolder(out).manifest().plan[0].cell, 0).result()
+    assert result is not None
+    assert result.status == "interrupted"
+    assert "the same command resumes the run" in result.message
