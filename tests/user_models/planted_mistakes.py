@@ -36,6 +36,11 @@ def none() -> Workload:
     return model, SHAPE, CLASSES
 
 
+def _is_a_worker() -> bool:
+    """The process that plans builds the model as well, and stays as it is."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def _is_ddp() -> bool:
     return int(os.environ["WORLD_SIZE"]) > 1
 
@@ -58,7 +63,8 @@ def skipped_average() -> Workload:
         wrapped.register_comm_hook(None, hook)
         return wrapped
 
-    strategies._distributed = planted
+    if _is_a_worker():
+        strategies._distributed = planted
     return none()
 
 
@@ -98,6 +104,7 @@ def dropped_by_the_scatter() -> Workload:
     def of_the_labels_left(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
         return loss(logits, labels[: len(logits)], **options)
 
-    host_data_parallel.HostDataParallel.scatter = planted  # type: ignore[method-assign, assignment]
-    nn.functional.cross_entropy = of_the_labels_left  # type: ignore[assignment]
+    if _is_a_worker():
+        host_data_parallel.HostDataParallel.scatter = planted  # type: ignore[method-assign, assignment]
+        nn.functional.cross_entropy = of_the_labels_left  # type: ignore[assignment]
     return none()
