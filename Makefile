@@ -10,7 +10,7 @@ DEMO_OUT ?= runs/demo
 # Jobs mostly start up and wait: files of tests run side by side. PYTEST_ARGS= runs them one after another.
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 # What is held against DDP's own clock has the machine to itself.
-TESTED_ALONE := tests/test_real_run.py
+TESTED_ALONE := tests/end_to_end/test_real_run.py
 
 .PHONY: demo test lint docs bench digits clean
 
@@ -42,10 +42,10 @@ bench: $(VENV)/.installed .venv-bench/.installed
 	@touch $@
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m dpscope.analysis.published_docs
-	$(BIN)/python -m dpscope.analysis.links_docs
-	$(BIN)/python -m dpscope.analysis.columns_docs
-	$(BIN)/python -m dpscope.launch.commands_docs
+	$(BIN)/python -m docs._tools.published_docs
+	$(BIN)/python -m docs._tools.links_docs
+	$(BIN)/python -m docs._tools.columns_docs
+	$(BIN)/python -m docs._tools.commands_docs
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'

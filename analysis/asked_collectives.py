@@ -5,9 +5,9 @@ from collections import Counter
 
 import numpy as np
 
-from dpscope.analysis.enclosing_ranges import innermost
-from dpscope.analysis.event_kind import collective_kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, CommunicationArgs, EventTable, IntColumn
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.event_kind import collective_kind, named_annotations
 
 _NODE = "autograd::engine::evaluate_function: "
 _RECORD = re.compile(r"^record_param_comms$")

@@ -1,6 +1,6 @@
 """Errors that stand against a cell's numbers, built alike."""
 
-from dpscope.profiling.run_types import Cell, Finding
+from dpscope.profiling.records.run import Cell, Finding
 
 MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
 

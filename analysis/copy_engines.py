@@ -5,9 +5,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.enclosing_ranges import innermost
-from dpscope.analysis.event_kind import Kind, named_annotations
-from dpscope.analysis.event_table import Category, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import Category, EventTable, IntColumn
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.event_kind import Kind, named_annotations
 
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
 

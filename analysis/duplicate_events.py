@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.event_table import BoolColumn, Category, EventTable
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable
+from dpscope.profiling.records.run import Finding
 
 _COLUMNS = ("start_us", "duration_us", "category", "name", "device", "thread", "correlation")
 

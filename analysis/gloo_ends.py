@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpscope.analysis.event_kind import named_annotations
-from dpscope.analysis.event_table import EventTable
-from dpscope.profiling import phases
+from dpscope.analysis.traces.reading.event_table import EventTable
+from dpscope.analysis.traces.steps.event_kind import named_annotations
+from dpscope.profiling.records import range_names as phases
 
 
 def ended_in_their_pass(events: EventTable) -> EventTable:

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.scaling_laws import ScalingFit
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.stats.scaling_laws import ScalingFit
 
 
 def prediction_records(comparison: Comparison) -> list[dict[str, object]]:

@@ -1,7 +1,7 @@
 """The link of GPUs that have PCIe and nothing else, for judging a stated peak."""
 
-from dpscope.profiling.link_specifications import gpu_model, model_link, pcie_gbps
-from dpscope.profiling.link_types import LinkRate
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link, pcie_gbps
+from dpscope.profiling.records.links import LinkRate
 
 __all__ = ["link_peak", "pcie_gbps"]
 

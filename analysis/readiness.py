@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.event_kind import Kind
-from dpscope.analysis.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.event_kind import Kind
 
 
 def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:

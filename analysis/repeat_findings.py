@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import counted
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import counted
+from dpscope.profiling.records.run import Finding
 
 
 def measured_repeats(run: RunData) -> dict[str, int]:

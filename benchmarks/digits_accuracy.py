@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from dpscope.profiling.train_store import TrainFolder
+from dpscope.profiling.store.training_folders import TrainFolder
 
 LEAST_ACCURACY_PERCENT = 98.0
 LARGEST_DIFFERENCE_POINTS = 1.0

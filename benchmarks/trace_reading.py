@@ -56,10 +56,10 @@ def _shifted(body: str, copy: int) -> str:
 
 
 def _dpscope() -> Callable[[str], Any]:
-    from dpscope.analysis.attribution import attribute
-    from dpscope.analysis.collectives import collectives
-    from dpscope.analysis.step_breakdown import step_breakdown
-    from dpscope.analysis.trace_reader import read_trace
+    from dpscope.analysis.traces.reading.reader import read_trace
+    from dpscope.analysis.traces.steps.attribution import attribute
+    from dpscope.analysis.traces.steps.breakdown import step_breakdown
+    from dpscope.analysis.traces.steps.collectives import collectives
 
     def run(path: str) -> Any:
         attribution = attribute(read_trace(path))
@@ -199,7 +199,7 @@ def parallel(copies: int, runs: int, folder: Path, ranks: int = 8) -> None:
 
     Beside it, from the same rounds, what these cores give two processes that share nothing: a loop of pure arithmetic.
     """
-    from dpscope.analysis.trace_analysis import analyze_traces
+    from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 
     paths = [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(ranks)]
     for rank, path in enumerate(paths):

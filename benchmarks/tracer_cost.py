@@ -21,7 +21,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpscope.launch.workloads import cifar_resnet18
+from dpscope.launch.workload.models import cifar_resnet18
 
 WARMUP_STEPS = 3
 

@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from dpscope.launch import cli_options as options
-from dpscope.launch.cli_learning import equal, train
-from dpscope.launch.option_defaults import DefaultsInHelp
-from dpscope.launch.stop_request import StoppedError
-from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
-from dpscope.profiling.run_store import MANIFEST_NAME, DpscopeError, is_run_folder
-from dpscope.profiling.train_store import holds_epochs
+from dpscope.launch.commands import options
+from dpscope.launch.commands.learning import equal, train
+from dpscope.launch.commands.option_defaults import DefaultsInHelp
+from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+from dpscope.profiling.store.folders import MANIFEST_NAME, DpscopeError, is_run_folder
+from dpscope.profiling.store.training_folders import holds_epochs
 
 app = typer.Typer(
     help="Measure what data-parallel training costs on this machine, and where the time goes.",
@@ -103,8 +103,8 @@ def run(
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
     options.check_numbers(link_gbps, target_efficiency)
-    from dpscope.launch.run_config import load_config
-    from dpscope.launch.sweep import describe_plan, run_sweep
+    from dpscope.launch.measuring.run import describe_plan, run_sweep
+    from dpscope.launch.planning.run_config import load_config
 
     console = Console()
     settings = load_config(config, flags)
@@ -112,7 +112,7 @@ def run(
         describe_plan(settings, out, console, fresh)
         return
     outcome = run_sweep(settings, out, fresh, console)
-    from dpscope.analysis.console import Targets, show_run
+    from dpscope.analysis.output.analyze import Targets, show_run
 
     sound = False
     try:
@@ -145,7 +145,7 @@ def analyze(
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     if classic and not runs:
         raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
-    from dpscope.analysis.console import Targets, print_run, print_traces, show_run
+    from dpscope.analysis.output.analyze import Targets, print_run, print_traces, show_run
 
     console = Console()
     if not runs:
@@ -186,8 +186,8 @@ def compare(
     ] = "table",
 ) -> None:
     """Say what got faster or slower between two runs, beyond noise, per cell and per component."""
-    from dpscope.analysis.console import print_comparison
-    from dpscope.analysis.run_comparison import parse_share
+    from dpscope.analysis.output.analyze import print_comparison
+    from dpscope.analysis.runs.changes import parse_share
 
     sound = print_comparison(before, after, parse_share(fail_over), output_format, Console())
     raise typer.Exit(0 if sound else 1)
@@ -203,7 +203,7 @@ def merge(
 ) -> None:
     """Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks."""
     options.check_max_bytes(max_bytes)
-    from dpscope.analysis.merge_output import print_merge
+    from dpscope.analysis.output.merge import print_merge
 
     raise typer.Exit(print_merge(paths, output, cell, repeat, max_bytes, Console()))
 
@@ -229,11 +229,11 @@ def calibrate(
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
     options.check_numbers(link_gbps)
-    from dpscope.analysis.calibration_report import calibration_tables, save_calibration
-    from dpscope.analysis.nccl_tests_log import calibration_from_logs
-    from dpscope.analysis.terminal import print_findings, print_table
-    from dpscope.launch.calibrate import run_calibration
-    from dpscope.launch.calibration_settings import calibration_settings
+    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.report.calibration import calibration_tables, save_calibration
+    from dpscope.analysis.text.terminal import print_findings, print_table
+    from dpscope.launch.calibration.run import run_calibration
+    from dpscope.launch.calibration.settings import calibration_settings
 
     if logs and not from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
@@ -274,8 +274,8 @@ def tensorboard(
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the traces."""
     options.check_numbers(link_gbps)
-    from dpscope.analysis.console import write_tensorboard
-    from dpscope.launch.tensorboard_server import serve
+    from dpscope.analysis.output.analyze import write_tensorboard
+    from dpscope.launch.commands.tensorboard_server import serve
 
     console = Console()
     folder = write_tensorboard(run, link_gbps)
@@ -298,7 +298,7 @@ def estimate(
     ] = "table",
 ) -> None:
     """Say what published or hand-timed epoch times can and cannot tell, without any trace."""
-    from dpscope.analysis.published_report import run_estimate
+    from dpscope.analysis.published.report import run_estimate
 
     sys.stdout.write(run_estimate(table, claims, output_format).rstrip() + "\n")
 
@@ -306,7 +306,7 @@ def estimate(
 @_command()
 def doctor() -> None:
     """Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds."""
-    from dpscope.launch.doctor import print_checks, run_doctor
+    from dpscope.launch.commands.doctor import print_checks, run_doctor
 
     raise typer.Exit(0 if print_checks(run_doctor(), Console()) else 1)
 

@@ -2,8 +2,8 @@
 
 import math
 
-from dpscope.profiling.run_types import Cell
-from dpscope.profiling.train_types import LearningRateScaling, TrainConfig
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.training import LearningRateScaling, TrainConfig
 
 
 def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from dpscope.launch.learning_rate import LearningRateSchedule
 from dpscope.launch.learning_sums import LearningSums
-from dpscope.launch.train_step import TrainStep
-from dpscope.profiling.train_types import EpochRecord
+from dpscope.launch.training.learning_rate import LearningRateSchedule
+from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.records.training import EpochRecord
 
 
 @dataclass

@@ -15,14 +15,14 @@ if __name__ == "__main__" and not __package__:
     # shadows a package.
     sys.path[0] = os.getcwd()
 
-from dpscope.launch.parent_death import die_with_job
+from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.out_folder import claim
-from dpscope.launch.worker_job import TorchrunPlace, WorkerJob, job_from_arguments
-from dpscope.launch.worker_process import Report, work
+from dpscope.launch.jobs.out_folder import claim
+from dpscope.launch.jobs.worker_process import Report, work
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob, job_from_arguments
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: Repor
         claim(job.folder.path)
         job.folder.clear_attempt()
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
-    from dpscope.launch.cell_job import run_cell
+    from dpscope.launch.measuring.cell import run_cell
 
     run_cell(job, place, began_s, report)
 

@@ -5,13 +5,13 @@ Effective bandwidth is wire bytes per step over a time per step: the bytes each 
 which holds more and less than communication; the union of communication, which holds waiting; the transfers alone.
 """
 
-from dpscope.analysis.columns import COLUMNS
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.predictions import by_nccl, model_sizes
-from dpscope.analysis.rank_matching import bus_factor
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.summary_row import Row, ratio
-from dpscope.analysis.units import show_time
+from dpscope.analysis.comparison.columns import COLUMNS
+from dpscope.analysis.comparison.predicted import by_nccl, model_sizes
+from dpscope.analysis.comparison.row import Row, ratio
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.matching import bus_factor
 
 WAYS = ("subtraction", "communication", "transfer")
 BANDWIDTH_COLUMNS = tuple(column.name for column in COLUMNS if column.group == "bandwidth")

@@ -5,20 +5,20 @@ from datetime import datetime
 
 import pandas as pd
 
-from dpscope.analysis.cell_summary import summarise_cell
-from dpscope.analysis.columns import NAMES
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.predictions import CollectivePrediction, predict_cell
-from dpscope.analysis.repeat_spreads import run_spreads
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.sample_statistics import Spread, ratio_estimate
-from dpscope.analysis.summary_row import Row
-from dpscope.analysis.summary_row import minus as _minus
-from dpscope.analysis.training_columns import put_accuracy
-from dpscope.analysis.variants import opponents, singles_like
-from dpscope.profiling.calibration_types import Calibration
-from dpscope.profiling.run_types import Manifest
+from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.comparison.learning import put_accuracy
+from dpscope.analysis.comparison.measured import summarise_cell
+from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_cell
+from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.comparison.row import minus as _minus
+from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.runs.repeats import run_spreads
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.variant_savings import opponents, singles_like
+from dpscope.analysis.stats.samples import Spread, ratio_estimate
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.run import Manifest
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,16 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.columns import COLUMNS
-from dpscope.analysis.cost_models import ring_all_reduce_us
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.expected_traffic import reduced_bytes
-from dpscope.analysis.predictions import model_sizes, predict_cell, relative_error
-from dpscope.analysis.repeat_spreads import TERMS, RunSpreads, terms_by_repeat
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.sample_statistics import (
-    FEWEST_SAMPLES,
-    NO_INTERVAL,
-    difference_estimate,
-    half_width,
-    pooled_median,
-)
-from dpscope.analysis.subtraction import METHODS, step_identity, subtraction_estimates
-from dpscope.analysis.summary_row import Row, minus
+from dpscope.analysis.comparison.columns import COLUMNS
+from dpscope.analysis.comparison.predicted import model_sizes, predict_cell, relative_error
+from dpscope.analysis.comparison.row import Row, minus
+from dpscope.analysis.comparison.subtraction import METHODS, step_identity, subtraction_estimates
+from dpscope.analysis.costs.formulas import ring_all_reduce_us
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.runs.repeats import TERMS, RunSpreads, terms_by_repeat
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.traffic_check import reduced_bytes
+from dpscope.analysis.stats.samples import FEWEST_SAMPLES, NO_INTERVAL, difference_estimate, half_width, pooled_median
 
 ESTIMATE_COLUMNS = tuple(column.name for column in COLUMNS if column.group in ("estimates", "predictions"))
 

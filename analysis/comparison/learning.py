@@ -1,9 +1,9 @@
 """Accuracy in the comparison of measured cells: what was trained in the same run folder, beside its speed."""
 
-from dpscope.analysis.summary_row import Row
-from dpscope.analysis.training_data import TrainedCell, TrainingData
-from dpscope.analysis.training_statistics import final_accuracy
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.analysis.training.seed_statistics import final_accuracy
+from dpscope.profiling.records.run import Cell, RunConfig
 
 _COLUMNS = ("test_accuracy_percent", "test_accuracy_percent_low", "test_accuracy_percent_high", "test_accuracy_seeds")
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
-from dpscope.analysis.cell_estimates import put_estimates, single_step_us
-from dpscope.analysis.columns import NAMES
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.rank_matching import bus_factor
-from dpscope.analysis.repeat_spreads import RunSpreads
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.sample_statistics import (
+from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
+from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
+from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.runs.repeats import RunSpreads
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     UNKNOWN,
     Estimate,
@@ -22,7 +22,7 @@ from dpscope.analysis.sample_statistics import (
     pooled_median,
     ratio_estimate,
 )
-from dpscope.analysis.summary_row import Row
+from dpscope.analysis.traces.ranks.matching import bus_factor
 
 _MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
 _COMMUNICATION = (

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.cost_models import ddp_schedule, dp_nccl_us, dp_peer_copies_us
-from dpscope.analysis.cost_sources import CostSources, Source
-from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
-from dpscope.analysis.run_analysis import CellData
-from dpscope.profiling.run_types import ParameterSizes
+from dpscope.analysis.costs.formulas import ddp_schedule, dp_nccl_us, dp_peer_copies_us
+from dpscope.analysis.costs.sources import CostSources, Source
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
+from dpscope.profiling.records.run import ParameterSizes
 
 NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link-gbps"
 NOT_MATCHED = "needs matched collectives of every rank"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.columns import NAMES
+from dpscope.analysis.comparison.columns import NAMES
 
 
 @dataclass

@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.sample_statistics import (
-    Estimate,
-    Samples,
-    Spread,
-    pooled_median,
-    ratio_estimate,
-)
-from dpscope.analysis.scaling_laws import (
+from dpscope.analysis.comparison.row import ratio as over
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.samples import Estimate, Samples, Spread, pooled_median, ratio_estimate
+from dpscope.analysis.stats.scaling_laws import (
     Scaling,
     ScalingFit,
     fit_scaling,
@@ -23,8 +18,7 @@ from dpscope.analysis.scaling_laws import (
     speedup_from_exposed_share,
     strong_speedup,
 )
-from dpscope.analysis.summary_row import ratio as over
-from dpscope.profiling.run_types import Cell, CellStrategy
+from dpscope.profiling.records.run import Cell, CellStrategy
 
 STRATEGY_NAMES: Mapping[CellStrategy, str] = {"single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP"}
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from dpscope.analysis.comparison import Comparison, StrategyGap
-from dpscope.analysis.dp_launches import PHASES
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.summary_row import minus
-from dpscope.analysis.units import plain
+from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.row import minus
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.text.units import plain
+from dpscope.analysis.traces.data_parallel.launches import PHASES
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from dpscope.analysis.cost_curve import Curve, Values, choose_curve, fit_curve, relative_errors
-from dpscope.analysis.units import show_bytes
-from dpscope.profiling.calibration_types import Calibration, CalibrationPoint, CollectiveFit, FitPiece
+from dpscope.analysis.costs.curve import Curve, Values, choose_curve, fit_curve, relative_errors
+from dpscope.analysis.text.units import show_bytes
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, FitPiece
 
 RESAMPLES = 300
 FEWEST_ITERATIONS = 5  # of every size, for a bootstrap over them

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dpscope.analysis.calibration_fit import fit_calibration
-from dpscope.analysis.units import counted
-from dpscope.profiling.calibration_types import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
-from dpscope.profiling.link_specifications import gpu_model, model_link
-from dpscope.profiling.link_types import LinkRate
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.text.units import counted
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link
+from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.store.folders import DpscopeError
 
 _RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
 _HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dpscope.analysis.calibration_fit import find_fit, predict_us
-from dpscope.analysis.cost_models import ring_us
-from dpscope.profiling.calibration_types import Calibration
+from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.formulas import ring_us
+from dpscope.profiling.records.calibration import Calibration
 
 Source = Literal["calibration", "specification"]
 

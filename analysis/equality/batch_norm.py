@@ -12,11 +12,11 @@ from typing import Literal
 
 import pandas as pd
 
-from dpscope.analysis.equality_data import EqualityData, TrainingData
-from dpscope.analysis.equality_differences import output_differences
-from dpscope.analysis.equality_pairs import JudgedPair, judge_pair
-from dpscope.profiling.equality_types import EqualitySettings
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.equality.data import EqualityData, TrainingData
+from dpscope.analysis.equality.differences import output_differences
+from dpscope.analysis.equality.pairs import JudgedPair, judge_pair
+from dpscope.profiling.records.equality import EqualitySettings
+from dpscope.profiling.records.run import Finding
 
 Scope = Literal["none", "batch", "share"]
 

@@ -5,21 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.equality_batch_norm import batch_norm_finding, statistics_of
-from dpscope.analysis.equality_data import EqualityData, TrainingData
-from dpscope.analysis.equality_differences import output_differences, training_differences
-from dpscope.analysis.equality_findings import (
-    rank_mistakes,
-    sample_mistakes,
-    setting_findings,
-    unexplained_findings,
-)
-from dpscope.analysis.equality_pairs import JudgedPair, judge_pair, known, pair_result, plain_rows
-from dpscope.analysis.equality_ranks import rank_result
-from dpscope.analysis.equality_result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankResult, StepTolerance
-from dpscope.analysis.equality_tolerance import judged_steps, output_tolerance, tolerances
-from dpscope.profiling.equality_types import EQUALITY_NAME
-from dpscope.profiling.run_store import write_json
+from dpscope.analysis.equality.batch_norm import batch_norm_finding, statistics_of
+from dpscope.analysis.equality.data import EqualityData, TrainingData
+from dpscope.analysis.equality.differences import output_differences, training_differences
+from dpscope.analysis.equality.findings import rank_mistakes, sample_mistakes, setting_findings, unexplained_findings
+from dpscope.analysis.equality.pairs import JudgedPair, judge_pair, known, pair_result, plain_rows
+from dpscope.analysis.equality.ranks import rank_result
+from dpscope.analysis.equality.result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankResult, StepTolerance
+from dpscope.analysis.equality.tolerance import judged_steps, output_tolerance, tolerances
+from dpscope.profiling.records.equality import EQUALITY_NAME
+from dpscope.profiling.store.folders import write_json
 
 
 def compare_trainings(data: EqualityData) -> EqualityReport:

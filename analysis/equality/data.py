@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpscope.profiling.equality_types import (
+from dpscope.profiling.records.equality import (
     EQUALITY_FOLDER,
     SETTINGS_NAME,
     EqualitySettings,
@@ -18,13 +18,13 @@ from dpscope.profiling.equality_types import (
     TrainingKind,
     rank_paths,
 )
-from dpscope.profiling.run_store import DpscopeError, read_json
-from dpscope.profiling.run_types import Cell
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import DpscopeError, read_json
 
 
 @dataclass(frozen=True)
 class ProcessData:
-    """What one process saved; arrays as dpscope.profiling.equality_types names them, read when they are asked for."""
+    """What one process saved; arrays as dpscope.profiling.records.equality names them, read when they are asked for."""
 
     record: RankRecord
     arrays: Mapping[str, NDArray[Any]]

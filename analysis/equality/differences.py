@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpscope.analysis.equality_data import ProcessData, TrainingData
+from dpscope.analysis.equality.data import ProcessData, TrainingData
 
 COLUMNS = ("step", "what", "tensor", "absolute", "relative", "same_bits", "elements")
 """`what` is loss, gradient or weight; `absolute` the largest difference of an element; `elements` how many were compared."""

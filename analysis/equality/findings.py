@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.equality_batch_norm import first_output_apart
-from dpscope.analysis.equality_data import EqualityData
-from dpscope.analysis.equality_differences import gradient_factor
-from dpscope.analysis.equality_pairs import JudgedPair
-from dpscope.analysis.equality_result import Difference, RankResult
-from dpscope.analysis.equality_samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
-from dpscope.analysis.units import counted
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.equality.batch_norm import first_output_apart
+from dpscope.analysis.equality.data import EqualityData
+from dpscope.analysis.equality.differences import gradient_factor
+from dpscope.analysis.equality.pairs import JudgedPair
+from dpscope.analysis.equality.result import Difference, RankResult
+from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
+from dpscope.analysis.text.units import counted
+from dpscope.profiling.records.run import Finding
 
 _SHOWN = 5  # indices named in a message
 

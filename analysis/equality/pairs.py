@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.equality_data import TrainingData
-from dpscope.analysis.equality_differences import training_differences
-from dpscope.analysis.equality_result import Difference, PairResult, StepDistance, TensorDistance, Verdict
-from dpscope.analysis.equality_tolerance import WHATS, largest_per_step
-from dpscope.analysis.units import plain
+from dpscope.analysis.equality.data import TrainingData
+from dpscope.analysis.equality.differences import training_differences
+from dpscope.analysis.equality.result import Difference, PairResult, StepDistance, TensorDistance, Verdict
+from dpscope.analysis.equality.tolerance import WHATS, largest_per_step
+from dpscope.analysis.text.units import plain
 
 
 @dataclass(frozen=True)

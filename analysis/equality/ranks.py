@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from dpscope.analysis.equality_data import TrainingData
-from dpscope.analysis.equality_differences import process_differences
-from dpscope.analysis.equality_pairs import known
-from dpscope.analysis.equality_result import RankResult, What
-from dpscope.analysis.equality_tolerance import LARGEST_TOLERANCE
+from dpscope.analysis.equality.data import TrainingData
+from dpscope.analysis.equality.differences import process_differences
+from dpscope.analysis.equality.pairs import known
+from dpscope.analysis.equality.result import RankResult, What
+from dpscope.analysis.equality.tolerance import LARGEST_TOLERANCE
 
 KINDS: tuple[What, ...] = ("gradient", "weight")  # in the order in which a step makes them
 

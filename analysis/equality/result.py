@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.equality_types import EqualitySettings
-from dpscope.profiling.run_types import Finding
+from dpscope.profiling.records.equality import EqualitySettings
+from dpscope.profiling.records.run import Finding
 
 EQUALITY_SCHEMA_VERSION = 1
 
@@ -25,7 +25,7 @@ class Difference(_Stored, frozen=True):
     what: What
     tensor: str
     absolute: Value  # the largest of its elements
-    relative: Value  # as analysis/equality_differences.py defines it
+    relative: Value  # as analysis/equality/differences.py defines it
     tolerance: Value  # of `relative`
     elements: int  # compared
 

@@ -15,7 +15,7 @@ moves of about sqrt(n) units or, summed in blocks, of a few (assumed: 5).
 import numpy as np
 import pandas as pd
 
-from dpscope.profiling.equality_types import EqualitySettings, Precision
+from dpscope.profiling.records.equality import EqualitySettings, Precision
 
 SAFETY = 10.0
 LARGEST_TOLERANCE = 1e-2

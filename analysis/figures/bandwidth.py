@@ -6,13 +6,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.calibration_figure import draw_models
-from dpscope.analysis.calibration_fit import find_fit
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.figure_style import COLOURS, MARKERS, bandwidth_axes
-from dpscope.analysis.rank_matching import bus_factor
-from dpscope.analysis.run_analysis import RunData
-from dpscope.profiling.link_types import LinkRate
+from dpscope.analysis.costs.calibration_fit import find_fit
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.figures.calibration import draw_models
+from dpscope.analysis.figures.style import COLOURS, MARKERS, bandwidth_axes
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.matching import bus_factor
+from dpscope.profiling.records.links import LinkRate
 
 MOST_PANELS = 4
 _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.figure_style import COLOURS, MARKERS, new_figure
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.units import Unit, choose_unit
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.text.units import Unit, choose_unit
 
 Series = tuple[str, int, str]  # strategy, devices, variant
 

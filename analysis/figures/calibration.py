@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.calibration_fit import find_fit, predict_us
-from dpscope.analysis.figure_style import COLOURS, STYLE, bandwidth_axes, literal
-from dpscope.analysis.rank_matching import bus_factor
-from dpscope.profiling.calibration_types import Calibration, CalibrationPoint, CollectiveFit
-from dpscope.profiling.link_types import LinkRate
+from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.figures.style import COLOURS, STYLE, bandwidth_axes, literal
+from dpscope.analysis.traces.ranks.matching import bus_factor
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
+from dpscope.profiling.records.links import LinkRate
 
 _CURVE_POINTS = 200
 _CURVE: dict[str, Any] = {"color": COLOURS["predicted"], "linewidth": 1.2}

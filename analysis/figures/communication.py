@@ -3,11 +3,11 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.figure_style import COLOURS, new_figure
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.step_figures import host_note
-from dpscope.analysis.units import choose_unit
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.figures.step import host_note
+from dpscope.analysis.figures.style import COLOURS, new_figure
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import choose_unit
 
 _SERIES = {  # label -> column and colour
     "measured, all": ("communication_us", COLOURS["overlapped"]),

@@ -8,19 +8,19 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from dpscope.analysis import training_figures
-from dpscope.analysis.bandwidth_figure import bandwidths
-from dpscope.analysis.batch_figure import batch_sizes
-from dpscope.analysis.communication_figure import measured_and_estimated
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.figure_style import STYLE
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.scaling_figure import scaling
-from dpscope.analysis.step_figures import phase_split, step_split
-from dpscope.analysis.wait_figure import waits
-from dpscope.analysis.waterfall_figure import waterfall
-from dpscope.profiling.run_store import write_bytes, write_text
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.figures import training as training_figures
+from dpscope.analysis.figures.bandwidth import bandwidths
+from dpscope.analysis.figures.batch import batch_sizes
+from dpscope.analysis.figures.communication import measured_and_estimated
+from dpscope.analysis.figures.scaling import scaling
+from dpscope.analysis.figures.step import phase_split, step_split
+from dpscope.analysis.figures.style import STYLE
+from dpscope.analysis.figures.waits import waits
+from dpscope.analysis.figures.waterfall import waterfall
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.profiling.store.folders import write_bytes, write_text
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 

@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.figure_style import COLOURS, MARKERS, new_figure
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.run_scaling import ScalingSeries
-from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, predicted_speedup, speedup_from_exposed_share
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.scaling import ScalingSeries
+from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup, speedup_from_exposed_share
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:

@@ -6,10 +6,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.figure_style import COLOURS, new_figure
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import choose_unit
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.figures.style import COLOURS, new_figure
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import choose_unit
 
 _PHASES = {  # column of the breakdown -> label and colour
     "host_to_device_us": ("transfer to device", COLOURS["host_to_device"]),

@@ -8,7 +8,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from dpscope.analysis.units import show_bytes
+from dpscope.analysis.text.units import show_bytes
 
 # Okabe and Ito's palette, told apart by colour-blind readers; for DataParallel's phases others of 3:1 or more on white and
 # on the page's dark ground.

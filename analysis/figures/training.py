@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpscope.analysis.figure_style import COLOURS, STYLE
-from dpscope.analysis.training_data import Epoch, TrainedCell, Training, TrainingData
+from dpscope.analysis.figures.style import COLOURS, STYLE
+from dpscope.analysis.training.data import Epoch, TrainedCell, Training, TrainingData
 
 TRAINING_CAPTIONS = {
     "training_accuracy": "Accuracy by epoch and by training time (evaluation apart). Thin: one line per seed; thick: their "

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import Unit, choose_unit, show
-from dpscope.analysis.wait_tables import mean_waits
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.report.wait_table import mean_waits
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import Unit, choose_unit, show
 
 MOST_PANELS = 4
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison import Comparison, StrategyGap
-from dpscope.analysis.figure_style import COLOURS
-from dpscope.analysis.repeat_spreads import step_spread
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.sample_statistics import Estimate, median_estimate
-from dpscope.analysis.units import Unit, choose_unit, show_time
-from dpscope.analysis.waterfall import Part, gap_parts
+from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.waterfall import Part, gap_parts
+from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.runs.repeats import step_spread
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.stats.samples import Estimate, median_estimate
+from dpscope.analysis.text.units import Unit, choose_unit, show_time
 
 MOST_GAPS = 3
 

@@ -7,10 +7,10 @@ waiting, the loader and imbalance explain those terms, or the distance to all co
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.subtraction import FORMULAS, METHODS
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import NA, Unit, choose_unit, plain, show, show_time
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.subtraction import FORMULAS, METHODS
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time
 
 NOTABLE = 0.05  # of communication or of the step
 IMBALANCE = 0.1

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.run_scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
-from dpscope.analysis.sample_statistics import verdict
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
+from dpscope.analysis.stats.samples import verdict
+from dpscope.profiling.records.run import Finding
 
 
 def best_sentence(comparison: Comparison, findings: Sequence[Finding]) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.estimate_reasons import NOTABLE, Values, number, records
-from dpscope.analysis.predictions import CollectivePrediction
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import Unit, choose_unit, show, show_bytes, show_time
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.predicted import CollectivePrediction
+from dpscope.analysis.findings.estimate_gaps import NOTABLE, Values, number, records
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
+from dpscope.profiling.records.run import Finding
 
 TOLERANCE = 0.25
 SMALL_BYTES = 256 << 10  # below this an all-reduce's time is mostly latency

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.comparison import Comparison, StrategyGap
-from dpscope.analysis.estimate_reasons import reasons
-from dpscope.analysis.prediction_findings import prediction_findings
+from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.subtraction import FORMULAS
+from dpscope.analysis.findings.estimate_gaps import reasons
+from dpscope.analysis.findings.predictions import prediction_findings
+from dpscope.analysis.findings.scaling import scaling_findings
 from dpscope.analysis.repeat_findings import repeat_findings
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.sample_statistics import Estimate, verdict
-from dpscope.analysis.scaling_findings import scaling_findings
-from dpscope.analysis.stragglers import find_straggler
-from dpscope.analysis.subtraction import FORMULAS
-from dpscope.analysis.training_findings import training_findings
-from dpscope.analysis.units import counted, show_time
-from dpscope.analysis.variants import variant_findings
-from dpscope.profiling.run_types import CellResult, Finding
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.variant_savings import variant_findings
+from dpscope.analysis.stats.samples import Estimate, verdict
+from dpscope.analysis.text.units import counted, show_time
+from dpscope.analysis.traces.ranks.stragglers import find_straggler
+from dpscope.analysis.training.findings import training_findings
+from dpscope.profiling.records.run import CellResult, Finding
 
 STRAGGLER_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
 STRAGGLER_STEPS = 0.9  # ...last in nearly every step...

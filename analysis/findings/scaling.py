@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.run_scaling import STRATEGY_NAMES, ScalingChoice, ScalingPoint, ScalingSeries
-from dpscope.analysis.sample_statistics import Estimate, verdict
-from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, predicted_speedup
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import NA, Unit, show
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingChoice, ScalingPoint, ScalingSeries
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.stats.samples import Estimate, verdict
+from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
+from dpscope.analysis.text.units import NA, Unit, show
+from dpscope.profiling.records.run import Finding
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}

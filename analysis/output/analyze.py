@@ -10,33 +10,28 @@ from typing import Literal
 from rich.console import Console
 from rich.live import Live
 
-from dpscope.analysis import tables, trace_output
-from dpscope.analysis.attribution import CUT_SHORT
-from dpscope.analysis.calibration_report import calibration_path, load_calibration
-from dpscope.analysis.classic_tables import classic_tables
-from dpscope.analysis.report import Report, headline, make_report, setting, write_report
-from dpscope.analysis.report_tables import report_tables, terminal_tables
-from dpscope.analysis.run_analysis import RunData, load_run
-from dpscope.analysis.run_comparison import (
-    change_table,
-    compare_runs,
-    regressions,
-    setting_findings,
-    undecided_findings,
-)
-from dpscope.analysis.run_output import run_json
-from dpscope.analysis.tensorboard_export import export_tensorboard, export_trainings
-from dpscope.analysis.terminal import print_findings, print_missing, print_table
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
-from dpscope.analysis.training_comparison import compare_trainings, training_setting_findings
-from dpscope.analysis.training_data import TrainingData, load_training
-from dpscope.analysis.training_report import print_training, show_training
-from dpscope.analysis.training_tables import difference_table, training_tables
-from dpscope.analysis.units import sentence
-from dpscope.profiling.run_store import DpscopeError, is_run_folder
-from dpscope.profiling.run_types import Finding
-from dpscope.profiling.train_store import holds_epochs
+from dpscope.analysis.output import traces as trace_output
+from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
+from dpscope.analysis.report import comparison_tables as tables
+from dpscope.analysis.report.all_tables import report_tables, terminal_tables
+from dpscope.analysis.report.build import Report, headline, make_report, setting, write_report
+from dpscope.analysis.report.calibration import calibration_path, load_calibration
+from dpscope.analysis.report.classic_tables import classic_tables
+from dpscope.analysis.report.training_report import print_training, show_training
+from dpscope.analysis.runs.changes import change_table, compare_runs, regressions, setting_findings, undecided_findings
+from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.text.units import sentence
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.steps.attribution import CUT_SHORT
+from dpscope.analysis.training.comparison import compare_trainings, training_setting_findings
+from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.analysis.training.tables import difference_table, training_tables
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import DpscopeError, is_run_folder
+from dpscope.profiling.store.training_folders import holds_epochs
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from isal import igzip
 
-from dpscope.analysis.event_kind import collective_kind, is_collective_kernel, is_peer_copy
-from dpscope.profiling.run_store import DpscopeError, atomic_path
+from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
+from dpscope.profiling.store.folders import DpscopeError, atomic_path
 
 Event = dict[str, Any]
 

@@ -7,12 +7,13 @@ from dataclasses import asdict
 import msgspec
 import pandas as pd
 
-from dpscope.analysis import dp_phases, stragglers
 from dpscope.analysis.model_output import prediction_records, scaling_records
-from dpscope.analysis.report import Report
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.trace_output import COLLECTIVE_FIELDS, STEP_FIELDS, records
-from dpscope.analysis.training_output import training_content
+from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, records
+from dpscope.analysis.report.build import Report
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.traces.data_parallel import phases as dp_phases
+from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.training.summary import training_content
 
 UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""

@@ -1,7 +1,7 @@
 """A run as TensorBoard shows it: HParams, Scalars, Text, Images, and trace copies for torch-tb-profiler.
 
 runs/<run>/tensorboard/report/    the comparison and findings as text, the figures as images
-runs/<run>/tensorboard/training/  the curves of trainings, one run per cell and seed (profiling/training_event_log.py)
+runs/<run>/tensorboard/training/  the curves of trainings, one run per cell and seed (profiling/mirrors/tensorboard_mirror.py)
 runs/<run>/tensorboard/<cell>/    one session: hyperparameters, metrics, step times; the traces of its first repeat
 """
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpscope.analysis import figures
-from dpscope.analysis.plugin_traces import traces_of, write_plugin_copies
-from dpscope.analysis.report import Report, render_markdown
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.training_data import TrainingData
-from dpscope.analysis.training_figures import training_figures
-from dpscope.analysis.training_report import training_markdown
-from dpscope.analysis.training_tensorboard import TRAINING_METRICS, training_sessions, write_missing_events
-from dpscope.analysis.units import plain
-from dpscope.profiling.event_log import EventLog, HyperParameter
-from dpscope.profiling.training_event_log import events_folder
+from dpscope.analysis.figures import draw as figures
+from dpscope.analysis.figures.training import training_figures
+from dpscope.analysis.output.plugin_traces import traces_of, write_plugin_copies
+from dpscope.analysis.output.training_tensorboard import TRAINING_METRICS, training_sessions, write_missing_events
+from dpscope.analysis.report.build import Report, render_markdown
+from dpscope.analysis.report.training_report import training_markdown
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.text.units import plain
+from dpscope.analysis.training.data import TrainingData
+from dpscope.profiling.mirrors.event_log import EventLog, HyperParameter
+from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
 
 DOTS_PER_INCH = 150  # of figures.to_png
 METRICS = {  # tag -> column of the comparison and what it is divided by

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis import dp_phases, stragglers
-from dpscope.analysis.event_kind import ROOTED
-from dpscope.analysis.phase_tables import trace_phases
-from dpscope.analysis.stragglers import find_straggler, waits_caused
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.trace_analysis import TraceAnalysis
-from dpscope.analysis.units import NA, Unit, choose_unit, plain, show, show_time, text
-from dpscope.analysis.wait_tables import trace_waits
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.report.phase_table import trace_phases
+from dpscope.analysis.report.wait_table import trace_waits
+from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
+from dpscope.analysis.traces.data_parallel import phases as dp_phases
+from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.steps.event_kind import ROOTED
 
 _RATE = Unit("GB/s", 1.0, 3)
 

@@ -5,12 +5,12 @@ Scalars are written while trainings run (training_event_log); here only those ar
 
 from itertools import groupby
 
-from dpscope.analysis.training_data import TrainingData
-from dpscope.profiling.event_log import HyperParameter
-from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import EpochRecord
-from dpscope.profiling.training_event_log import training_events, training_folder
-from dpscope.profiling.training_mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
+from dpscope.analysis.training.data import TrainingData
+from dpscope.profiling.mirrors.event_log import HyperParameter
+from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
+from dpscope.profiling.mirrors.tensorboard_mirror import training_events, training_folder
+from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.store.training_folders import TrainFolder
 
 TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams sets beside a training's settings, each at its last epoch."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from dpscope.analysis.published_claims import (
+from dpscope.analysis.published.claims import (
     UNIT_SIZES,
     ClaimSetting,
     NotComputable,
@@ -13,14 +13,9 @@ from dpscope.analysis.published_claims import (
     last_printed_digit,
     reproduce,
 )
-from dpscope.analysis.published_estimates import (
-    BYTES_PER_PARAMETER,
-    Estimate,
-    estimates,
-    moved_bytes_per_step,
-)
+from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER, Estimate, estimates, moved_bytes_per_step
+from dpscope.analysis.published.tables import EpochTime, claim_rows, epoch_times
 from dpscope.analysis.published_links import link_peak
-from dpscope.analysis.published_tables import EpochTime, claim_rows, epoch_times
 
 
 class ClaimAudit(NamedTuple):

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 
-from dpscope.analysis.published_audit import AuditedClaim, audit_claims
-from dpscope.analysis.published_baselines import global_batch
-from dpscope.analysis.published_claim_groups import ClaimGroup, agrees, cells, printed, which
-from dpscope.analysis.published_claims import NotComputable, base_value
-from dpscope.analysis.published_volume_findings import VOLUME_CHECKS
-from dpscope.analysis.published_wording import at, info, listed, place, warning
-from dpscope.analysis.scaling_laws import amdahl_speedup, karp_flatt
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.published.audit import AuditedClaim, audit_claims
+from dpscope.analysis.published.baselines import global_batch
+from dpscope.analysis.published.claim_groups import ClaimGroup, agrees, cells, printed, which
+from dpscope.analysis.published.claims import NotComputable, base_value
+from dpscope.analysis.published.volume_findings import VOLUME_CHECKS
+from dpscope.analysis.published.wording import at, info, listed, place, warning
+from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
+from dpscope.profiling.records.run import Finding
 
 _AMDAHL_OFF = 0.05
 

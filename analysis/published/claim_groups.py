@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from dpscope.analysis.published_audit import AuditedClaim
-from dpscope.analysis.published_claims import NotComputable, agreement
-from dpscope.analysis.published_wording import at, listed, shortened
+from dpscope.analysis.published.audit import AuditedClaim
+from dpscope.analysis.published.claims import NotComputable, agreement
+from dpscope.analysis.published.wording import at, listed, shortened
 
 ClaimGroup = Sequence[AuditedClaim]
 

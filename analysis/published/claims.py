@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from dpscope.analysis.published_baselines import Baselines, steps_in_epoch
-from dpscope.analysis.published_estimates import BYTES_PER_PARAMETER
-from dpscope.analysis.published_tables import Claim, EpochTime
+from dpscope.analysis.published.baselines import Baselines, steps_in_epoch
+from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER
+from dpscope.analysis.published.tables import Claim, EpochTime
 
 UNIT_SIZES = {
     "1": 1.0,

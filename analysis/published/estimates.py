@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from dpscope.analysis.bounded_values import Bounded
-from dpscope.analysis.published_baselines import (
+from dpscope.analysis.published.baselines import (
     Baseline,
     Baselines,
     epoch_bounds,
@@ -18,7 +17,8 @@ from dpscope.analysis.published_baselines import (
     local_batch,
     steps_in_epoch,
 )
-from dpscope.analysis.published_tables import EpochTime, epoch_times
+from dpscope.analysis.published.bounded_values import Bounded
+from dpscope.analysis.published.tables import EpochTime, epoch_times
 
 QUANTITIES = ("speedup", "efficiency", "communication_seconds", "compute_seconds", "effective_bandwidth")
 UNITS = {

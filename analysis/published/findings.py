@@ -5,11 +5,11 @@ from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from dpscope.analysis.published_baselines import epoch_bounds, global_batch, local_batch
-from dpscope.analysis.published_estimates import Estimate, estimates
-from dpscope.analysis.published_tables import EpochTime, epoch_times
-from dpscope.analysis.published_wording import at, info, listed, place, warning
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.published.baselines import epoch_bounds, global_batch, local_batch
+from dpscope.analysis.published.estimates import Estimate, estimates
+from dpscope.analysis.published.tables import EpochTime, epoch_times
+from dpscope.analysis.published.wording import at, info, listed, place, warning
+from dpscope.profiling.records.run import Finding
 
 COARSE_SHARE = 0.25  # of a value, from which on its clock's share is told
 RUNS_DIFFER_FROM = 0.05

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.published_audit import ClaimAudit, audit_claims
-from dpscope.analysis.published_claim_findings import claim_findings
-from dpscope.analysis.published_estimates import Estimate, estimates
-from dpscope.analysis.published_findings import table_findings
-from dpscope.analysis.published_tables import read_claims, read_epoch_times
-from dpscope.analysis.published_wording import place, shortened
-from dpscope.analysis.units import NA
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.published.audit import ClaimAudit, audit_claims
+from dpscope.analysis.published.claim_findings import claim_findings
+from dpscope.analysis.published.estimates import Estimate, estimates
+from dpscope.analysis.published.findings import table_findings
+from dpscope.analysis.published.tables import read_claims, read_epoch_times
+from dpscope.analysis.published.wording import place, shortened
+from dpscope.analysis.text.units import NA
+from dpscope.profiling.records.run import Finding
 
 WIDTH = 80
 OutputFormat = Literal["table", "json", "csv", "markdown"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpscope.profiling.run_types import Finding
+from dpscope.profiling.records.run import Finding
 
 _SHOWN = 8
 

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.estimate_reasons import error_table, identity_table
-from dpscope.analysis.link_projection import projection_table
-from dpscope.analysis.phase_tables import run_phases
-from dpscope.analysis.prediction_findings import collective_table
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.scaling_findings import law_table, scaling_table
-from dpscope.analysis.tables import TextTable, gap_table, views_by_name
-from dpscope.analysis.training_tables import TRAINING_TABLES, training_tables
-from dpscope.analysis.wait_tables import run_waits
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
+from dpscope.analysis.findings.predictions import collective_table
+from dpscope.analysis.findings.scaling import law_table, scaling_table
+from dpscope.analysis.report.comparison_tables import TextTable, gap_table, views_by_name
+from dpscope.analysis.report.link_projection import projection_table
+from dpscope.analysis.report.phase_table import run_phases
+from dpscope.analysis.report.wait_table import run_waits
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
 
 _SOURCES = {
     "calibration": "calibration, which measured the collectives alone",

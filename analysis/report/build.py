@@ -3,24 +3,25 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscope.analysis import figures, tables
-from dpscope.analysis.columns import COLUMNS
-from dpscope.analysis.comparison import Comparison, compare
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.findings import conclusions
-from dpscope.analysis.headline import best_sentence
-from dpscope.analysis.model_formulas import formula_table
+from dpscope.analysis.comparison.columns import COLUMNS
+from dpscope.analysis.comparison.compare import Comparison, compare
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.figures import draw as figures
+from dpscope.analysis.findings.headline import best_sentence
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.report import comparison_tables as tables
+from dpscope.analysis.report.all_tables import report_tables
+from dpscope.analysis.report.formulas import formula_table
+from dpscope.analysis.report.page import Page, PageFigure, page_sections, render_page
+from dpscope.analysis.report.setting import environment_facts, setting_of
+from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.report_measures import MEASURES
-from dpscope.analysis.report_page import Page, PageFigure, page_sections, render_page
-from dpscope.analysis.report_setting import environment_facts, setting_of
-from dpscope.analysis.report_tables import report_tables
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.timeline_view import timeline_views
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training_measures import LEARNING_MEASURES
-from dpscope.analysis.units import sentence
-from dpscope.profiling.calibration_types import Calibration
-from dpscope.profiling.run_store import write_text
-from dpscope.profiling.run_types import Finding
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import write_text
 
 
 @dataclass(frozen=True)

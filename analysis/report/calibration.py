@@ -4,20 +4,20 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.calibration_figure import calibration_figure
-from dpscope.analysis.calibration_fit import fit_calibration
-from dpscope.analysis.figures import to_png
-from dpscope.analysis.rank_matching import bus_factor
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import NA, show_bytes
-from dpscope.profiling.calibration_types import (
+from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.figures.calibration import calibration_figure
+from dpscope.analysis.figures.draw import to_png
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.units import NA, show_bytes
+from dpscope.analysis.traces.ranks.matching import bus_factor
+from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
     CalibrationPoint,
     CollectiveFit,
     FitPiece,
 )
-from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, read_json, write_bytes, write_json
+from dpscope.profiling.store.folders import CALIBRATION_NAME, DpscopeError, read_json, write_bytes, write_json
 
 FIGURE_NAME = "calibration.png"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import NA
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.text.units import NA
 
 Row = pd.Series  # of the comparison table
 Value = Callable[[CellData, Row], float | None]

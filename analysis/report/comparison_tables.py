@@ -8,10 +8,10 @@ from typing import Literal
 
 import pandas as pd
 
-from dpscope.analysis.columns import BY_NAME, COLUMNS, Column
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.event_kind import ROOTED
-from dpscope.analysis.units import NA, Unit, choose_unit, plain, show
+from dpscope.analysis.comparison.columns import BY_NAME, COLUMNS, Column
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show
+from dpscope.analysis.traces.steps.event_kind import ROOTED
 
 TableFormat = Literal["markdown", "csv", "latex"]
 

@@ -5,17 +5,23 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.calibration_fit import find_fit, piece_of
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.cost_models import ddp_schedule
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.estimate_reasons import Values, number, records
-from dpscope.analysis.expected_traffic import reduced_bytes
-from dpscope.analysis.predictions import CollectivePrediction, by_nccl, model_sizes, ready_column, relative_error
-from dpscope.analysis.rank_matching import bus_factor
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import NA, Unit, show, show_bytes, show_time
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.predicted import (
+    CollectivePrediction,
+    by_nccl,
+    model_sizes,
+    ready_column,
+    relative_error,
+)
+from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
+from dpscope.analysis.costs.formulas import ddp_schedule
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.findings.estimate_gaps import Values, number, records
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traffic_check import reduced_bytes
+from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
+from dpscope.analysis.traces.ranks.matching import bus_factor
 
 MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)

@@ -1,11 +1,17 @@
 """What the gradients' all-reduce would take on other links: predicted from specifications, not measured."""
 
-from dpscope.analysis.cost_models import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.predictions import model_sizes
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import Unit, show, show_bytes
-from dpscope.profiling.link_specifications import ETHERNET_GBPS, INFINIBAND_GBPS, gpu_model, model_link, pcie_gbps
+from dpscope.analysis.comparison.predicted import model_sizes
+from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import Unit, show, show_bytes
+from dpscope.profiling.machine.link_specifications import (
+    ETHERNET_GBPS,
+    INFINIBAND_GBPS,
+    gpu_model,
+    model_link,
+    pcie_gbps,
+)
 
 _NETWORKS = (
     *(f"Ethernet {rate} Gb/s" for rate in (1, 10, 100)),

@@ -1,8 +1,8 @@
 """What the headings of the report's tables mean, for those that are not simply columns of the comparison."""
 
-from dpscope.analysis.columns import BY_NAME
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.tables import TextTable, shown_views
+from dpscope.analysis.comparison.columns import BY_NAME
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.report.comparison_tables import TextTable, shown_views
 from dpscope.analysis.training_meanings import TRAINING_MEANINGS
 
 _INTERVAL = {"low": "Lower end of the 95% interval", "high": "Upper end of the 95% interval"}

@@ -13,16 +13,16 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.figure_style import COLOURS
-from dpscope.analysis.heading_meanings import meanings
-from dpscope.analysis.report_sections import SECTIONS, Section
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.timeline_view import TimelineView, as_plain
-from dpscope.analysis.units import NA, sentence
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.report.meanings import meanings
+from dpscope.analysis.report.sections import SECTIONS, Section
+from dpscope.analysis.report.timeline import TimelineView, as_plain
+from dpscope.analysis.text.units import NA, sentence
+from dpscope.profiling.records.run import Finding
 
-TEMPLATE = "report.html"
+TEMPLATE = "page.html"
 _LONG = 16  # letters; no number takes so many
 
 
@@ -107,10 +107,10 @@ def render_page(page: Page) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(_source),
     )
-    scripts = [_source("report_tables.js")] + ([_source("report_timeline.js")] if page.timelines else [])
+    scripts = [_source("tables.js")] + ([_source("timeline.js")] if page.timelines else [])
     return environment.get_template(TEMPLATE).render(
         page=page,
-        style=Markup(_source("report.css")),
+        style=Markup(_source("page.css")),
         colours=COLOURS,
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
@@ -121,7 +121,7 @@ def render_page(page: Page) -> str:
 
 
 def _source(name: str) -> str:
-    return (resources.files("dpscope.analysis") / name).read_text(encoding="utf-8")
+    return (resources.files("dpscope.analysis.report") / name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from dpscope.analysis.dp_phases import phase_table
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import choose_unit, plain, show, text
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.units import choose_unit, plain, show, text
+from dpscope.analysis.traces.data_parallel.phases import phase_table
 
 _KEYS = ["rank", "device", "replica"]
 _LABELS = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dpscope.analysis.training_tables import TRAINING_TABLES
+from dpscope.analysis.training.tables import TRAINING_TABLES
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from dpscope.analysis.repeat_findings import repeats_said
-from dpscope.analysis.run_analysis import RunData
-from dpscope.analysis.units import NA, counted, show_bytes
-from dpscope.profiling.run_types import DeviceState, Environment
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.units import NA, counted, show_bytes
+from dpscope.profiling.records.run import DeviceState, Environment
 
 
 def setting_of(run: RunData) -> str:

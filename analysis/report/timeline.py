@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from dpscope.analysis.clock_alignment import RankClock, RankOrigin, align_clocks
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.step_timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
-from dpscope.analysis.units import plain, show_bytes, show_time
-from dpscope.profiling.run_types import CellStrategy
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.text.units import plain, show_bytes, show_time
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, RankOrigin, align_clocks
+from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
+from dpscope.profiling.records.run import CellStrategy
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis import tables
-from dpscope.analysis.figures import write_files
-from dpscope.analysis.report_page import render_page
-from dpscope.analysis.terminal import print_findings, print_missing, print_table
-from dpscope.analysis.training_data import TrainingData, load_training
-from dpscope.analysis.training_figures import training_figures
-from dpscope.analysis.training_findings import training_findings
-from dpscope.analysis.training_output import training_csv, training_json
-from dpscope.analysis.training_page import training_page
-from dpscope.analysis.training_tables import training_tables
-from dpscope.analysis.units import sentence
-from dpscope.profiling.run_store import RunFolder, is_run_folder, write_text
+from dpscope.analysis.figures.draw import write_files
+from dpscope.analysis.figures.training import training_figures
+from dpscope.analysis.report import comparison_tables as tables
+from dpscope.analysis.report.page import render_page
+from dpscope.analysis.report.training_page import training_page
+from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.text.units import sentence
+from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.analysis.training.findings import training_findings
+from dpscope.analysis.training.summary import training_csv, training_json
+from dpscope.analysis.training.tables import training_tables
+from dpscope.profiling.store.folders import RunFolder, is_run_folder, write_text
 
 
 def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:

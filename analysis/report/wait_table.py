@@ -4,9 +4,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import pandas as pd
 
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import Unit, choose_unit, plain, show, text
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.text.units import Unit, choose_unit, plain, show, text
 
 _SHARE = Unit("%", 0.01, 1)
 _SHOWN = 10  # rows; the JSON has them all

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.sample_statistics import (
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.stats.samples import (
     FEWEST_SAMPLES,
     Estimate,
     Samples,
@@ -15,12 +15,12 @@ from dpscope.analysis.sample_statistics import (
     pooled_spread,
     ratio_estimate,
 )
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import NA, choose_unit, show
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Environment, Finding, Manifest, RunConfig
-from dpscope.profiling.timing_variables import timing_variables
-from dpscope.profiling.train_types import TrainManifest
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.units import NA, choose_unit, show
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.records.run import Environment, Finding, Manifest, RunConfig
+from dpscope.profiling.machine.timing_variables import timing_variables
+from dpscope.profiling.records.training import TrainManifest
 
 Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis import intervals
+from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.cell_findings import MEASURE_AGAIN, cell_error
-from dpscope.profiling.run_types import Cell, DdpCounters, Finding
+from dpscope.profiling.records.run import Cell, DdpCounters, Finding
 
 SPAN_TOLERANCE = 0.10
 # A span's ends are set by threads that may first have to be scheduled: on a CPU shared by ranks that takes milliseconds.

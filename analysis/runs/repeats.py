@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.sample_statistics import ALONE, Samples, Spread, pooled_spread, spread_of
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.samples import ALONE, Samples, Spread, pooled_spread, spread_of
 
 TERMS = ("exposed", "compute", "idle", "tracer")
 _PARTS = ("exposed_us", "compute_us", "idle_us")

@@ -9,18 +9,18 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.cell_findings import MEASURE_AGAIN, cell_error, trace_incomplete
-from dpscope.analysis.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
-from dpscope.analysis.expected_traffic import check_traffic, reduced_bytes
-from dpscope.analysis.idle_findings import idle_findings
-from dpscope.analysis.rank_matching import step_waits
-from dpscope.analysis.sample_findings import spread_findings
-from dpscope.analysis.step_timeline import StepTimeline
-from dpscope.analysis.stragglers import waits_caused
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.training_data import TrainingData, load_training
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
-from dpscope.profiling.run_types import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
-from dpscope.profiling.train_store import holds_epochs
+from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
+from dpscope.analysis.runs.traffic_check import check_traffic, reduced_bytes
+from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.matching import step_waits
+from dpscope.analysis.runs.sample_findings import spread_findings
+from dpscope.analysis.traces.ranks.timeline import StepTimeline
+from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder
+from dpscope.profiling.records.run import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
+from dpscope.profiling.store.training_folders import holds_epochs
 
 _SAID_OF_CELLS = frozenset({"parallelism", "device_idle"})  # and not of each trace
 

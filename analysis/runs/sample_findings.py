@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import theilslopes
 
-from dpscope.analysis.sample_statistics import FEWEST_SAMPLES, Samples
-from dpscope.analysis.units import show_time
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples
+from dpscope.analysis.text.units import show_time
+from dpscope.profiling.records.run import Finding
 
 FEWEST_FOR_DRIFT = 10
 DRIFT = 0.05  # of the median, from a repeat's first step to its last

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.attribution import NO_STEP, Attribution
+from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.cell_findings import cell_error, trace_incomplete
-from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
-from dpscope.analysis.dp_launches import PHASES, launch_phases
-from dpscope.analysis.dp_phases import is_data_parallel
-from dpscope.analysis.event_kind import Kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, IntColumn
-from dpscope.profiling import phases
-from dpscope.profiling.run_types import Cell, Finding, ParameterSizes
+from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
+from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
+from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
+from dpscope.analysis.traces.steps.event_kind import Kind, named_annotations
+from dpscope.analysis.traces.reading.event_table import BoolColumn, IntColumn
+from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.records.run import Cell, Finding, ParameterSizes
 
 TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients

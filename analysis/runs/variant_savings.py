@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dpscope.analysis.repeat_spreads import step_spread
-from dpscope.analysis.run_analysis import CellData, RunData
-from dpscope.analysis.sample_statistics import Estimate, Spread, difference_estimate, ratio_estimate, verdict
-from dpscope.analysis.units import show_time
-from dpscope.profiling.run_types import Cell, CellOptions, Finding
+from dpscope.analysis.runs.repeats import step_spread
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, verdict
+from dpscope.analysis.text.units import show_time
+from dpscope.profiling.records.run import Cell, CellOptions, Finding
 
 
 @dataclass(frozen=True)

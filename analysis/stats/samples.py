@@ -7,7 +7,7 @@ their machine: the others' spread counts beside a cell's own, for MOST_SHARED de
 quite alike, and a cell that spreads more than that keeps its own. Source of the weighting: Smyth, "Linear models and empirical
 Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004,
 section 3; here with a fixed weight. Assumed: repeats are independent, their logarithms near normal. What comes of it is
-simulated in tests/test_interval_coverage.py.
+simulated in tests/analysis/stats/test_interval_coverage.py.
 """
 
 import math

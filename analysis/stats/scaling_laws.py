@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from dpscope.analysis.sample_statistics import ALONE, Estimate, Samples, Spread, draws, interval
+from dpscope.analysis.stats.samples import ALONE, Estimate, Samples, Spread, draws, interval
 
 Scaling = Literal["strong", "weak"]
 Law = Literal["karp_flatt", "amdahl", "gustafson", "usl"]

@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.units import sentence
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.units import sentence
+from dpscope.profiling.records.run import Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.columns import Quantity
+from dpscope.analysis.comparison.columns import Quantity
 
 NA = "NA"
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from dpscope.analysis.run_comparison import SETTINGS, differences, differing, machine_differences
-from dpscope.analysis.training_data import TrainingData
-from dpscope.analysis.training_statistics import CellDifference, difference, epoch_spread
-from dpscope.profiling.run_types import Finding
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.analysis.runs.changes import SETTINGS, differences, differing, machine_differences
+from dpscope.analysis.training.data import TrainingData
+from dpscope.analysis.training.seed_statistics import CellDifference, difference, epoch_spread
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.training import TrainConfig
 
 _LEARNING = tuple(name for name in TrainConfig.__struct_fields__ if name not in ("run", "seeds", "eval_batch_size"))
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.profiling.run_store import DpscopeError, read_json
-from dpscope.profiling.run_types import CellStrategy, Finding
-from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
-from dpscope.profiling.train_types import TrainManifest, TrainResult
+from dpscope.profiling.records.run import CellStrategy, Finding
+from dpscope.profiling.records.training import TrainManifest, TrainResult
+from dpscope.profiling.store.folders import DpscopeError, read_json
+from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):

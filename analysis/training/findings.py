@@ -1,14 +1,9 @@
 """What trainings show, as findings: failures, divergence, too few seeds, accuracies that differ beyond their seeds."""
 
-from dpscope.analysis.training_data import TrainedCell, TrainingData, failed_trainings
-from dpscope.analysis.training_statistics import (
-    FEWEST_SEEDS,
-    CellDifference,
-    against_default,
-    against_single,
-)
-from dpscope.analysis.units import counted
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.text.units import counted
+from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings
+from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, against_default, against_single
+from dpscope.profiling.records.run import Finding
 
 
 def training_findings(data: TrainingData) -> list[Finding]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpscope.analysis.sample_statistics import (
+from dpscope.analysis.stats.samples import (
     UNKNOWN,
     Estimate,
     Samples,
@@ -18,7 +18,7 @@ from dpscope.analysis.sample_statistics import (
     pooled_spread,
     ratio_estimate,
 )
-from dpscope.analysis.training_data import TrainedCell, Training, TrainingData
+from dpscope.analysis.training.data import TrainedCell, Training, TrainingData
 
 FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
 _ROUNDING = 1e-9  # percentage points

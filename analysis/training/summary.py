@@ -6,10 +6,11 @@ from dataclasses import asdict
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.sample_statistics import Estimate
-from dpscope.analysis.training_data import TrainedCell, TrainingData
-from dpscope.analysis.training_findings import training_findings
-from dpscope.analysis.training_statistics import (
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.text.units import NA
+from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.analysis.training.findings import training_findings
+from dpscope.analysis.training.seed_statistics import (
     against_default,
     against_single,
     best_accuracy,
@@ -20,7 +21,6 @@ from dpscope.analysis.training_statistics import (
     time_to_accuracy,
     training_s,
 )
-from dpscope.analysis.units import NA
 
 
 def training_json(data: TrainingData) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.sample_statistics import FEWEST_SAMPLES, Estimate, median_range
-from dpscope.analysis.tables import TextTable
-from dpscope.analysis.training_data import TrainedCell, TrainingData
-from dpscope.analysis.training_statistics import (
+from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Estimate, median_range
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show
+from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
     CellDifference,
     TimeToAccuracy,
@@ -19,7 +20,6 @@ from dpscope.analysis.training_statistics import (
     time_to_accuracy,
     training_s,
 )
-from dpscope.analysis.units import NA, Unit, choose_unit, show
 
 TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_to_accuracy", "variant_accuracy")
 """Names of the tables, in the order people read them."""

@@ -1,6 +1,6 @@
 """`docs/published-results.md`: study by study, what was claimed, what holds and what does not.
 
-`python -m dpscope.analysis.published_docs`, in the repository's root, writes the page from `examples/published`.
+`make docs`, in the repository's root, writes the page from `examples/published`.
 """
 
 import sys
@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.published_baselines import global_batch
-from dpscope.analysis.published_estimates import Estimate
-from dpscope.analysis.published_report import (
+from dpscope.analysis.published.baselines import global_batch
+from dpscope.analysis.published.estimates import Estimate
+from dpscope.analysis.published.report import (
     LEGEND,
     claim_table,
     estimate_report,
@@ -21,16 +21,16 @@ from dpscope.analysis.published_report import (
     number,
     overview_tables,
 )
-from dpscope.analysis.published_tables import EpochTime, epoch_times, read_claims, read_epoch_times
-from dpscope.analysis.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
-from dpscope.profiling.run_store import DpscopeError, write_text
+from dpscope.analysis.published.tables import EpochTime, epoch_times, read_claims, read_epoch_times
+from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
+from dpscope.profiling.store.folders import DpscopeError, write_text
 
 EXAMPLES = Path("examples/published")
 PAGE = Path("docs/published-results.md")
 
 _INTRODUCTION = """# Published results, audited
 
-Made by `python -m dpscope.analysis.published_docs` from [examples/published](../examples/published/README.md); edit
+Made by `make docs` from [examples/published](../examples/published/README.md); edit
 those tables, not this page. Each study is told in the same order: its times, what was claimed from them, what holds,
 what does not, and what its source states that no computation over the tables can show.
 

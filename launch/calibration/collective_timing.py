@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from dpscope.profiling.calibration_types import CalibrationPoint, CalibrationSettings, Collective, LeftOut
+from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Collective, LeftOut
 
 ROUNDS = 4
 _PROBE_BYTES = 64  # of each device, to ask whether a backend has a collective

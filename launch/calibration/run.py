@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.launch.attended_job import attend_job, job_failure
-from dpscope.launch.calibration_worker import MEASURED_NAME, SETTINGS_NAME, Measured
-from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.torchrun import torchrun_prefix
-from dpscope.profiling.calibration_types import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
-from dpscope.profiling.environment import collect_environment, device_findings, open_nvml, usable_cores
-from dpscope.profiling.interconnect import group_rate, interconnect
-from dpscope.profiling.link_types import Interconnect, LinkRate
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, read_json, write_json
-from dpscope.profiling.run_types import Finding
+from dpscope.launch.calibration.worker import MEASURED_NAME, SETTINGS_NAME, Measured
+from dpscope.launch.jobs.attended_job import attend_job, job_failure
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml, usable_cores
+from dpscope.profiling.machine.interconnect import group_rate, interconnect
+from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
+from dpscope.profiling.records.links import Interconnect, LinkRate
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, read_json, write_json
 
 
 def run_calibration(settings: CalibrationSettings, console: Console, link_gbps: float | None = None) -> Calibration:
@@ -63,7 +63,7 @@ def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Conso
     """Run the job to its end and read what it measured."""
     write_json(folder.path / SETTINGS_NAME, settings)
     processes = max(settings.devices)
-    command = [*torchrun_prefix(processes, folder), "-m", "dpscope.launch.calibration_worker", str(folder.path)]
+    command = [*torchrun_prefix(processes, folder), "-m", "dpscope.launch.calibration.worker", str(folder.path)]
     stop = StopRequest()
     threads = max(1, usable_cores() // processes)
     with stop.listening():

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dpscope.launch.parent_death import die_with_job
+from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.job_files import write_failure, write_progress
-from dpscope.launch.worker_job import TorchrunPlace, torchrun_place
-from dpscope.profiling.calibration_types import CalibrationPoint, CalibrationSettings, LeftOut
-from dpscope.profiling.run_store import DpscopeError, read_json, write_json
+from dpscope.launch.jobs.job_files import write_failure, write_progress
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, torchrun_place
+from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, LeftOut
+from dpscope.profiling.store.folders import DpscopeError, read_json, write_json
 
 if TYPE_CHECKING:
     import torch
 
-    from dpscope.launch.collective_timing import Subgroup
+    from dpscope.launch.calibration.collective_timing import Subgroup
 
 SETTINGS_NAME = "settings.json"
 MEASURED_NAME = "measured.json"
@@ -61,7 +61,7 @@ def _measure(folder: Path, place: TorchrunPlace) -> Measured:
     import torch
     from torch import distributed
 
-    from dpscope.launch.collective_timing import time_collective
+    from dpscope.launch.calibration.collective_timing import time_collective
 
     settings = read_json(folder / SETTINGS_NAME, CalibrationSettings)
     device = _join(settings, place)
@@ -113,7 +113,7 @@ def _subgroups(settings: CalibrationSettings, device: "torch.device") -> "Sequen
     """The subgroup of every device count, None for those this rank is not in; made by all ranks, in one order."""
     from torch import distributed
 
-    from dpscope.launch.collective_timing import Subgroup
+    from dpscope.launch.calibration.collective_timing import Subgroup
 
     rank = distributed.get_rank()
     free_bytes = _least(_free_bytes(device), device)

@@ -11,16 +11,16 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from dpscope.launch.devices import present_gpus, resolve_devices
-from dpscope.profiling.environment import (
+from dpscope.launch.jobs.devices import present_gpus, resolve_devices
+from dpscope.profiling.machine.environment import (
     device_findings,
     device_states,
     driver_version,
     open_nvml,
     usable_cores,
 )
-from dpscope.profiling.interconnect import device_links
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.machine.interconnect import device_links
+from dpscope.profiling.store.folders import DpscopeError
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
 _DISK_WANTED = 5_000_000_000  # bytes

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from dpscope.launch import cli_options as options
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.launch.commands import options
+from dpscope.profiling.store.folders import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.profiling.train_types import TrainConfig
-    from dpscope.profiling.training_mirror import TrainingMirror
+    from dpscope.profiling.mirrors.mirror import TrainingMirror
+    from dpscope.profiling.records.training import TrainConfig
 
 
 def train(
@@ -62,9 +62,9 @@ def train(
 ) -> None:
     """Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
-    from dpscope.launch.planned_training import describe_trainings
-    from dpscope.launch.train_config import load_train_config
-    from dpscope.launch.train_sweep import run_trainings
+    from dpscope.launch.training.planned_jobs import describe_trainings
+    from dpscope.launch.training.run import run_trainings
+    from dpscope.launch.training.settings import load_train_config
 
     options.check_numbers(None, target_accuracy=target_accuracy)
     settings = load_train_config(config, flags)
@@ -76,7 +76,7 @@ def train(
     outcome = run_trainings(settings, out, fresh, console, mirrors, resume_from)
     if outcome.interrupted:
         raise typer.Exit(outcome.exit_status)
-    from dpscope.analysis.training_report import show_training
+    from dpscope.analysis.report.training_report import show_training
 
     sound = False
     try:
@@ -90,8 +90,8 @@ def train(
 
 def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "list[TrainingMirror]":
     """Where epochs are shown while they are trained: TensorBoard, and wandb if asked for."""
-    from dpscope.profiling.training_event_log import training_events
-    from dpscope.profiling.wandb_mirror import wandb_mirror
+    from dpscope.profiling.mirrors.tensorboard_mirror import training_events
+    from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror
 
     shown = [training_events(out, settings)]
     return [*shown, wandb_mirror(out, settings, online)] if wandb or online else shown
@@ -131,12 +131,12 @@ def equal(
 ) -> None:
     """Train from one seed on the same global batches under every strategy; say whether, where and why they differ."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_OF_EQUAL and value is not None}
-    from dpscope.launch.equality_jobs import run_equality
-    from dpscope.launch.equality_settings import equality_settings
+    from dpscope.launch.equality.run import run_equality
+    from dpscope.launch.equality.settings import equality_settings
 
     console = Console(stderr=output_format == "json")
     run_equality(equality_settings(flags, dtype, freeze_batch_norm, sync_batch_norm), out, console)
-    from dpscope.analysis.equality_output import show_equality
+    from dpscope.analysis.output.equality import show_equality
 
     raise typer.Exit(0 if show_equality(out, output_format, console) else 1)
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
-from dpscope.launch.equality_settings import DEFAULT_BATCH_SIZE as EQUAL_BATCH_SIZES
-from dpscope.launch.equality_settings import DEFAULTS as EQUAL_SETTINGS
-from dpscope.launch.plan import DEFAULT_BATCH_SIZES, DEFAULT_STEPS
-from dpscope.launch.run_config import flag_name, load_config, shown
-from dpscope.launch.train_config import MEASURING_FIELDS, load_train_config
-from dpscope.launch.train_plan import DEFAULT_BATCH_SIZE
+from dpscope.launch.equality.settings import DEFAULT_BATCH_SIZE as EQUAL_BATCH_SIZES
+from dpscope.launch.equality.settings import DEFAULTS as EQUAL_SETTINGS
+from dpscope.launch.planning.cells import DEFAULT_BATCH_SIZES, DEFAULT_STEPS
+from dpscope.launch.planning.run_config import flag_name, load_config, shown
+from dpscope.launch.training.cells import DEFAULT_BATCH_SIZE
+from dpscope.launch.training.settings import MEASURING_FIELDS, load_train_config
 
 _DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.store.folders import DpscopeError
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 DEFAULT_OUT = Path("runs/default")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpscope.profiling.equality_types import OUTPUT_ELEMENTS
+from dpscope.profiling.records.equality import OUTPUT_ELEMENTS
 
 
 def fingerprints(images: Tensor) -> NDArray[np.uint64]:

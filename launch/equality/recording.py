@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpscope.launch.equality_forward import ForwardRecorder, chosen_elements, fingerprints
-from dpscope.profiling.equality_types import STORED_ELEMENTS, ParameterRecord, RankRecord, rank_paths
-from dpscope.profiling.run_store import atomic_path, write_json
+from dpscope.launch.equality.forward_recorder import ForwardRecorder, chosen_elements, fingerprints
+from dpscope.profiling.records.equality import STORED_ELEMENTS, ParameterRecord, RankRecord, rank_paths
+from dpscope.profiling.store.folders import atomic_path, write_json
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -35,7 +35,7 @@ class TensorHistory:
             stored.append(tensor[chosen])
 
     def arrays(self) -> Arrays:
-        """Under the names that dpscope.profiling.equality_types lists."""
+        """Under the names that dpscope.profiling.records.equality lists."""
         found: Arrays = {
             f"{self._name}_hash": np.array(self._hashes, dtype=np.uint64),
             f"{self._name}_norm": np.array(self._norms),
@@ -73,7 +73,7 @@ class SampleHistory:
             self._columns.setdefault(name, []).append(values)
 
     def arrays(self) -> Arrays:
-        """Under the names that dpscope.profiling.equality_types lists."""
+        """Under the names that dpscope.profiling.records.equality lists."""
         samples = {f"sample_{name}": np.concatenate(parts) for name, parts in self._columns.items()}
         return samples | {f"output.{place}": values for place, values in enumerate(self.first_outputs.values())}
 

@@ -6,18 +6,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.attended_job import attend_job, job_failure
-from dpscope.launch.out_folder import check_writable, locked
-from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.torchrun import torchrun_prefix
-from dpscope.profiling.equality_types import (
+from dpscope.launch.jobs.attended_job import attend_job, job_failure
+from dpscope.launch.jobs.out_folder import check_writable, locked
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.profiling.records.equality import (
     EQUALITY_FOLDER,
     EQUALITY_NAME,
     SETTINGS_NAME,
     EqualityJob,
     EqualitySettings,
 )
-from dpscope.profiling.run_store import DpscopeError, JobFolder, write_json
+from dpscope.profiling.store.folders import DpscopeError, JobFolder, write_json
 
 
 def run_equality(settings: EqualitySettings, out: Path, console: Console) -> None:
@@ -35,7 +35,7 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console) -> Non
         _clear(out)
         write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
         if settings.config.download:
-            from dpscope.launch.image_sets import download_data
+            from dpscope.launch.workload.image_sets import download_data
 
             download_data(settings.config)
         stop = StopRequest()
@@ -60,7 +60,7 @@ def _run_job(
     folder = JobFolder(job.folder(out))
     command = [
         *torchrun_prefix(job.cell.processes, folder),
-        *("-m", "dpscope.launch.equality_worker", str(out), job.cell.name),
+        *("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
     ]
     timeout_s = settings.config.timeout_s
     end = attend_job(command, folder, settings.threads_per_process, timeout_s, title, stop, console)

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dpscope.launch.data_files import check_data
-from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.model_size import check_model
-from dpscope.launch.plan import resolve, threads_per_process
-from dpscope.launch.run_config import load_config
-from dpscope.profiling.equality_types import EqualityJob, EqualitySettings, Precision, Training
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, RunConfig, Strategy
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.planning.cells import resolve, threads_per_process
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload.data_files import check_data
+from dpscope.launch.workload.model_size import check_model
+from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Precision, Training
+from dpscope.profiling.records.run import Cell, RunConfig, Strategy
+from dpscope.profiling.store.folders import DpscopeError
 
 DEFAULT_BATCH_SIZE: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
 DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}

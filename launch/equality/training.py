@@ -8,25 +8,25 @@ import msgspec
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.equality_forward import ForwardRecorder
-from dpscope.launch.equality_models import (
+from dpscope.launch.equality.forward_recorder import ForwardRecorder
+from dpscope.launch.equality.models import (
     batch_norms_by_batch,
     freeze_batch_norm,
     nudge,
     switch_off_random_layers,
     to_double,
 )
-from dpscope.launch.equality_recording import TrainingRecorder
-from dpscope.launch.image_sets import Batch
-from dpscope.launch.input_data import BatchStream, open_stream
-from dpscope.launch.job_devices import devices_of, join_process_group
-from dpscope.launch.micro_batches import MicroBatching
-from dpscope.launch.strategies import wrap
-from dpscope.launch.train_step import TrainStep
-from dpscope.launch.worker_job import TorchrunPlace
-from dpscope.launch.workloads import Workload, build_workload
-from dpscope.profiling.equality_types import EqualityJob, EqualitySettings, Training
-from dpscope.profiling.run_types import Cell
+from dpscope.launch.equality.recording import TrainingRecorder
+from dpscope.launch.jobs.process_group import devices_of, join_process_group
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace
+from dpscope.launch.workload.image_sets import Batch
+from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
+from dpscope.launch.workload.micro_batches import MicroBatching
+from dpscope.launch.workload.models import Workload, build_workload
+from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Training
+from dpscope.profiling.records.run import Cell
 
 
 def run_job(

@@ -1,6 +1,6 @@
 """One process of a job of `dpscope equal` under torchrun: trains and saves what is compared.
 
-torchrun ... -m dpscope.launch.equality_worker RUN CELL
+torchrun ... -m dpscope.launch.equality.worker RUN CELL
 """
 
 import time
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscope.launch.parent_death import die_with_job
+from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.worker_job import TorchrunPlace, check_place
-from dpscope.launch.worker_process import Report, work
-from dpscope.profiling.equality_types import EQUALITY_FOLDER, SETTINGS_NAME, EqualityJob, EqualitySettings
-from dpscope.profiling.run_store import JobFolder, read_json, write_json
-from dpscope.profiling.run_types import CellResult
+from dpscope.launch.jobs.worker_process import Report, work
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, check_place
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME, EqualityJob, EqualitySettings
+from dpscope.profiling.records.run import CellResult
+from dpscope.profiling.store.folders import JobFolder, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> Comparison:
 
 
 def _train(comparison: Comparison, place: TorchrunPlace, began_s: float, report: Report) -> None:
-    from dpscope.launch.equality_training import run_job  # torch takes seconds to import
+    from dpscope.launch.equality.training import run_job  # torch takes seconds to import
 
     run_job(comparison.settings, comparison.job, place, comparison.out, report)
     if place.rank == 0:

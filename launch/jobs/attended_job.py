@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.job_files import read_progress
-from dpscope.launch.job_outcome import JobOutcome, interrupted, job_outcome
-from dpscope.launch.stop_request import StoppedError, StopRequest
-from dpscope.launch.torchrun import JobWait, TorchrunJob
-from dpscope.profiling.run_store import DpscopeError, JobFolder
+from dpscope.launch.jobs.job_files import read_progress
+from dpscope.launch.jobs.job_outcome import JobOutcome, interrupted, job_outcome
+from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.profiling.store.folders import DpscopeError, JobFolder
 
 JobEnd = tuple[JobWait, int | None]
 """How waiting ended, and torchrun's exit status if it did."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.profiling.environment import driver_version, open_nvml
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.machine.environment import driver_version, open_nvml
+from dpscope.profiling.store.folders import DpscopeError
 
 DeviceType = Literal["cuda", "cpu"]
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.run_store import DpscopeError, write_json, write_text
+from dpscope.profiling.store.folders import DpscopeError, write_json, write_text
 
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"

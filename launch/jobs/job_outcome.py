@@ -5,9 +5,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpscope.launch.job_files import FailureNote, looks_like_out_of_memory, read_failures
-from dpscope.profiling.run_store import JobFolder
-from dpscope.profiling.run_types import CellStatus
+from dpscope.launch.jobs.job_files import FailureNote, looks_like_out_of_memory, read_failures
+from dpscope.profiling.records.run import CellStatus
+from dpscope.profiling.store.folders import JobFolder
 
 TAIL_LINES_FIRST = 25  # of the rank that failed first
 TAIL_LINES_OTHER = 5

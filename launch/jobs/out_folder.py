@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpscope.profiling.equality_types import EQUALITY_NAME
-from dpscope.profiling.run_store import CALIBRATION_NAME, DpscopeError, is_run_folder
-from dpscope.profiling.train_store import TRAIN_LOG_NAME, TRAININGS_NAME, is_train_folder
+from dpscope.profiling.records.equality import EQUALITY_NAME
+from dpscope.profiling.store.folders import CALIBRATION_NAME, DpscopeError, is_run_folder
+from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_NAME, is_train_folder
 
 LOCK_NAME = ".lock"
 

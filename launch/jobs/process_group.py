@@ -10,9 +10,9 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dpscope.launch.devices import DeviceType
-from dpscope.launch.worker_job import TorchrunPlace
-from dpscope.profiling.run_types import Cell
+from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace
+from dpscope.profiling.records.run import Cell
 
 
 def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torch.device, ...]:

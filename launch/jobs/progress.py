@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from dpscope.profiling.run_types import CellStatus
+from dpscope.profiling.records.run import CellStatus
 
 _MARKS = {"ok": "[green]ok[/]", "skipped": "[yellow]skipped[/]", "interrupted": "[yellow]interrupted[/]"}
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.job_files import STARTED_AT_VARIABLE, read_progress
-from dpscope.launch.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, die_with_process, has_token
-from dpscope.profiling.run_store import JobFolder, RunFolder
-from dpscope.profiling.run_types import Cell
+from dpscope.launch.jobs.job_files import STARTED_AT_VARIABLE, read_progress
+from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, die_with_process, has_token
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import JobFolder, RunFolder
 
 JobWait = Literal["exited", "timed_out", "stopped"]
 

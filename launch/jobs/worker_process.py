@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from dpscope.launch.job_files import remove_job_files, started_at, write_failure, write_progress
-from dpscope.launch.worker_job import TorchrunPlace, torchrun_place
-from dpscope.profiling.run_store import DpscopeError, JobFolder
+from dpscope.launch.jobs.job_files import remove_job_files, started_at, write_failure, write_progress
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, torchrun_place
+from dpscope.profiling.store.folders import DpscopeError, JobFolder
 
 
 class Job(Protocol):

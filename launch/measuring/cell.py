@@ -8,25 +8,25 @@ from collections.abc import Callable
 import torch
 from torch import distributed
 
-from dpscope.launch.cell_passes import CellProcess, Measured, run_passes
-from dpscope.launch.input_data import open_stream
-from dpscope.launch.job_devices import devices_of, join_process_group
-from dpscope.launch.manifest import host_findings
-from dpscope.launch.micro_batches import micro_batching
-from dpscope.launch.strategies import wrap
-from dpscope.launch.train_step import TrainStep, with_precision
-from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
-from dpscope.launch.workloads import build_workload, parameter_sizes
-from dpscope.profiling.environment import (
+from dpscope.launch.jobs.process_group import devices_of, join_process_group
+from dpscope.launch.measuring.cell_passes import CellProcess, Measured, run_passes
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob
+from dpscope.launch.planning.manifest import host_findings
+from dpscope.launch.workload.input_pipeline import open_stream
+from dpscope.launch.workload.micro_batches import micro_batching
+from dpscope.launch.workload.models import build_workload, parameter_sizes
+from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.train_step import TrainStep, with_precision
+from dpscope.profiling.instruments.step_timer import save_samples
+from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
     open_nvml,
     own_processes_seen,
     torch_device_states,
 )
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, write_json
-from dpscope.profiling.run_types import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
-from dpscope.profiling.step_timer import save_samples
+from dpscope.profiling.records.run import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
+from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, write_json
 
 _LATE_FILES_S = 90.0  # a network's file system shows another host's files up to a minute late
 _POLL_S = 0.2

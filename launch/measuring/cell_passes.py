@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.job_devices import synchronise
-from dpscope.launch.train_step import TrainStep
-from dpscope.profiling import ddp_counters
-from dpscope.profiling.run_store import RepeatFolder, write_json
-from dpscope.profiling.run_types import Cell, DeviceMemory, RunConfig, TimedBlock
-from dpscope.profiling.step_timer import StepSample, nothing, time_block
-from dpscope.profiling.trace_recorder import record_trace
+from dpscope.launch.jobs.process_group import synchronise
+from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.instruments import ddp_counters
+from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
+from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.records.run import Cell, DeviceMemory, RunConfig, TimedBlock
+from dpscope.profiling.store.folders import RepeatFolder, write_json
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from dpscope.launch.data_files import check_data
-from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
-from dpscope.launch.hand_command import hand_command
-from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP
-from dpscope.launch.model_size import ModelSize, check_model
-from dpscope.launch.out_folder import check_is_ours
-from dpscope.launch.plan import make_plan, plan_findings, resolve, threads_per_process
-from dpscope.launch.progress import duration_text
-from dpscope.launch.run_config import setting_text
-from dpscope.launch.torchrun import torchrun_command
-from dpscope.profiling.run_store import DpscopeError, RunFolder, is_run_folder
-from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.out_folder import check_is_ours
+from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.jobs.torchrun import torchrun_command
+from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
+from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP
+from dpscope.launch.planning.plan_estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
+from dpscope.launch.planning.run_config import setting_text
+from dpscope.launch.planning.worker_command import hand_command
+from dpscope.launch.workload.data_files import check_data
+from dpscope.launch.workload.model_size import ModelSize, check_model
+from dpscope.profiling.records.run import Cell, Finding, PlannedCell, RunConfig
+from dpscope.profiling.store.folders import DpscopeError, RunFolder, is_run_folder
 
 
 @dataclass(frozen=True)

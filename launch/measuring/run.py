@@ -9,17 +9,17 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.attended_job import follow_job, outcome_of, tell_survivors
-from dpscope.launch.job_files import remove_job_files
-from dpscope.launch.job_outcome import JobOutcome
-from dpscope.launch.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
-from dpscope.launch.out_folder import locked
-from dpscope.launch.planned_run import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
-from dpscope.launch.progress import SweepProgress
-from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.torchrun import TorchrunJob, end_leftovers
-from dpscope.profiling.run_store import RunFolder, is_run_folder, write_json
-from dpscope.profiling.run_types import Cell, CellResult, CellStatus, Manifest, RunConfig
+from dpscope.launch.jobs.attended_job import follow_job, outcome_of, tell_survivors
+from dpscope.launch.jobs.job_files import remove_job_files
+from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.out_folder import locked
+from dpscope.launch.jobs.progress import SweepProgress
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.torchrun import TorchrunJob, end_leftovers
+from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
+from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
+from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Manifest, RunConfig
+from dpscope.profiling.store.folders import RunFolder, is_run_folder, write_json
 
 __all__ = ["SweepOutcome", "describe_plan", "run_sweep"]
 
@@ -63,7 +63,7 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
             _remove_measurements(run)  # the manifest goes first: cells without one are half removed
         manifest = _open_manifest(run, description)
         if description.config.download:
-            from dpscope.launch.image_sets import download_data
+            from dpscope.launch.workload.image_sets import download_data
 
             download_data(description.config)
         return _Sweep(run, manifest, description, console).measure()

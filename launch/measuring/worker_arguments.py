@@ -9,17 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.data_files import check_data
-from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.job_threads import check_threads, threads_by_default
-from dpscope.launch.manifest import new_manifest
-from dpscope.launch.out_folder import locked
-from dpscope.launch.plan import OWN_MODELS, PASS_THROUGH_REASON, resolve, too_large
-from dpscope.launch.run_config import load_config
-from dpscope.launch.shared_manifest import entered, free_repeat, manifest_with
-from dpscope.launch.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
-from dpscope.profiling.run_types import Cell, CellOptions, Manifest, PlannedCell, RunConfig
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.out_folder import locked
+from dpscope.launch.measuring.multi_host_manifest import entered, free_repeat, manifest_with
+from dpscope.launch.planning.cells import OWN_MODELS, PASS_THROUGH_REASON, resolve, too_large
+from dpscope.launch.planning.manifest import new_manifest
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.planning.threads import check_threads, threads_by_default
+from dpscope.launch.planning.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
+from dpscope.launch.workload.data_files import check_data
+from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder, write_json
 
 _WAIT_FOR_RANK_0_S = 120.0
 _POLL_S = 0.2
@@ -248,7 +248,7 @@ def _check_measurable(cell: Cell, config: RunConfig) -> None:
         raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
     check_data(config)
     if config.model not in OWN_MODELS:
-        from dpscope.launch.workloads import check_model
+        from dpscope.launch.workload.models import check_model
 
         check_model(config.model)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.data_files import TRAINING_SAMPLES
-from dpscope.launch.devices import Devices, DeviceType
-from dpscope.launch.variants import check_variants, ddp_options, other_options
-from dpscope.profiling.environment import usable_cores
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
+from dpscope.launch.jobs.devices import Devices, DeviceType
+from dpscope.launch.planning.variants import check_variants, ddp_options, other_options
+from dpscope.launch.workload.data_files import TRAINING_SAMPLES
+from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
+from dpscope.profiling.store.folders import DpscopeError
 
 CIFAR_RESNET = "resnet18_cifar"
 SMALL_RESNET = "resnet8_cifar"

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dpscope.launch.devices import DeviceType
-from dpscope.launch.plan import plan_findings
-from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
-from dpscope.profiling.timing_variables import timing_variables
+from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.planning.cells import plan_findings
+from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml
+from dpscope.profiling.machine.timing_variables import timing_variables
+from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
 """Settings that say how often and how patiently a run is measured: they may change while it is resumed."""

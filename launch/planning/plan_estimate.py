@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpscope.launch.devices import DeviceType
-from dpscope.launch.model_size import SIZES, ModelSize
-from dpscope.launch.plan import CIFAR_RESNET, threads_per_process
-from dpscope.launch.progress import duration_text
-from dpscope.profiling.environment import usable_cores
-from dpscope.profiling.run_types import Cell, Finding, PlannedCell, RunConfig
+from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.planning.cells import CIFAR_RESNET, threads_per_process
+from dpscope.launch.workload.model_size import SIZES, ModelSize
+from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.run import Cell, Finding, PlannedCell, RunConfig
 
 _BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",

@@ -11,9 +11,9 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
-from dpscope.launch import variants
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.launch.planning import variants
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 _LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
 MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations

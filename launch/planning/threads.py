@@ -1,9 +1,9 @@
 """Threads of a job's processes against the cores of the host they run on. Imports no torch."""
 
-from dpscope.launch.devices import Devices
-from dpscope.profiling.environment import usable_cores
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell
+from dpscope.launch.jobs.devices import Devices
+from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import DpscopeError
 
 
 def threads_by_default(devices_here: int, devices: Devices) -> int:

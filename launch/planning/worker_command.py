@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from dpscope.launch.plan import threads_per_process
-from dpscope.launch.run_config import flag_name
-from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
+from dpscope.launch.planning.cells import threads_per_process
+from dpscope.launch.planning.run_config import flag_name
+from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
 
 # What a worker takes from its cell, or what only a sweep needs.
 _NOT_OF_A_WORKER = (

@@ -4,13 +4,13 @@ import math
 
 import msgspec
 
-from dpscope.launch.devices import Devices, DeviceType
+from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.learning_rate_scaling import batch_growth, scaled_learning_rate
-from dpscope.launch.plan import make_plan, plan_findings, resolve
-from dpscope.launch.run_config import shown
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, Finding, PlannedCell
-from dpscope.profiling.train_types import PlannedTraining, TrainConfig
+from dpscope.launch.planning.cells import make_plan, plan_findings, resolve
+from dpscope.launch.planning.run_config import shown
+from dpscope.profiling.records.run import Cell, Finding, PlannedCell
+from dpscope.profiling.records.training import PlannedTraining, TrainConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 DEFAULT_BATCH_SIZE = 32
 

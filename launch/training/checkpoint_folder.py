@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from dpscope.profiling.checkpoint_types import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError, atomic_path
+from dpscope.profiling.records.checkpoint import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
+from dpscope.profiling.store.folders import DpscopeError, atomic_path
 
 _MARK = b"dpscope checkpoint\n"
 _ZIP_START = b"PK\x03\x04"

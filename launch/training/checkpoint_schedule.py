@@ -7,16 +7,16 @@ import msgspec
 import torch
 from torch import distributed
 
-from dpscope.launch.checkpoints import read_checkpoint, restore, save_checkpoint
-from dpscope.launch.resume import Resumption, resumption
-from dpscope.launch.stop_agreement import StopAgreement, host_group
-from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.train_settings import TrainJob
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace
 from dpscope.launch.train_state import TrainState
-from dpscope.launch.worker_job import TorchrunPlace
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding
+from dpscope.launch.training.checkpoint_state import read_checkpoint, restore, save_checkpoint
+from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.resume import Resumption, resumption
+from dpscope.launch.training.stop_agreement import StopAgreement, host_group
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import DpscopeError
 
 
 class TrainCheckpoints:

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.checkpoint_files import CheckpointFolder
-from dpscope.launch.resume import Resumption
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace
 from dpscope.launch.rng_states import rng_states, set_rng_states
 from dpscope.launch.train_state import TrainState
-from dpscope.launch.worker_job import TorchrunPlace
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell
-from dpscope.profiling.train_types import EpochRecord
+from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.launch.training.resume import Resumption
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.store.folders import DpscopeError
 
 Content = dict[str, Any]
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, distributed, nn
 
-from dpscope.launch.image_sets import EpochSamples, ImageSet
 from dpscope.launch.learning_sums import Learned, LearningSums
+from dpscope.launch.workload.image_sets import EpochSamples, ImageSet
 
 
 def shard(samples: int, rank: int, world_size: int) -> range:

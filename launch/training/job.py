@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.checkpoint_files import CheckpointFolder
-from dpscope.launch.devices import DeviceType
+from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.learning_rate_scaling import scaled_learning_rate
-from dpscope.profiling.run_types import Cell, RunConfig
-from dpscope.profiling.train_store import TrainingFolder
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.store.training_folders import TrainingFolder
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, MultiStepLR
 
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.profiling.records.training import TrainConfig
 
 
 class LearningRateSchedule:

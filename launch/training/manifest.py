@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from dpscope.launch.manifest import check_same_machine
-from dpscope.launch.planned_training import TrainDescription
-from dpscope.profiling.environment import collect_environment, device_findings, open_nvml
-from dpscope.profiling.run_store import write_json
-from dpscope.profiling.train_store import TrainFolder, is_train_folder
-from dpscope.profiling.train_types import TRAIN_SCHEMA_VERSION, TrainManifest
+from dpscope.launch.planning.manifest import check_same_machine
+from dpscope.launch.training.planned_jobs import TrainDescription
+from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml
+from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, TrainManifest
+from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.training_folders import TrainFolder, is_train_folder
 
 
 def open_train_manifest(folder: TrainFolder, description: TrainDescription) -> TrainManifest:

@@ -9,20 +9,20 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from dpscope.launch.data_files import check_data
-from dpscope.launch.devices import DeviceType, resolve_devices
-from dpscope.launch.model_size import check_model
-from dpscope.launch.out_folder import check_is_ours
-from dpscope.launch.plan import threads_per_process
-from dpscope.launch.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
-from dpscope.launch.run_config import setting_text
-from dpscope.launch.torchrun import torchrun_prefix
-from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
-from dpscope.launch.train_settings import TrainJob
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, Finding, RunConfig
-from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
-from dpscope.profiling.train_types import PlannedTraining, TrainConfig
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
+from dpscope.launch.jobs.out_folder import check_is_ours
+from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.planning.cells import threads_per_process
+from dpscope.launch.planning.run_config import setting_text
+from dpscope.launch.training.cells import make_train_plan, resolve_training, train_findings
+from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
+from dpscope.launch.workload.data_files import check_data
+from dpscope.launch.workload.model_size import check_model
+from dpscope.profiling.records.run import Cell, Finding, RunConfig
+from dpscope.profiling.records.training import PlannedTraining, TrainConfig
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
 MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts")
 """Settings of learning that may change when trainings are added or go on: rates do not depend on them."""
@@ -99,7 +99,7 @@ def plan_trainings(
 
 def _planned_job(job: TrainJob, out: Path, own: OwnCheckpoint) -> PlannedTrainJob:
     cell, folder = job.cell, job.folder
-    worker = ("-m", "dpscope.launch.train_worker", "--out", str(out), "--cell", cell.name, "--seed", str(job.seed))
+    worker = ("-m", "dpscope.launch.training.worker", "--out", str(out), "--cell", cell.name, "--seed", str(job.seed))
     origin = () if job.resume_from is None else ("--resume-from", str(job.resume_from))
     command = (*torchrun_prefix(cell.processes, folder, job.config.max_restarts), *worker, *origin)
     planned = PlannedTrainJob(cell=cell, seed=job.seed, folder=folder, command=command)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.planned_training import PlannedTrainJob
-from dpscope.launch.progress import SweepProgress
-from dpscope.profiling.run_store import write_json
-from dpscope.profiling.run_types import Finding
-from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest
+from dpscope.launch.jobs.progress import SweepProgress
+from dpscope.launch.training.planned_jobs import PlannedTrainJob
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest
+from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.training_folders import TrainFolder
 
 
 class TrainLogFile:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.checkpoint_files import CheckpointFolder, verify
-from dpscope.launch.devices import DeviceType
-from dpscope.launch.run_config import flag_name, shown
-from dpscope.launch.train_settings import TrainJob
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError, write_json
-from dpscope.profiling.run_types import Cell, Finding
-from dpscope.profiling.train_store import TrainingFolder
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.planning.run_config import flag_name, shown
+from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
+from dpscope.launch.training.job import TrainJob
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.store.folders import DpscopeError, write_json
+from dpscope.profiling.store.training_folders import TrainingFolder
 
 # What must be the same for a training to be the one that was begun. How batches are loaded and which cells there are
 # may change, and so may the number of epochs: learning rates do not depend on it.

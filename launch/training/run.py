@@ -9,22 +9,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.attended_job import follow_job, outcome_of, tell_survivors
-from dpscope.launch.job_files import remove_job_files
-from dpscope.launch.job_outcome import JobOutcome
-from dpscope.launch.out_folder import locked
-from dpscope.launch.planned_training import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
-from dpscope.launch.progress import SweepProgress
-from dpscope.launch.resume import take_up, told_place
-from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.torchrun import TorchrunJob, end_leftovers
-from dpscope.launch.train_manifest import open_train_manifest
-from dpscope.launch.train_progress import TrainingWatch, TrainLogFile
-from dpscope.profiling.run_store import RunFolder, write_json
-from dpscope.profiling.train_store import TRAININGS_NAME, TrainFolder, is_train_folder
-from dpscope.profiling.train_types import EpochRecord, TrainConfig, TrainManifest, TrainResult
-from dpscope.profiling.training_event_log import events_folder
-from dpscope.profiling.training_mirror import TrainingMirror
+from dpscope.launch.jobs.attended_job import follow_job, outcome_of, tell_survivors
+from dpscope.launch.jobs.job_files import remove_job_files
+from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.out_folder import locked
+from dpscope.launch.jobs.progress import SweepProgress
+from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.torchrun import TorchrunJob, end_leftovers
+from dpscope.launch.training.manifest import open_train_manifest
+from dpscope.launch.training.planned_jobs import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
+from dpscope.launch.training.progress import TrainingWatch, TrainLogFile
+from dpscope.launch.training.resume import take_up, told_place
+from dpscope.profiling.mirrors.mirror import TrainingMirror
+from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
+from dpscope.profiling.records.training import EpochRecord, TrainConfig, TrainManifest, TrainResult
+from dpscope.profiling.store.folders import RunFolder, write_json
+from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 
 _SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default
 
@@ -81,7 +81,7 @@ def run_trainings(
             _remove_trainings(folder)  # the manifest goes first: trainings without one are half removed
         manifest = open_train_manifest(folder, description)
         if description.config.run.download:
-            from dpscope.launch.image_sets import download_data
+            from dpscope.launch.workload.image_sets import download_data
 
             download_data(description.config.run)
         return _Trainings(folder, manifest, description, console, mirrors).train()

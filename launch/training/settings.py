@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.plan import SMALL_RESNET
-from dpscope.launch.run_config import (
+from dpscope.launch.planning.cells import SMALL_RESNET
+from dpscope.launch.planning.run_config import (
     build_config,
     conversion_message,
     flag_name,
@@ -15,9 +15,9 @@ from dpscope.launch.run_config import (
     shown,
     whole_numbers,
 )
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 MEASURING_FIELDS = ("seed", "warmup_steps", "steps", "epochs", "traced_steps", "repeats")
 """Settings of a measurement that a training does not have, or has under another name."""

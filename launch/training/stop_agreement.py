@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, distributed
 
-from dpscope.launch.stop_request import StopRequest
+from dpscope.launch.jobs.stop_request import StopRequest
 
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_STEPS = 50  # a device's queue hides how long steps take

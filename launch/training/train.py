@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.augmentation import random_words
-from dpscope.launch.evaluation import evaluate, shard
-from dpscope.launch.image_sets import check_classes, test_images
-from dpscope.launch.input_data import open_stream
-from dpscope.launch.job_devices import devices_of, join_process_group, synchronise
-from dpscope.launch.learning_rate import LearningRateSchedule
+from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise
+from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.learning_sums import Learned, LearningSums
-from dpscope.launch.micro_batches import micro_batching
-from dpscope.launch.stop_request import StopRequest
-from dpscope.launch.strategies import wrap
-from dpscope.launch.train_checkpoints import TrainCheckpoints
-from dpscope.launch.train_loop import train
-from dpscope.launch.train_settings import TrainJob
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace
 from dpscope.launch.train_state import TrainState
-from dpscope.launch.train_step import TrainStep, with_precision
-from dpscope.launch.worker_job import TorchrunPlace
-from dpscope.launch.workloads import Workload, build_workload, parameter_sizes
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import write_json
-from dpscope.profiling.train_types import EpochRecord, TrainResult
+from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
+from dpscope.launch.training.evaluation import evaluate, shard
+from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.learning_rate import LearningRateSchedule
+from dpscope.launch.training.loop import train
+from dpscope.launch.workload.augmentation import random_words
+from dpscope.launch.workload.image_sets import check_classes, test_images
+from dpscope.launch.workload.input_pipeline import open_stream
+from dpscope.launch.workload.micro_batches import micro_batching
+from dpscope.launch.workload.models import Workload, build_workload, parameter_sizes
+from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.train_step import TrainStep, with_precision
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.training import EpochRecord, TrainResult
+from dpscope.profiling.store.folders import write_json
 
 _LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint
 

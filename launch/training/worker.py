@@ -1,6 +1,6 @@
 """One process of a training under torchrun: it trains, tests and saves.
 
-    torchrun --standalone --nproc-per-node=2 -m dpscope.launch.train_worker --out R --cell ddp-d2-b16 --seed 0
+    torchrun --standalone --nproc-per-node=2 -m dpscope.launch.training.worker --out R --cell ddp-d2-b16 --seed 0
 
 `dpscope train` starts it; it can be started by hand once R/train_manifest.json is there.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:
     sys.path[0] = os.getcwd()  # started by path: as launch/worker.py
 
-from dpscope.launch.parent_death import die_with_job
+from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.train_settings import TrainJob
-from dpscope.launch.worker_job import TorchrunPlace, check_place
-from dpscope.launch.worker_process import Report, work
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.train_store import TrainFolder
+from dpscope.launch.jobs.worker_process import Report, work
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, check_place
+from dpscope.launch.training.job import TrainJob
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.training_folders import TrainFolder
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
 
 def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: Report) -> None:
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
-    from dpscope.launch.train_job import run_training
+    from dpscope.launch.training.train import run_training
 
     run_training(job, place, began_s, report)
 

@@ -3,8 +3,8 @@
 import importlib.metadata
 from pathlib import Path
 
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
 """Samples of an epoch, of the data sets that have a number of their own."""

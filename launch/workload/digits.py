@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpscope.launch.augmentation import random_words
-from dpscope.launch.data_files import digits_file
+from dpscope.launch.workload.augmentation import random_words
+from dpscope.launch.workload.data_files import digits_file
 
 DIGITS_MEAN = 0.3054  # of the training images' pixels, black 0 to white 1
 DIGITS_DEVIATION = 0.3240

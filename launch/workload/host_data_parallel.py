@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from dpscope.profiling.phases import (
+from dpscope.profiling.records.range_names import (
     GATHER,
     GRADIENT_REDUCE,
     PARALLEL_APPLY,

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dpscope.launch.augmentation import Augmentation
-from dpscope.launch.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
-from dpscope.launch.workloads import Workload
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.launch.workload.augmentation import Augmentation
+from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
+from dpscope.launch.workload.models import Workload
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_DEVIATION = (0.2470, 0.2435, 0.2616)

@@ -1,7 +1,7 @@
 """Batches: endlessly, over epochs, in an order all strategies agree on.
 
 Step k of DDP on N ranks and step k of DataParallel on N devices train on the same samples: rank r's batch is
-the r-th share of DataParallel's batch, augmented alike (launch/augmentation.py). Dropout draws from generators that are
+the r-th share of DataParallel's batch, augmented alike (launch/workload/augmentation.py). Dropout draws from generators that are
 seeded per process: the dropped units are not the same.
 """
 
@@ -14,11 +14,11 @@ from typing import Any, Protocol, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from dpscope.launch.image_sets import Batch, EpochSamples, training_images
-from dpscope.launch.micro_batches import by_micro_batches
-from dpscope.launch.parent_death import die_with_job
-from dpscope.launch.workloads import Workload
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.launch.jobs.parent_death import die_with_job
+from dpscope.launch.workload.image_sets import Batch, EpochSamples, training_images
+from dpscope.launch.workload.micro_batches import by_micro_batches
+from dpscope.launch.workload.models import Workload
+from dpscope.profiling.records.run import Cell, RunConfig
 
 
 class BatchStream(Protocol):

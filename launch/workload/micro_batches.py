@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dpscope.profiling.run_types import Cell
+from dpscope.profiling.records.run import Cell
 
 _Share = TypeVar("_Share", list[int], Tensor)
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpscope.launch.plan import CIFAR_RESNET, SMALL_RESNET
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.launch.planning.cells import CIFAR_RESNET, SMALL_RESNET
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.launch.workloads import Workload
+    from dpscope.launch.workload.models import Workload
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def check_model(config: RunConfig) -> ModelSize:
         return SIZES[config.model]
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    from dpscope.launch.image_sets import check_classes
-    from dpscope.launch.workloads import build_workload
+    from dpscope.launch.workload.image_sets import check_classes
+    from dpscope.launch.workload.models import build_workload
 
     try:
         with _as_in_a_process_of_its_own():

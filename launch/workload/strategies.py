@@ -10,10 +10,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.host_data_parallel import HostDataParallel
-from dpscope.profiling.phases import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import CellOptions, CellStrategy, CommHook
+from dpscope.launch.workload.host_data_parallel import HostDataParallel
+from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
+from dpscope.profiling.records.run import CellOptions, CellStrategy, CommHook
+from dpscope.profiling.store.folders import DpscopeError
 
 MIB = 1 << 20
 

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from dpscope.launch.input_data import BatchStream
-from dpscope.launch.micro_batches import MicroBatching
-from dpscope.launch.workloads import AutocastModel
-from dpscope.profiling.phases import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
-from dpscope.profiling.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.launch.workload.input_pipeline import BatchStream
+from dpscope.launch.workload.micro_batches import MicroBatching
+from dpscope.launch.workload.models import AutocastModel
+from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.records.range_names import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.profiling.run_types import DdpCounters
-from dpscope.profiling.step_timer import RunStep, nothing
-from dpscope.profiling.trace_recorder import WARMUP_STEPS, record_trace
+from dpscope.profiling.instruments.step_timer import RunStep, nothing
+from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, record_trace
+from dpscope.profiling.records.run import DdpCounters
 
 _NEVER = 1_000_000_000
 _ALWAYS_COUNTED_ITERATIONS = 10  # DDP collects in these whatever the rate

@@ -10,8 +10,8 @@ from threading import Thread
 import pandas as pd
 import torch
 
-from dpscope.profiling.run_store import atomic_path
-from dpscope.profiling.run_types import SAMPLE_COLUMNS, TimedBlock
+from dpscope.profiling.records.run import SAMPLE_COLUMNS, TimedBlock
+from dpscope.profiling.store.folders import atomic_path
 
 BatchArrived = Callable[[], None]
 """What a step calls as soon as its batch is there."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpscope.profiling.interconnect import active_nvlinks, bare_uuid
-from dpscope.profiling.run_types import DeviceState, Environment, Finding
+from dpscope.profiling.machine.interconnect import active_nvlinks, bare_uuid
+from dpscope.profiling.records.run import DeviceState, Environment, Finding
 
 _SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
 

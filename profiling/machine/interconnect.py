@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from dpscope.profiling.link_specifications import nvlink, pcie_link
-from dpscope.profiling.link_types import DeviceLinks, Interconnect, LinkRate, PairLink
+from dpscope.profiling.machine.link_specifications import nvlink, pcie_link
+from dpscope.profiling.records.links import DeviceLinks, Interconnect, LinkRate, PairLink
 
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU refuses the numbers it does not have
 

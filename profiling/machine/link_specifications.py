@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpscope.profiling.link_types import LinkRate
+from dpscope.profiling.records.links import LinkRate
 
 PCIE_SOURCE = "PCI Express Base Specification"
 _PCIE_LANES = {1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0, 128 / 130), 5: (32.0, 128 / 130),

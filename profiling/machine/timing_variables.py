@@ -1,6 +1,6 @@
 """Which of the recorded environment variables times may depend on. Imports no torch."""
 
-from dpscope.profiling.run_types import Environment
+from dpscope.profiling.records.run import Environment
 
 _SET_FOR_JOBS = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # by dpscope

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dpscope.profiling.train_types import EpochRecord, TrainConfig
+from dpscope.profiling.records.training import EpochRecord, TrainConfig
 
 TEST_ACCURACY = "accuracy_percent/test"
 TEST_LOSS = "loss/test"

@@ -6,9 +6,9 @@ R/tensorboard/training/<cell>/seed<k>/    one event file: a session of the HPara
 import shutil
 from pathlib import Path
 
-from dpscope.profiling.event_log import EventLog
-from dpscope.profiling.train_types import EpochRecord, TrainConfig
-from dpscope.profiling.training_mirror import TrainingMirror, training_scalars, training_settings
+from dpscope.profiling.mirrors.event_log import EventLog
+from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
+from dpscope.profiling.records.training import EpochRecord, TrainConfig
 
 
 def events_folder(run: Path) -> Path:

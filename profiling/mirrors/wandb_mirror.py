@@ -14,9 +14,9 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.train_types import EpochRecord, TrainConfig
-from dpscope.profiling.training_mirror import TrainingMirror, training_scalars, training_settings
+from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
+from dpscope.profiling.records.training import EpochRecord, TrainConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 WandbMode = Literal["offline", "online", "disabled"]
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.link_types import Interconnect, LinkRate
-from dpscope.profiling.run_types import Environment, Finding
+from dpscope.profiling.records.links import Interconnect, LinkRate
+from dpscope.profiling.records.run import Environment, Finding
 
 CALIBRATION_SCHEMA_VERSION = 1
 

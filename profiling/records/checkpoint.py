@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.run_types import Cell, Finding
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.training import TrainConfig
 
 CHECKPOINT_FORMAT_VERSION = 1
 

@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.profiling.records.run import Cell, RunConfig
 
 EQUALITY_FOLDER = "equality"
 EQUALITY_NAME = "equality.json"

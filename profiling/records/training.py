@@ -15,15 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.run_types import (
-    Cell,
-    CellStatus,
-    CellStrategy,
-    Environment,
-    Finding,
-    PlannedCell,
-    RunConfig,
-)
+from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, Finding, PlannedCell, RunConfig
 
 TRAIN_SCHEMA_VERSION = 1
 

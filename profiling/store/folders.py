@@ -7,7 +7,7 @@ runs/<run>/cells/<cell>/repeat<k>/counters/   <node>_<rank>.pt.trace.json.gz, <n
 runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure beside it
 runs/<run>/report/
 
-profiling/train_store.py says what `dpscope train` adds.
+profiling/store/training_folders.py says what `dpscope train` adds.
 """
 
 import errno
@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 import pandas as pd
 
-from dpscope.profiling.run_types import (
+from dpscope.profiling.records.run import (
     SCHEMA_VERSION,
     Cell,
     CellResult,

@@ -1,17 +1,11 @@
-"""Where trainings lie in a run folder; profiling/train_types.py lists the files. Imports no torch."""
+"""Where trainings lie in a run folder; profiling/records/training.py lists the files. Imports no torch."""
 
 import shutil
 from pathlib import Path
 
-from dpscope.profiling.run_store import DpscopeError, JobFolder, read_json, read_json_if_there
-from dpscope.profiling.run_types import Cell
-from dpscope.profiling.train_types import (
-    TRAIN_SCHEMA_VERSION,
-    EpochRecord,
-    TrainLog,
-    TrainManifest,
-    TrainResult,
-)
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest, TrainResult
+from dpscope.profiling.store.folders import DpscopeError, JobFolder, read_json, read_json_if_there
 
 TRAIN_LOG_NAME = "train.json"
 TRAIN_MANIFEST_NAME = "train_manifest.json"

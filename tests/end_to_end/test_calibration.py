@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.calibration_fit import find_fit
-from dpscope.analysis.calibration_report import calibration_tables, load_calibration, save_calibration
-from dpscope.launch.calibrate import run_calibration
-from dpscope.launch.calibration_settings import calibration_settings
-from dpscope.launch.calibration_worker import free_host_bytes
-from dpscope.launch.collective_timing import shares_of_iterations, sizes_that_fit
-from dpscope.launch.planned_run import plan_run
-from dpscope.profiling.calibration_types import Calibration, CalibrationSettings
-from dpscope.profiling.run_store import DpscopeError, RunFolder
-from dpscope.profiling.run_types import RunConfig
+from dpscope.analysis.costs.calibration_fit import find_fit
+from dpscope.analysis.report.calibration import calibration_tables, load_calibration, save_calibration
+from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
+from dpscope.launch.calibration.run import run_calibration
+from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.calibration.worker import free_host_bytes
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.profiling.records.calibration import Calibration, CalibrationSettings
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError, RunFolder
 
 
 def console() -> Console:
@@ -32,7 +32,7 @@ def processes_of_calibrations() -> list[str]:
             command = path.read_bytes().decode(errors="replace").replace("\0", " ")
         except OSError:
             continue
-        if "dpscope.launch.calibration_worker" in command:
+        if "dpscope.launch.calibration.worker" in command:
             found.append(command)
     return found
 

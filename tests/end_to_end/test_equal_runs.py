@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.equality_data import load_equality
-from dpscope.analysis.equality_output import show_equality
-from dpscope.analysis.equality_result import EqualityReport
-from dpscope.launch.equality_jobs import run_equality
-from dpscope.launch.equality_settings import equality_settings
-from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
-from dpscope.profiling.run_store import read_json, write_json
+from dpscope.analysis.equality.data import load_equality
+from dpscope.analysis.equality.result import EqualityReport
+from dpscope.analysis.output.equality import show_equality
+from dpscope.launch.equality.run import run_equality
+from dpscope.launch.equality.settings import equality_settings
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+from dpscope.profiling.store.folders import read_json, write_json
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[1] / "user_models"
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"
 # An epoch is (3 - 1) x 8 + 8 / 2 + 1 = 21 samples, 11 a device with one repeated: steps of 4, 4, 3 samples a device.
 STEPS, STEPS_PER_EPOCH = 7, 3

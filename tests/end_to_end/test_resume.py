@@ -18,21 +18,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from dpscope.launch.checkpoint_files import CheckpointFolder, verify
-from dpscope.launch.planned_training import TrainDescription, plan_trainings
-from dpscope.launch.resume import take_up
-from dpscope.launch.train_config import load_train_config
-from dpscope.launch.train_job import run_training
-from dpscope.launch.train_manifest import open_train_manifest
-from dpscope.launch.train_settings import TrainJob
-from dpscope.launch.train_sweep import run_trainings
-from dpscope.launch.worker_job import TorchrunPlace
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import EpochRecord
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace
+from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
+from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.manifest import open_train_manifest
+from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings
+from dpscope.launch.training.resume import take_up
+from dpscope.launch.training.run import run_trainings
+from dpscope.launch.training.settings import load_train_config
+from dpscope.launch.training.train import run_training
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.training_folders import TrainFolder
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[1] / "user_models"
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 EPOCHS = 4
 SETTINGS: dict[str, object] = {

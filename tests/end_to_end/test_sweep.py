@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch import torchrun
-from dpscope.launch.parent_death import RUN_TOKEN_VARIABLE
-from dpscope.launch.planned_run import plan_run
-from dpscope.launch.run_config import load_config
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder
-from tests.sweeps import (
-    TINY,
-    USER_MODELS,
-    half_written,
-    processes_of,
-    sweep,
-    wait_until,
-)
+from dpscope.launch.jobs import torchrun
+from dpscope.launch.jobs.parent_death import RUN_TOKEN_VARIABLE
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder
+from tests.helpers.sweeps import TINY, USER_MODELS, half_written, processes_of, sweep, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.profiling.run_store import RunFolder
-from tests.sweeps import USER_MODELS, half_written, in_pass, parent_of, processes_of, start_sweep, wait_until
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.sweeps import USER_MODELS, half_written, in_pass, parent_of, processes_of, start_sweep, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -14,14 +14,14 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from dpscope.launch import cli
-from dpscope.launch.train_config import load_train_config
-from dpscope.launch.train_sweep import TrainOutcome, run_trainings
-from dpscope.launch.workloads import build_workload
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import EpochRecord
+from dpscope.launch.training.run import TrainOutcome, run_trainings
+from dpscope.launch.training.settings import load_train_config
+from dpscope.launch.workload.models import build_workload
+from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.training_folders import TrainFolder
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[1] / "user_models"
 SAMPLES, BATCH, EPOCHS, LEARNING_RATE, GAMMA, SMOOTHING, SEED = 36, 8, 2, 0.05, 0.5, 0.1, 3
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "data": "fake", "samples": SAMPLES, "batch_size": BATCH, "devices": "2",

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpscope.profiling.run_types import Cell, CellOptions
+from dpscope.profiling.records.run import Cell, CellOptions
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[1] / "user_models"
 STEPS = 3
 LAYERED, DOUBLE = "tiny_models:layered", "tiny_models:double"
 EXACT = {

@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.expected_traffic import check_traffic
-from dpscope.analysis.run_analysis import CellData, RunData, load_run
-from dpscope.analysis.sample_statistics import Estimate
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.variants import opponents, singles_like, variant_findings, variant_savings
-from dpscope.launch.run_config import load_config
-from dpscope.launch.sweep import run_sweep
-from dpscope.profiling import phases
-from dpscope.profiling.run_types import Cell, CellOptions, Finding
+from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.traffic_check import check_traffic
+from dpscope.analysis.runs.variant_savings import opponents, singles_like, variant_findings, variant_savings
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.launch.measuring.run import run_sweep
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.records.run import Cell, CellOptions, Finding
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[1] / "user_models"
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
     "repeats": 1, "samples": 64, "timeout": 90,

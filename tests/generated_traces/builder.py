@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.generated.model import Trace
+from tests.generated_traces.model import Trace
 
 ZERO_US = 4458676416788.0
 BASE_TIME_NANOSECONDS = 1711964646000000000

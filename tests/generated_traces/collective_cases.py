@@ -1,7 +1,7 @@
 """Small traces of one rank, one step, for collectives that do not look like the usual ones. Times by hand."""
 
-from tests.generated.builder import DeviceWork, TraceBuilder
-from tests.generated.model import Trace
+from tests.generated_traces.builder import DeviceWork, TraceBuilder
+from tests.generated_traces.model import Trace
 
 MAIN = 7100
 COMPUTE = 7

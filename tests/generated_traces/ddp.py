@@ -2,12 +2,12 @@
 
 from contextlib import AbstractContextManager, nullcontext
 
-from tests.generated import ddp_schedule as schedule
-from tests.generated.builder import DeviceWork, TraceBuilder
-from tests.generated.ddp_expected import ddp_expected
-from tests.generated.ddp_schedule import Collective, DdpOptions, Role, Slot
-from tests.generated.model import GeneratedTrace, Trace
-from tests.generated.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces import ddp_schedule as schedule
+from tests.generated_traces.builder import DeviceWork, TraceBuilder
+from tests.generated_traces.ddp_expected import ddp_expected
+from tests.generated_traces.ddp_schedule import Collective, DdpOptions, Role, Slot
+from tests.generated_traces.model import GeneratedTrace, Trace
+from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
 
 MAIN = 5100
 AUTOGRAD = 5150

@@ -9,10 +9,10 @@ runs from 6 to 810, so idle = 804 - 642 - 78 = 84; host copies in it = 30 + 2 + 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.generated import ddp_schedule as schedule
-from tests.generated.builder import ZERO_US
-from tests.generated.ddp_schedule import Collective, DdpOptions, Role
-from tests.generated.model import Expected, ExpectedCollective, ExpectedStep
+from tests.generated_traces import ddp_schedule as schedule
+from tests.generated_traces.builder import ZERO_US
+from tests.generated_traces.ddp_schedule import Collective, DdpOptions, Role
+from tests.generated_traces.model import Expected, ExpectedCollective, ExpectedStep
 
 GRADIENT_BYTES = 19520000
 BUFFER_BYTES = 38560

@@ -8,7 +8,7 @@ Expected values stand in `ddp_expected`.
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.generated.nccl_names import Generation
+from tests.generated_traces.nccl_names import Generation
 
 Slot = tuple[float, float]
 Role = Literal["even", "late", "waiting"]

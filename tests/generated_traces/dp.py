@@ -3,11 +3,11 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
-from tests.generated import dp_schedule as schedule
-from tests.generated.builder import DeviceWork, TraceBuilder
-from tests.generated.dp_expected import dp_expected
-from tests.generated.dp_schedule import StepPlan
-from tests.generated.model import GeneratedTrace
+from tests.generated_traces import dp_schedule as schedule
+from tests.generated_traces.builder import DeviceWork, TraceBuilder
+from tests.generated_traces.dp_expected import dp_expected
+from tests.generated_traces.dp_schedule import StepPlan
+from tests.generated_traces.model import GeneratedTrace
 
 Transport = Literal["nccl", "peer_copy"]
 Inputs = Literal["host", "device"]

@@ -10,8 +10,8 @@ idle = 1378 - 949.5 - 185 = 243.5. Nothing overlaps on one device.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.generated.builder import ZERO_US
-from tests.generated.model import Expected, ExpectedPhase, ExpectedStep
+from tests.generated_traces.builder import ZERO_US
+from tests.generated_traces.model import Expected, ExpectedPhase, ExpectedStep
 
 PARAMETER_BYTES = 15728640
 BUFFER_BYTES = 38560

@@ -9,7 +9,7 @@ Broadcast chunks are closed once they reach 10 MiB (torch/csrc/utils/tensor_flat
 never pass it (torch/_utils.py, _take_tensors), so 6 | 6 + 3.
 """
 
-from tests.generated.builder import DeviceWork
+from tests.generated_traces.builder import DeviceWork
 
 Slot = tuple[float, float]
 Row = tuple[Slot, Slot, Slot, Slot]

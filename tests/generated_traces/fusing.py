@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from tests.generated.model import Trace
+from tests.generated_traces.model import Trace
 
 Marking = Literal["args_rank", "process", "label", "plain", "same_launches"]
 

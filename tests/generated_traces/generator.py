@@ -15,12 +15,12 @@ out by hand beside the tables the trace is made of. `test_trace_generator` count
 `write_trace` to `.json` or `.json.gz`, as Kineto writes it, on one line, indented, or cut short
 """
 
-from tests.generated.builder import ZERO_US
-from tests.generated.ddp import ddp_trace
-from tests.generated.ddp_schedule import DdpOptions, Metadata
-from tests.generated.dp import Inputs, Transport, dp_trace
-from tests.generated.gloo import gloo_trace
-from tests.generated.model import (
+from tests.generated_traces.builder import ZERO_US
+from tests.generated_traces.ddp import ddp_trace
+from tests.generated_traces.ddp_schedule import DdpOptions, Metadata
+from tests.generated_traces.dp import Inputs, Transport, dp_trace
+from tests.generated_traces.gloo import gloo_trace
+from tests.generated_traces.model import (
     Expected,
     ExpectedCollective,
     ExpectedPhase,
@@ -28,11 +28,11 @@ from tests.generated.model import (
     GeneratedTrace,
     Trace,
 )
-from tests.generated.nccl_names import Generation
-from tests.generated.parallel_jobs import parallel_trace
-from tests.generated.parallel_schedule import Job
-from tests.generated.relabeling import relabel
-from tests.generated.writing import Layout, cut_file, trace_text, write_trace
+from tests.generated_traces.nccl_names import Generation
+from tests.generated_traces.parallel_jobs import parallel_trace
+from tests.generated_traces.parallel_schedule import Job
+from tests.generated_traces.relabeling import relabel
+from tests.generated_traces.writing import Layout, cut_file, trace_text, write_trace
 
 __all__ = [
     "ZERO_US",

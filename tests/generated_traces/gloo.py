@@ -8,8 +8,8 @@ gap = 285, then 50 of the metric's all-reduce, which outlasts the step by 30 exc
 overlapped = 130 (510 to 640) + 50 (650 to 700).
 """
 
-from tests.generated.builder import ZERO_US, TraceBuilder
-from tests.generated.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace
+from tests.generated_traces.builder import ZERO_US, TraceBuilder
+from tests.generated_traces.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace
 
 MAIN = 6100
 AUTOGRAD = 6150

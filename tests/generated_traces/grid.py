@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
-from tests.trace_generator import (
+from tests.generated_traces.generator import (
     DdpOptions,
     GeneratedTrace,
     Generation,

@@ -1,10 +1,10 @@
 """Traces of one rank of a tensor-parallel, fully sharded, DLRM or pipeline job, one GPU per rank."""
 
-from tests.generated import parallel_schedule as schedule
-from tests.generated.builder import ZERO_US, DeviceWork, TraceBuilder
-from tests.generated.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace, Trace
-from tests.generated.nccl_names import KERNEL_NAMES, OPERATORS
-from tests.generated.parallel_schedule import Call, Job, Work
+from tests.generated_traces import parallel_schedule as schedule
+from tests.generated_traces.builder import ZERO_US, DeviceWork, TraceBuilder
+from tests.generated_traces.model import Expected, ExpectedCollective, ExpectedStep, GeneratedTrace, Trace
+from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.parallel_schedule import Call, Job, Work
 
 MAIN = 8100
 AUTOGRAD = 8150

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from tests.generated.model import Trace
+from tests.generated_traces.model import Trace
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _STEP = re.compile(r"ProfilerStep#(\d+)")

@@ -10,18 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.generated.grid import (
-    ALL_TRACES,
-    DEVICE_CATEGORIES,
-    DEVICE_TRACES,
-    by_step,
-    complete_events,
-    ddp_options,
-    launch_calls,
-    span,
-    step_ranges,
-)
-from tests.trace_generator import (
+from tests.generated_traces.generator import (
     DdpOptions,
     GeneratedTrace,
     Layout,
@@ -33,6 +22,17 @@ from tests.trace_generator import (
     relabel,
     trace_text,
     write_trace,
+)
+from tests.generated_traces.grid import (
+    ALL_TRACES,
+    DEVICE_CATEGORIES,
+    DEVICE_TRACES,
+    by_step,
+    complete_events,
+    ddp_options,
+    launch_calls,
+    span,
+    step_ranges,
 )
 
 
@@ -254,7 +254,7 @@ def test_variants_without_a_schedule_are_refused(call: Callable[[], GeneratedTra
 
 
 def test_the_generator_shares_no_code_with_dpscope() -> None:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     sources = [here / "trace_generator.py", *(here / "generated").glob("*.py")]
     assert len(sources) > 8
     for source in sources:

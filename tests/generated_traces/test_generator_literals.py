@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tests.generated.grid import (
+from tests.generated_traces.generator import ExpectedCollective, ExpectedPhase, ExpectedStep, Trace
+from tests.generated_traces.grid import (
     ALL_TRACES,
     DEVICE_TRACES,
     GLOO_TRACES,
@@ -20,7 +21,6 @@ from tests.generated.grid import (
     span,
     step_ranges,
 )
-from tests.trace_generator import ExpectedCollective, ExpectedPhase, ExpectedStep, Trace
 
 # Each all-device collective's bus bandwidth over its algorithm bandwidth, by group size n.
 BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from tests.generated.model import Trace
+from tests.generated_traces.model import Trace
 
 Layout = Literal["kineto", "one_line", "indented"]
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dpscope.analysis.run_analysis import CellData
-from dpscope.profiling.calibration_types import (
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
     Collective,
     CollectiveFit,
     FitPiece,
 )
-from dpscope.profiling.run_types import Cell, ParameterSizes, RankResult, TensorSize
+from dpscope.profiling.records.run import Cell, ParameterSizes, RankResult, TensorSize
 
 SIZES = ParameterSizes(
     parameter_count=1_000_000,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.launch.run_config import load_config
-from dpscope.launch.sweep import SweepOutcome, run_sweep
+from dpscope.launch.measuring.run import SweepOutcome, run_sweep
+from dpscope.launch.planning.run_config import load_config
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[1] / "user_models"
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
     "samples": 64, "timeout": 90,
@@ -58,7 +58,7 @@ def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
     settings = {**TINY, "repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags}
     code = (
         "import json, pathlib, sys; from rich.console import Console\n"
-        "from dpscope.launch.run_config import load_config; from dpscope.launch.sweep import run_sweep\n"
+        "from dpscope.launch.planning.run_config import load_config; from dpscope.launch.measuring.run import run_sweep\n"
         "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
         "sys.exit(outcome.exit_status)"
     )

@@ -62,7 +62,7 @@ def get(
         time.sleep(0.3)
 
 
-SERVE = "from pathlib import Path; import sys; from dpscope.launch.tensorboard_server import serve; "
+SERVE = "from pathlib import Path; import sys; from dpscope.launch.commands.tensorboard_server import serve; "
 SERVE += "serve(Path(sys.argv[1]), 'localhost', 0, lambda address: print(address, flush=True))"
 
 

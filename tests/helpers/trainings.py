@@ -4,10 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpscope.profiling.run_store import write_json
-from dpscope.profiling.run_types import Cell, Environment, PlannedCell, RunConfig
-from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import (
+from dpscope.profiling.records.run import Cell, Environment, PlannedCell, RunConfig
+from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
     EpochRecord,
     PlannedTraining,
@@ -15,6 +13,8 @@ from dpscope.profiling.train_types import (
     TrainLog,
     TrainManifest,
 )
+from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.training_folders import TrainFolder
 
 
 def plain_epochs(

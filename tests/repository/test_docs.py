@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from dpscope.analysis.columns_docs import columns_page
-from dpscope.analysis.report_sections import SECTIONS
-from dpscope.launch import worker_job
+from docs._tools.columns_docs import columns_page
+from docs._tools.commands_docs import commands, commands_page, parameters
+from dpscope.analysis.report.sections import SECTIONS
 from dpscope.launch.cli import app
-from dpscope.launch.commands_docs import commands, commands_page, parameters
+from dpscope.launch.measuring import worker_arguments as worker_job
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples/README.md", ROOT / "examples/published/README.md"]
 )

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.report import make_report, write_report
-from dpscope.analysis.run_analysis import load_run
+from dpscope.analysis.report.build import make_report, write_report
+from dpscope.analysis.runs.run_data import load_run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_cell_of_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis import collectives, dp_phases, rank_matching, step_breakdown, stragglers
+from dpscope.analysis.traces.data_parallel import phases as dp_phases
+from dpscope.analysis.traces.ranks import matching as rank_matching
+from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.steps import breakdown as step_breakdown
+from dpscope.analysis.traces.steps import collectives
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "python-api.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 

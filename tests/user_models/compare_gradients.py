@@ -6,8 +6,8 @@ import sys
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.strategies import wrap
-from dpscope.launch.workloads import build_workload
+from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.strategies import wrap
 
 BATCH = 2  # per device
 

@@ -14,8 +14,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from dpscope.launch import host_data_parallel, strategies
-from dpscope.profiling.run_types import CellOptions
+from dpscope.launch.workload import host_data_parallel, strategies
+from dpscope.profiling.records.run import CellOptions
 
 SHAPE = (3, 8, 8)
 CLASSES = 4

@@ -12,9 +12,9 @@ import sys
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.evaluation import evaluate, shard
-from dpscope.launch.image_sets import EpochSamples, FakeImages
-from dpscope.launch.workloads import build_workload
+from dpscope.launch.training.evaluation import evaluate, shard
+from dpscope.launch.workload.image_sets import EpochSamples, FakeImages
+from dpscope.launch.workload.models import build_workload
 
 SAMPLES = 11  # of which two processes have 5 and 6, in batches of 4
 

@@ -15,12 +15,12 @@ from torch import Tensor, distributed
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dpscope.launch.input_data import open_stream
-from dpscope.launch.micro_batches import MicroBatching
-from dpscope.launch.strategies import wrap
-from dpscope.launch.train_step import TrainStep
-from dpscope.launch.workloads import build_workload
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.launch.workload.input_pipeline import open_stream
+from dpscope.launch.workload.micro_batches import MicroBatching
+from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.records.run import Cell, RunConfig
 
 STEPS = 3  # DDP reduces one bucket in the first, rebuilt ones from the second
 

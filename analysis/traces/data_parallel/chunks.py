@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dpscope.profiling.run_types import TensorSize
+from dpscope.profiling.records.run import TensorSize
 
 DP_CHUNK_BYTES = 10 << 20  # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpscope.analysis import intervals
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.event_kind import COMMUNICATION_KINDS, Kind
-from dpscope.analysis.intervals import Intervals
-from dpscope.analysis.step_breakdown import step_windows
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.breakdown import step_windows
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
+from dpscope.analysis.traces.steps.intervals import Intervals
 
 Place = tuple[int, int, int]  # step's index, device, phase's code
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis import intervals
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.dp_exposed import exposed_parts
-from dpscope.analysis.event_kind import Kind
-from dpscope.analysis.event_table import Category, EventTable, IntColumn
-from dpscope.analysis.intervals import Intervals
-from dpscope.analysis.step_breakdown import cpu_compute
-from dpscope.profiling import phases
+from dpscope.analysis.traces.data_parallel.exposed import exposed_parts
+from dpscope.analysis.traces.reading.event_table import Category, EventTable, IntColumn
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.breakdown import cpu_compute
+from dpscope.analysis.traces.steps.event_kind import Kind
+from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.profiling.records import range_names as phases
 
 _NAMES = {
     phases.SCATTER: "scatter",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.enclosing_ranges import innermost
-from dpscope.analysis.event_kind import DEVICE_KINDS
-from dpscope.analysis.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn
-from dpscope.profiling import phases
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS
+from dpscope.profiling.records import range_names as phases
 
 OTHER = "other"
 PHASES = (

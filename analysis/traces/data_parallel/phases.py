@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis import intervals
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.dp_exposed import device_exposed_us
-from dpscope.analysis.dp_host_phases import host_phase_rows
-from dpscope.analysis.dp_launches import OTHER, PHASES, LaunchPhases, launch_phases
-from dpscope.analysis.event_kind import DEVICE_KINDS, Kind
-from dpscope.analysis.event_table import BoolColumn, Category
-from dpscope.analysis.tensor_sizes import element_bytes
+from dpscope.analysis.traces.data_parallel.exposed import device_exposed_us
+from dpscope.analysis.traces.data_parallel.host_phases import host_phase_rows
+from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, launch_phases
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category
+from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind
 
 COLUMNS = (
     "rank", "device", "replica", "step", "phase", "time_us", "exposed_us", "copied_bytes", "collective_count", "collective_bytes",

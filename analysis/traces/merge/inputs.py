@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscope.profiling.run_store import DpscopeError, RunFolder
-from dpscope.profiling.run_types import Cell
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import DpscopeError, RunFolder
 
 
 @dataclass(frozen=True)

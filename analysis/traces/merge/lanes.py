@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.trace_events import Event
+from dpscope.analysis.traces.reading.json_events import Event
 
 Track = tuple[int | str, int | str]  # pid, tid
 Place = tuple[int | str, int | str, float, float]  # pid, tid, ts, dur: as the file gives them

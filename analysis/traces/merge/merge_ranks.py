@@ -13,17 +13,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpscope.analysis.clock_alignment import RankClock, RankOrigin, align_clocks
-from dpscope.analysis.event_table import Trace
-from dpscope.analysis.merge_rank import RankFile, RankJob, read_rank, write_rank
-from dpscope.analysis.merge_rewrite import Placement
-from dpscope.analysis.merge_tracks import collective_spans
-from dpscope.analysis.merge_writing import is_compressed, merged_file, writing
-from dpscope.analysis.parallel_reading import over_cores
-from dpscope.analysis.trace_analysis import match_unique_ranks
-from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
+from dpscope.analysis.traces.merge.rewrite import Placement
+from dpscope.analysis.traces.merge.tracks import collective_spans
+from dpscope.analysis.traces.merge.writing import is_compressed, merged_file, writing
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, RankOrigin, align_clocks
+from dpscope.analysis.traces.ranks.process_pool import over_cores
+from dpscope.analysis.traces.ranks.trace_analysis import match_unique_ranks
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import DpscopeError
 
 _COUNTED_HERE = frozenset({"events_unreadable", "events_without_time", "negative_durations"})
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.collectives import collectives
-from dpscope.analysis.event_table import Trace
-from dpscope.analysis.merge_lanes import Place, TrackScan
-from dpscope.analysis.merge_names import RankTracks, RawEvent
-from dpscope.analysis.merge_rewrite import RAW_EVENTS, Placement, RankRewriter
-from dpscope.analysis.merge_tracks import Span, other_transfers, track_events
-from dpscope.analysis.merge_writing import Part, PartWriter, writing
-from dpscope.analysis.trace_columns import TableBuilder
-from dpscope.analysis.trace_events import DecodedChunk
-from dpscope.analysis.trace_reader import read_events, read_traces
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.analysis.traces.merge.lanes import Place, TrackScan
+from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
+from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, Placement, RankRewriter
+from dpscope.analysis.traces.merge.tracks import Span, other_transfers, track_events
+from dpscope.analysis.traces.merge.writing import Part, PartWriter, writing
+from dpscope.analysis.traces.reading.event_columns import TableBuilder
+from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.json_events import DecodedChunk
+from dpscope.analysis.traces.reading.reader import read_events, read_traces
+from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.profiling.store.folders import DpscopeError
 
 
 @dataclass(frozen=True)

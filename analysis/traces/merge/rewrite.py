@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from dpscope.analysis.merge_lanes import Place
-from dpscope.analysis.merge_names import RankTracks, RawEvent, hashable
-from dpscope.analysis.trace_events import Codec, finite
+from dpscope.analysis.traces.merge.lanes import Place
+from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, hashable
+from dpscope.analysis.traces.reading.json_events import Codec, finite
 
 ID_STRIDE = 10_000_000_000
 """Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.event_kind import Kind
-from dpscope.analysis.event_table import EventTable
-from dpscope.analysis.merge_lanes import lanes
-from dpscope.analysis.merge_names import RankTracks, RawEvent, metadata_event
-from dpscope.analysis.units import plain, show_bytes
-from dpscope.profiling.phases import PREFIX
+from dpscope.analysis.text.units import plain, show_bytes
+from dpscope.analysis.traces.merge.lanes import lanes
+from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, metadata_event
+from dpscope.analysis.traces.reading.event_table import EventTable
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.event_kind import Kind
+from dpscope.profiling.records.range_names import PREFIX
 
 CATEGORY = "dpscope"
 TRACKS = ("communication", "wait", "transfer", "peer copies", "host copies")

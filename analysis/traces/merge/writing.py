@@ -17,8 +17,8 @@ from typing import IO, Any
 import msgspec
 from isal import isal_zlib
 
-from dpscope.analysis.merge_names import RawEvent
-from dpscope.profiling.run_store import DpscopeError, atomic_path
+from dpscope.analysis.traces.merge.names import RawEvent
+from dpscope.profiling.store.folders import DpscopeError, atomic_path
 
 _HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
 _SEPARATOR = b",\n  "

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from dpscope.analysis.units import counted, show_time
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.text.units import counted, show_time
+from dpscope.profiling.records.run import Finding
 
 IDLE_SHARE = 0.3  # of a device's mean step
 COPY_SHARE = 0.1  # of idle time, from which host copies are named

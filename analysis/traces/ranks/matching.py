@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis import intervals
-from dpscope.analysis.event_kind import ROOTED
 from dpscope.analysis.rank_alignment import aligned_order
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.event_kind import ROOTED
+from dpscope.profiling.records.run import Finding
 
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
 MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps")

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.asked_collectives import all_reduces_asked_for, asked_kinds
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.dp_phases import is_data_parallel
-from dpscope.analysis.event_kind import DEVICE_KINDS, Kind, named_annotations
-from dpscope.analysis.units import counted
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.text.units import counted
+from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind, named_annotations
+from dpscope.profiling.records.run import Finding
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"

@@ -14,8 +14,8 @@ from pathlib import Path
 from pickle import PickleError
 from typing import TypeVar
 
-from dpscope.analysis.rank_tables import RankTables, read_rank_tables
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
+from dpscope.profiling.store.folders import DpscopeError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.attribution import Attribution, attribute, attribution_findings
-from dpscope.analysis.collectives import collectives
-from dpscope.analysis.dp_phases import dp_phases
-from dpscope.analysis.event_table import Trace
-from dpscope.analysis.expected_traffic import peer_copies, range_counts
-from dpscope.analysis.parallelism import ParallelismEvidence, parallelism_evidence
-from dpscope.analysis.step_breakdown import step_breakdown
-from dpscope.analysis.step_timeline import StepTimeline, step_timeline
-from dpscope.analysis.trace_reader import read_traces
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.runs.traffic_check import peer_copies, range_counts
+from dpscope.analysis.traces.data_parallel.phases import dp_phases
+from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
+from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
+from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings
+from dpscope.analysis.traces.steps.breakdown import step_breakdown
+from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.profiling.records.run import Finding
 
 
 @dataclass(frozen=True)

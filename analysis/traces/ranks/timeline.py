@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis import intervals
-from dpscope.analysis.attribution import Attribution
-from dpscope.analysis.dp_launches import PHASES, launch_phases
-from dpscope.analysis.dp_phases import is_data_parallel
-from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, EventTable, IntColumn
-from dpscope.analysis.intervals import Intervals
-from dpscope.analysis.step_breakdown import cpu_compute, step_windows
-from dpscope.profiling import phases
+from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
+from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
+from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.breakdown import cpu_compute, step_windows
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.profiling.records import range_names as phases
 
 MOST_INTERVALS = 600  # of one kind on one device
 MOST_NAMED = 40  # compute events that are drawn with their names, the longest

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.idle_findings import idle_findings
-from dpscope.analysis.parallel_reading import Progress, read_files
-from dpscope.analysis.parallelism import parallelism_finding
-from dpscope.analysis.rank_matching import MatchedCollectives, match_ranks
-from dpscope.analysis.rank_tables import RankTables, TraceSummary
-from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
+from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
+from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
+from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import DpscopeError
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.tensor_sizes import Buffers, recorded_buffers
-from dpscope.analysis.trace_events import NONE, Event, EventArgs, int64
+from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.json_events import NONE, Event, EventArgs, int64
+from dpscope.analysis.traces.reading.tensor_sizes import Buffers, recorded_buffers
 
 CATEGORIES = {
     "cpu_op": Category.CPU_OP,

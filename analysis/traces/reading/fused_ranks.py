@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.event_table import Category, CommunicationArgs, EventTable
-from dpscope.analysis.trace_columns import COLUMN_TYPES, Loss, TableBuilder
-from dpscope.analysis.trace_events import NONE, Event, int64
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.reading.event_columns import COLUMN_TYPES, Loss, TableBuilder
+from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
+from dpscope.analysis.traces.reading.json_events import NONE, Event, int64
+from dpscope.profiling.records.run import Finding
 
 _LABEL = re.compile(rb'"process_(?:name|labels)"')
 _RANK = re.compile(r"rank[ _:#-]*(\d{1,9})(?!\d)", re.IGNORECASE)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.trace_chunks import Report, TraceText
-from dpscope.analysis.trace_events import int64
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.reading.chunks import Report, TraceText
+from dpscope.analysis.traces.reading.json_events import int64
+from dpscope.profiling.records.run import Finding
 
 _FILE_NAME_RANK = (
     re.compile(r"^\d+_(\d{1,9})\.pt\.trace\.json"),

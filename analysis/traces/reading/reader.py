@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpscope.analysis.duplicate_events import without_duplicates
-from dpscope.analysis.event_table import Category, EventTable, Trace
-from dpscope.analysis.fused_ranks import FusedBuilder, FusedRank
-from dpscope.analysis.trace_chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
-from dpscope.analysis.trace_columns import Loss, TableBuilder, TextBase
-from dpscope.analysis.trace_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
-from dpscope.analysis.trace_header import Header, read_header
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
+from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
+from dpscope.analysis.traces.reading.event_table import Category, EventTable, Trace
+from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
+from dpscope.analysis.traces.reading.header import Header, read_header
+from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.folders import DpscopeError
 
 _Event = TypeVar("_Event")
 Watch = Callable[[Sequence[Event]], None]

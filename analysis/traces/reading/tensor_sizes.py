@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dpscope.analysis.event_table import CommunicationArgs
+from dpscope.analysis.traces.reading.event_table import CommunicationArgs
 
 # Bytes per element, by c10's names (c10/core/ScalarType.h), C++'s as `Input type` has them, and numpy's; lower case,
 # without namespace.

@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.copy_engines import with_engine_copies
-from dpscope.analysis.event_kind import (
+from dpscope.analysis.gloo_ends import ended_in_their_pass
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+    Trace,
+    is_among,
+)
+from dpscope.analysis.traces.steps.event_kind import (
     COMMUNICATION_KINDS,
     DEVICE_KINDS,
     Kind,
@@ -16,9 +26,7 @@ from dpscope.analysis.event_kind import (
     event_kinds,
     named_annotations,
 )
-from dpscope.analysis.event_table import BoolColumn, Category, EventTable, FloatColumn, IntColumn, Trace, is_among
-from dpscope.analysis.gloo_ends import ended_in_their_pass
-from dpscope.profiling.run_types import Finding
+from dpscope.profiling.records.run import Finding
 
 NO_STEP = -1
 CUT_SHORT = frozenset({"trace_truncated", "gzip_damaged"})  # findings of a file that ends too early

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis import intervals
-from dpscope.analysis.attribution import Attribution, communication_lost
-from dpscope.analysis.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
-from dpscope.analysis.intervals import Intervals
-from dpscope.profiling import phases
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
+from dpscope.analysis.traces.steps import intervals
+from dpscope.analysis.traces.steps.attribution import Attribution, communication_lost
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",

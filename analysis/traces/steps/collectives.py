@@ -7,13 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.attribution import NO_STEP, Attribution
-from dpscope.analysis.enclosing_ranges import innermost
-from dpscope.analysis.event_kind import Kind, collective_kind, named_annotations
-from dpscope.analysis.event_table import BoolColumn, Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.gloo_queue import queue_us
 from dpscope.analysis.readiness import ready_us
-from dpscope.analysis.tensor_sizes import buffer_bytes
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    CommunicationArgs,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+)
+from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes
+from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations
+from dpscope.analysis.traces.steps.gloo import queue_us
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",

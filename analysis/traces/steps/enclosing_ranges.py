@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.event_table import BoolColumn, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 
 NONE = -1
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.event_table import BoolColumn, Category, EventTable
-from dpscope.profiling.phases import DP_COMMUNICATION_PHASES, base_name
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable
+from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
 
 class Kind(IntEnum):

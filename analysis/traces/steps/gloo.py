@@ -8,8 +8,8 @@ before.
 
 import numpy as np
 
-from dpscope.analysis.event_kind import collective_kind
-from dpscope.analysis.event_table import Category, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import Category, EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.steps.event_kind import collective_kind
 
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:

@@ -6,17 +6,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.cell_estimates import identity_intervals
-from dpscope.analysis.cell_summary import summarise_cell
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.predictions import predict_cell
-from dpscope.analysis.repeat_spreads import TERMS, RunSpreads, run_spreads
-from dpscope.analysis.run_analysis import CellData, copies_between_devices
-from dpscope.analysis.summary_row import Row
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.profiling.run_types import Cell, CellOptions
-from tests.run_cells import all_reduces, calibration, cell_data, windows
-from tests.trace_generator import dp_trace, write_trace
+from dpscope.analysis.comparison.estimated import identity_intervals
+from dpscope.analysis.comparison.measured import summarise_cell
+from dpscope.analysis.comparison.predicted import predict_cell
+from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.runs.repeats import TERMS, RunSpreads, run_spreads
+from dpscope.analysis.runs.run_data import CellData, copies_between_devices
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.records.run import Cell, CellOptions
+from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.run_cells import all_reduces, calibration, cell_data, windows
 
 STEPS = 6
 REPEATS = 2

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.report import make_report
-from dpscope.analysis.report_tables import report_tables, terminal_tables
-from dpscope.analysis.run_analysis import RunData, load_run
-from dpscope.analysis.run_output import run_json
-from dpscope.profiling.calibration_types import Calibration, Collective
-from tests.run_cells import calibration
+from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.report.all_tables import report_tables, terminal_tables
+from dpscope.analysis.report.build import make_report
+from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.profiling.records.calibration import Calibration, Collective
+from tests.helpers.run_cells import calibration
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
 BOTH: dict[Collective, tuple[float, float]] = {**REDUCE, "broadcast": (100.0, 1.0)}
 

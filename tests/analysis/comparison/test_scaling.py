@@ -7,23 +7,17 @@ import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
 
-from dpscope.analysis.comparison import Comparison
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.figures.scaling import draw_scaling
+from dpscope.analysis.findings.scaling import amdahl_misuse, judge_target, law_table, scaling_table, strong_or_weak
 from dpscope.analysis.model_output import scaling_records
-from dpscope.analysis.repeat_spreads import step_spread
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.run_scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.sample_statistics import Estimate
-from dpscope.analysis.scaling_figure import draw_scaling
-from dpscope.analysis.scaling_findings import (
-    amdahl_misuse,
-    judge_target,
-    law_table,
-    scaling_table,
-    strong_or_weak,
-)
-from dpscope.analysis.scaling_laws import amdahl_speedup
-from dpscope.profiling.run_types import Cell, CellStrategy
-from tests.run_cells import cell_data
+from dpscope.analysis.runs.repeats import step_spread
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.stats.scaling_laws import amdahl_speedup
+from dpscope.profiling.records.run import Cell, CellStrategy
+from tests.helpers.run_cells import cell_data
 
 
 def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> CellData:

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.cost_models import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.counter_check import check_counters, counter_findings
-from dpscope.analysis.subtraction import step_identity, subtraction_estimates
-from dpscope.profiling.run_types import Cell, DdpCounters
+from dpscope.analysis.comparison.subtraction import step_identity, subtraction_estimates
+from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
+from dpscope.analysis.runs.counter_check import check_counters, counter_findings
+from dpscope.profiling.records.run import Cell, DdpCounters
 
 
 def test_three_estimates_and_their_errors() -> None:

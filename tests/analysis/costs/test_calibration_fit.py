@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpscope.analysis.calibration_fit import find_fit, fit_collective, predict_us
-from dpscope.analysis.calibration_report import calibration_tables
-from dpscope.analysis.nccl_tests_log import calibration_from_logs
-from dpscope.profiling.calibration_types import CalibrationPoint, CollectiveFit
+from dpscope.analysis.costs.calibration_fit import find_fit, fit_collective, predict_us
+from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+from dpscope.analysis.report.calibration import calibration_tables
+from dpscope.profiling.records.calibration import CalibrationPoint, CollectiveFit
 
-LOGS = Path(__file__).parent / "data" / "nccl_tests"
+LOGS = Path(__file__).parents[2] / "data" / "nccl_tests"
 SIZES = [4096 << step for step in range(15)]  # 4 KiB to 64 MiB
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.cost_models import (
+from dpscope.analysis.costs.formulas import (
     alpha_beta_us,
     ddp_schedule,
     dp_nccl_us,

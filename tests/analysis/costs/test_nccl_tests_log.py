@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.nccl_tests_log import calibration_from_logs
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+from dpscope.profiling.store.folders import DpscopeError
 
-LOGS = Path(__file__).parent / "data" / "nccl_tests"
+LOGS = Path(__file__).parents[2] / "data" / "nccl_tests"
 
 RANKS = "".join(
     f"#  Rank  {rank} Group  0 Pid  {100 + rank} on    node1 device  {rank} [0000:07:00] NVIDIA H100 80GB HBM3\n"

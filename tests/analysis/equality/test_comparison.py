@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from dpscope.analysis.equality_comparison import compare_trainings
-from dpscope.analysis.equality_data import EqualityData, ProcessData, TrainingData
-from dpscope.analysis.equality_differences import output_differences, training_differences
-from dpscope.analysis.equality_result import EqualityReport
-from dpscope.analysis.equality_samples import (
+from dpscope.analysis.equality.comparison import compare_trainings
+from dpscope.analysis.equality.data import EqualityData, ProcessData, TrainingData
+from dpscope.analysis.equality.differences import output_differences, training_differences
+from dpscope.analysis.equality.result import EqualityReport
+from dpscope.analysis.equality.samples import (
     LostSamples,
     RepeatedEpoch,
     SampleDifference,
@@ -22,8 +22,8 @@ from dpscope.analysis.equality_samples import (
     repeated_samples,
     sample_difference,
 )
-from dpscope.analysis.equality_tolerance import judged_steps, tolerances
-from dpscope.profiling.equality_types import (
+from dpscope.analysis.equality.tolerance import judged_steps, tolerances
+from dpscope.profiling.records.equality import (
     EqualityJob,
     EqualitySettings,
     ParameterRecord,
@@ -31,7 +31,7 @@ from dpscope.profiling.equality_types import (
     Training,
     TrainingKind,
 )
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.profiling.records.run import Cell, RunConfig
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=4)
 DP = Cell(strategy="dp-host", devices=2, batch_size=2)

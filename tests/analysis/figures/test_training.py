@@ -8,13 +8,13 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from dpscope.analysis.figure_style import COLOURS
-from dpscope.analysis.training_data import load_training
-from dpscope.analysis.training_figures import TRAINING_CAPTIONS, training_figures
-from dpscope.profiling.run_types import Cell
-from dpscope.profiling.training_event_log import training_events
-from tests.tensorboard_pages import get, running, serving
-from tests.trainings import plain_epochs, record, write_train_json, write_trained
+from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.figures.training import TRAINING_CAPTIONS, training_figures
+from dpscope.analysis.training.data import load_training
+from dpscope.profiling.mirrors.tensorboard_mirror import training_events
+from dpscope.profiling.records.run import Cell
+from tests.helpers.tensorboard_pages import get, running, serving
+from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
 TAGS = {
     "loss/train", "loss/test", "accuracy_percent/train", "accuracy_percent/test", "learning_rate",

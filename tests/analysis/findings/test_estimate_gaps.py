@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from dpscope.analysis.columns import NAMES
-from dpscope.analysis.comparison import Comparison
-from dpscope.analysis.estimate_reasons import error_table, identity_table, reasons
-from dpscope.analysis.prediction_findings import collective_table, likely_reasons, prediction_findings
-from dpscope.analysis.predictions import CollectivePrediction
+from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.predicted import CollectivePrediction
+from dpscope.analysis.findings.estimate_gaps import error_table, identity_table, reasons
+from dpscope.analysis.findings.predictions import collective_table, likely_reasons, prediction_findings
 
 VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
     "cell": "ddp-d2-b8",

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.comparison import compare
-from dpscope.analysis.findings import conclusions
-from dpscope.analysis.report_setting import setting_of
-from dpscope.analysis.run_analysis import CellData, RunData, load_run
-from dpscope.profiling.run_types import Cell, CellResult
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.report.setting import setting_of
+from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.profiling.records.run import Cell, CellResult
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 
 
 @pytest.fixture(scope="module")

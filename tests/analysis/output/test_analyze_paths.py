@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.cli import analyze
-from dpscope.profiling.equality_types import EQUALITY_FOLDER, SETTINGS_NAME
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME
+from dpscope.profiling.store.folders import DpscopeError
 
 
 def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:

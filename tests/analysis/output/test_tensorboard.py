@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.plugin_traces import write_plugin_copies
-from dpscope.profiling.run_store import DpscopeError
-from tests.tensorboard_pages import get, running, serving
-from tests.trace_generator import dp_trace, write_trace
+from dpscope.analysis.output.plugin_traces import write_plugin_copies
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.tensorboard_pages import get, running, serving
 
-ROOT = Path(__file__).resolve().parents[1]
-A100 = Path(__file__).parent / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
+ROOT = Path(__file__).resolve().parents[3]
+A100 = Path(__file__).parents[2] / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 PLUGIN = "data/plugin/pytorch_profiler"
 
 

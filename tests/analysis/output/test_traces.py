@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.analysis.trace_output import to_tables
-from tests.trace_generator import ddp_trace, write_trace
+from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.generated_traces.generator import ddp_trace, write_trace
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 V100 = DATA / "v100x8_ddp_dlrm"
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.bounded_values import Bounded
-from dpscope.analysis.published_estimates import QUANTITIES, Estimate, estimates
-from dpscope.analysis.published_tables import read_epoch_times
+from dpscope.analysis.published.bounded_values import Bounded
+from dpscope.analysis.published.estimates import QUANTITIES, Estimate, estimates
+from dpscope.analysis.published.tables import read_epoch_times
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "published"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
 TIMES = read_epoch_times(EXAMPLES / "epoch_times.csv")
 
 # T_N - T_1/N with T_1 at the same batch per device, worked out from the table.

@@ -7,13 +7,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis import published_claim_findings, published_findings, published_volume_findings
-from dpscope.analysis.published_claim_findings import claim_findings
-from dpscope.analysis.published_findings import table_findings
-from dpscope.analysis.published_tables import read_claims, read_epoch_times
-from dpscope.profiling.run_types import Finding
+from dpscope.analysis.published import (
+    claim_findings as published_claim_findings,
+)
+from dpscope.analysis.published import (
+    findings as published_findings,
+)
+from dpscope.analysis.published import (
+    volume_findings as published_volume_findings,
+)
+from dpscope.analysis.published.claim_findings import claim_findings
+from dpscope.analysis.published.findings import table_findings
+from dpscope.analysis.published.tables import read_claims, read_epoch_times
+from dpscope.profiling.records.run import Finding
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "published"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
 
 HEAD = (
     "study,run,hardware,parameters,samples_per_epoch,strategy,batch_size,batch_size_is,devices,epoch_seconds,"

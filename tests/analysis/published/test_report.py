@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.published_docs import Notes, read_notes, render_published_results
-from dpscope.analysis.published_estimates import QUANTITIES, Estimate
-from dpscope.analysis.published_report import run_estimate
-from dpscope.analysis.published_tables import read_claims, read_epoch_times
-from dpscope.profiling.run_store import DpscopeError
+from docs._tools.published_docs import Notes, read_notes, render_published_results
+from dpscope.analysis.published.estimates import QUANTITIES, Estimate
+from dpscope.analysis.published.report import run_estimate
+from dpscope.analysis.published.tables import read_claims, read_epoch_times
+from dpscope.profiling.store.folders import DpscopeError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "published"
 TIMES, CLAIMS = EXAMPLES / "epoch_times.csv", EXAMPLES / "derived_values.csv"
 
@@ -98,12 +98,12 @@ def test_markdown_names_every_study() -> None:
 def test_committed_page_is_current() -> None:
     page = render_published_results(read_epoch_times(TIMES), read_claims(CLAIMS), read_notes(EXAMPLES / "notes.toml"))
     committed = (ROOT / "docs" / "published-results.md").read_text(encoding="utf-8")
-    assert committed == page, "run `python -m dpscope.analysis.published_docs`"
+    assert committed == page, "run `make docs`"
 
 
 def test_page_is_written_where_it_belongs(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    command = [sys.executable, "-m", "dpscope.analysis.published_docs"]
+    command = [sys.executable, "-m", "docs._tools.published_docs"]
     subprocess.run(command, cwd=tmp_path, check=True)
     written = (tmp_path / "docs" / "published-results.md").read_bytes()
     assert written == (ROOT / "docs" / "published-results.md").read_bytes()
@@ -125,5 +125,5 @@ def test_every_study_needs_notes(tmp_path: Path) -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    check = "import sys, dpscope.analysis.published_report; sys.exit('torch' in sys.modules)"
+    check = "import sys, dpscope.analysis.published.report; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

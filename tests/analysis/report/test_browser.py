@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.report import make_report, write_report
-from dpscope.analysis.run_analysis import load_run
-from tests.browser import CHROMIUM, Browser, browser
+from dpscope.analysis.report.build import make_report, write_report
+from dpscope.analysis.runs.run_data import load_run
+from tests.helpers.browser import CHROMIUM, Browser, browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
 
 

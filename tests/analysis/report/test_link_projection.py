@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.link_projection import projected_links, projection_table
-from dpscope.analysis.run_analysis import CellData, RunData, load_run
-from dpscope.profiling.run_types import Cell, ParameterSizes
-from tests.run_cells import cell_data, windows
+from dpscope.analysis.report.link_projection import projected_links, projection_table
+from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.profiling.records.run import Cell, ParameterSizes
+from tests.helpers.run_cells import cell_data, windows
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 
 
 def run_of(*cells: CellData) -> RunData:
@@ -51,7 +51,7 @@ def test_dataparallel_sends_and_reduces() -> None:
 def test_a_small_model_is_shown_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 kB on 4 devices: 6 kB over 0.125 GB/s: 48 us; over NVLink 5 (900 GB/s) 0.007 us."""
     small = ParameterSizes(parameter_count=1000, parameter_bytes=4000, gradient_bytes=4000, buffer_bytes=0)
-    monkeypatch.setattr("dpscope.analysis.link_projection.model_sizes", lambda _: small)
+    monkeypatch.setattr("dpscope.analysis.report.link_projection.model_sizes", lambda _: small)
     table = projection_table(run_of(measured(Cell(strategy="ddp", devices=4, batch_size=8))))
     assert table is not None
     assert table.headings[2] == "4.00 kB [us]"

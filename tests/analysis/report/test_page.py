@@ -9,28 +9,28 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis import figures
-from dpscope.analysis.bandwidth_figure import bandwidths
-from dpscope.analysis.batch_figure import batch_sizes
-from dpscope.analysis.comparison import compare
-from dpscope.analysis.cost_sources import CostSources
-from dpscope.analysis.heading_meanings import meanings
-from dpscope.analysis.headline import best_sentence
-from dpscope.analysis.model_formulas import formula_table
-from dpscope.analysis.report import Report, make_page, make_report
-from dpscope.analysis.report_page import render_page, script_json
-from dpscope.analysis.report_sections import SECTIONS
-from dpscope.analysis.report_tables import report_tables
-from dpscope.analysis.run_analysis import CellData, RunData, load_run
-from dpscope.analysis.sample_statistics import Estimate
-from dpscope.analysis.tables import missing_reasons, views_by_name
-from dpscope.analysis.waterfall import exposed_by_phase, gap_parts
-from dpscope.profiling.link_types import LinkRate
-from dpscope.profiling.run_store import RunFolder
-from dpscope.profiling.run_types import Cell, CellResult
-from tests.run_cells import all_reduces, calibration, cell_data, windows
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.comparison.waterfall import exposed_by_phase, gap_parts
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.figures import draw as figures
+from dpscope.analysis.figures.bandwidth import bandwidths
+from dpscope.analysis.figures.batch import batch_sizes
+from dpscope.analysis.findings.headline import best_sentence
+from dpscope.analysis.report.all_tables import report_tables
+from dpscope.analysis.report.build import Report, make_page, make_report
+from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
+from dpscope.analysis.report.formulas import formula_table
+from dpscope.analysis.report.meanings import meanings
+from dpscope.analysis.report.page import render_page, script_json
+from dpscope.analysis.report.sections import SECTIONS
+from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.run import Cell, CellResult
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.run_cells import all_reduces, calibration, cell_data, windows
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 DP = Cell(strategy="dp", devices=2, batch_size=8)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.phase_tables import run_phases
-from dpscope.analysis.report import make_report
-from dpscope.analysis.report_tables import report_tables
-from dpscope.analysis.run_analysis import CellData, load_run
-from dpscope.analysis.run_output import run_json
-from dpscope.analysis.wait_tables import run_waits
-from dpscope.profiling.run_types import Cell, Finding
-from tests.run_cells import cell_data, windows
+from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.report.all_tables import report_tables
+from dpscope.analysis.report.build import make_report
+from dpscope.analysis.report.phase_table import run_phases
+from dpscope.analysis.report.wait_table import run_waits
+from dpscope.analysis.runs.run_data import CellData, load_run
+from dpscope.profiling.records.run import Cell, Finding
+from tests.helpers.run_cells import cell_data, windows
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 STEPS = 2
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from dpscope.analysis.run_analysis import CellData
-from dpscope.analysis.step_timeline import DeviceTimeline, Mark, StepTimeline
-from dpscope.analysis.timeline_view import as_plain, timeline_view, timeline_views
-from dpscope.profiling.run_types import Cell, Finding
-from tests.run_cells import cell_data, windows
-from tests.test_report_page import run_of
+from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
+from dpscope.profiling.records.run import Cell, Finding
+from tests.analysis.report.test_page import run_of
+from tests.helpers.run_cells import cell_data, windows
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.run_analysis import RunData, load_run
-from dpscope.analysis.run_comparison import (
+from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.runs.changes import (
     STEP,
     compare_runs,
     parse_share,
@@ -21,10 +21,10 @@ from dpscope.analysis.run_comparison import (
     setting_findings,
     undecided_findings,
 )
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import DeviceState
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.records.run import DeviceState
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison import compare
-from dpscope.analysis.run_analysis import NothingMeasuredError, load_run
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.runs.run_data import NothingMeasuredError, load_run
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "run_cpu"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 REPEAT = Path("cells") / "ddp-d2-b8" / "repeat0"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dpscope.analysis.sample_statistics import (
+from dpscope.analysis.stats.samples import (
     Samples,
     difference_estimate,
     median_estimate,

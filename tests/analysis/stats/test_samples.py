@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpscope.analysis.sample_findings import spread_findings
-from dpscope.analysis.sample_statistics import (
+from dpscope.analysis.runs.sample_findings import spread_findings
+from dpscope.analysis.stats.samples import (
     Estimate,
     Spread,
     difference_estimate,

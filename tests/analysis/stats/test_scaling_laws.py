@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpscope.analysis.scaling_laws import (
+from dpscope.analysis.stats.scaling_laws import (
     amdahl_speedup,
     fit_scaling,
     gustafson_speedup,

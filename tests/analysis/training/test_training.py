@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.console import print_comparison
-from dpscope.analysis.summary_row import Row
-from dpscope.analysis.training_columns import put_accuracy
-from dpscope.analysis.training_comparison import compare_trainings
-from dpscope.analysis.training_data import TrainingData, load_training
-from dpscope.analysis.training_findings import difference_message, training_findings
-from dpscope.analysis.training_output import cell_records, training_csv, training_json
-from dpscope.analysis.training_report import write_training
-from dpscope.analysis.training_statistics import (
+from dpscope.analysis.comparison.learning import put_accuracy
+from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.output.analyze import print_comparison
+from dpscope.analysis.report.training_report import write_training
+from dpscope.analysis.training.comparison import compare_trainings
+from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.analysis.training.findings import difference_message, training_findings
+from dpscope.analysis.training.seed_statistics import (
     against_default,
     against_single,
     chosen_target,
@@ -28,12 +27,13 @@ from dpscope.analysis.training_statistics import (
     final_accuracy,
     time_to_accuracy,
 )
-from dpscope.analysis.training_tables import training_tables
-from dpscope.profiling.run_store import DpscopeError, write_json
-from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
-from dpscope.profiling.train_store import TrainFolder
-from dpscope.profiling.train_types import TrainResult
-from tests.trainings import plain_epochs, record, write_train_json, write_trained
+from dpscope.analysis.training.summary import cell_records, training_csv, training_json
+from dpscope.analysis.training.tables import training_tables
+from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
+from dpscope.profiling.records.training import TrainResult
+from dpscope.profiling.store.folders import DpscopeError, write_json
+from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
 
 def two_strategies(folder: Path) -> TrainingData:
@@ -316,7 +316,7 @@ def test_a_run_whose_trainings_all_failed_says_why(tmp_path: Path) -> None:
 
 
 def test_the_documented_example_loads(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "learning.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "learning.md").read_text()
     example = page.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "train.json").write_text(example)
     (cell,) = load_training(tmp_path).cells

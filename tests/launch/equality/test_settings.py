@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.launch.equality_jobs import run_equality
-from dpscope.launch.equality_settings import equality_settings, samples_of_two_epochs
-from dpscope.launch.planned_run import plan_run
-from dpscope.profiling.equality_types import EQUALITY_FOLDER, EQUALITY_NAME
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.launch.equality.run import run_equality
+from dpscope.launch.equality.settings import equality_settings, samples_of_two_epochs
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 
 def test_defaults_compare_three_strategies_over_two_epochs() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch import devices
-from dpscope.launch.devices import Devices, resolve_devices
-from dpscope.launch.doctor import run_doctor
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.launch.commands.doctor import run_doctor
+from dpscope.launch.jobs import devices
+from dpscope.launch.jobs.devices import Devices, resolve_devices
+from dpscope.profiling.store.folders import DpscopeError
 
 without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines whose torch has no GPU")
 

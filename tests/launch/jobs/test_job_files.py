@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from dpscope.launch.job_files import PROGRESS_NAME, read_progress, remove_job_files
+from dpscope.launch.jobs.job_files import PROGRESS_NAME, read_progress, remove_job_files
 
 
 def test_progress_is_read_while_the_job_removes_it(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.job_files import FailureNote, write_failure
-from dpscope.launch.job_outcome import job_outcome
-from dpscope.profiling.run_store import RepeatFolder, write_json
+from dpscope.launch.jobs.job_files import FailureNote, write_failure
+from dpscope.launch.jobs.job_outcome import job_outcome
+from dpscope.profiling.store.folders import RepeatFolder, write_json
 
 # torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
 REPORT = """[rank1]:loss 2.30

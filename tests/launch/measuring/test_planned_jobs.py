@@ -9,15 +9,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.launch import job_threads, manifest, plan
-from dpscope.launch.out_folder import LOCK_NAME, locked
-from dpscope.launch.plan import make_plan
-from dpscope.launch.planned_run import describe_plan, plan_run
-from dpscope.launch.progress import duration_text
-from dpscope.launch.run_config import load_config
-from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments
-from dpscope.profiling.run_store import DpscopeError
-from tests.test_environment import RecordedNvml
+from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
+from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.measuring.planned_jobs import describe_plan, plan_run
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, job_from_arguments
+from dpscope.launch.planning import cells as plan
+from dpscope.launch.planning import manifest
+from dpscope.launch.planning import threads as job_threads
+from dpscope.launch.planning.cells import make_plan
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.store.folders import DpscopeError
+from tests.profiling.machine.test_environment import RecordedNvml
 
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4}
 

@@ -11,20 +11,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.report import make_report
-from dpscope.analysis.run_analysis import load_run
-from dpscope.launch import job_threads, plan, worker_job
-from dpscope.launch.cell_job import _wait_for_all_files
-from dpscope.launch.devices import Devices
-from dpscope.launch.out_folder import claim
-from dpscope.launch.run_config import load_config
-from dpscope.launch.worker_job import TorchrunPlace, WorkerJob, job_from_arguments, torchrun_place
-from dpscope.profiling.environment import usable_cores
-from dpscope.profiling.run_store import DpscopeError, RepeatFolder, RunFolder, write_json
-from dpscope.profiling.run_types import CellResult, CellStatus, ParameterSizes, RankResult
+from dpscope.analysis.report.build import make_report
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.out_folder import claim
+from dpscope.launch.measuring import worker_arguments as worker_job
+from dpscope.launch.measuring.cell import _wait_for_all_files
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob, job_from_arguments, torchrun_place
+from dpscope.launch.planning import cells as plan
+from dpscope.launch.planning import threads as job_threads
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes, RankResult
+from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder, write_json
 
-WORKER = Path(__file__).parents[1] / "launch" / "worker.py"
-USER_MODELS = Path(__file__).parent / "user_models"
+WORKER = Path(__file__).parents[3] / "launch" / "worker.py"
+USER_MODELS = Path(__file__).parents[2] / "user_models"
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 TINY = [
     "--model", "tiny_models:tiny", "--device", "cpu", "--steps", "3", "--traced-steps", "1", "--batch-size", "2",
@@ -333,7 +335,7 @@ def test_one_job_at_a_time_measures_a_repeat(tmp_path: Path) -> None:
 def claimed_by_another(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
     """While a process of its own has claimed the folder."""
     code = (
-        "import sys, pathlib; from dpscope.launch.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
+        "import sys, pathlib; from dpscope.launch.jobs.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
         "print('claimed', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

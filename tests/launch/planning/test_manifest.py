@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dpscope.launch.manifest import host_findings, machine_difference, new_manifest, settings_difference
-from dpscope.launch.planned_run import plan_run
-from dpscope.launch.run_config import load_config
-from dpscope.launch.sweep import run_sweep
-from dpscope.profiling.run_store import DpscopeError, RunFolder, write_json
-from dpscope.profiling.run_types import CellResult, DeviceState, Environment
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.measuring.run import run_sweep
+from dpscope.launch.planning.manifest import host_findings, machine_difference, new_manifest, settings_difference
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.run import CellResult, DeviceState, Environment
+from dpscope.profiling.store.folders import DpscopeError, RunFolder, write_json
 
 TINY = {"device": "cpu", "batch_size": "4", "steps": 4, "strategy": "single", "repeats": 1}
 

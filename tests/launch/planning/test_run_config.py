@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.run_config import load_config, parse_batch_sizes, parse_devices
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.launch.planning.run_config import load_config, parse_batch_sizes, parse_devices
+from dpscope.profiling.store.folders import DpscopeError
 
 
 def test_flags_overlay_the_file(tmp_path: Path) -> None:

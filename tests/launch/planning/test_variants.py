@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from dpscope.analysis.counter_check import check_counters
-from dpscope.launch.devices import Devices
-from dpscope.launch.input_data import open_stream
-from dpscope.launch.micro_batches import MicroBatching, by_micro_batches
-from dpscope.launch.plan import make_plan, resolve
-from dpscope.launch.run_config import load_config
-from dpscope.launch.worker_job import TorchrunPlace, job_from_arguments
-from dpscope.launch.workloads import Workload
-from dpscope.profiling.run_store import DpscopeError, RunFolder
-from dpscope.profiling.run_types import Cell, CellOptions, DdpCounters, Manifest, ParameterSizes, RunConfig
+from dpscope.analysis.runs.counter_check import check_counters
+from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, job_from_arguments
+from dpscope.launch.planning.cells import make_plan, resolve
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload.input_pipeline import open_stream
+from dpscope.launch.workload.micro_batches import MicroBatching, by_micro_batches
+from dpscope.launch.workload.models import Workload
+from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, Manifest, ParameterSizes, RunConfig
+from dpscope.profiling.store.folders import DpscopeError, RunFolder
 
 HOST = Devices(kind="cpu", count=None)
 PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
@@ -104,7 +104,7 @@ def test_what_older_versions_stored_still_loads() -> None:
     cell = msgspec.json.decode(b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell)
     assert (cell.name, cell.options) == ("ddp-d2-b8", CellOptions())
     assert msgspec.json.decode(b"{}", type=RunConfig) == RunConfig()
-    example = Path(__file__).parents[1] / "examples" / "run_cpu" / "manifest.json"
+    example = Path(__file__).parents[3] / "examples" / "run_cpu" / "manifest.json"
     assert msgspec.json.decode(example.read_bytes(), type=Manifest).config.accumulate == (1,)
     sizes = b'{"parameter_count": 1, "parameter_bytes": 4, "gradient_bytes": 4, "buffer_bytes": 0}'
     assert msgspec.json.decode(sizes, type=ParameterSizes).gradient_elements is None

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.launch.devices import Devices
-from dpscope.launch.planned_training import describe_trainings
-from dpscope.launch.train_config import load_train_config
-from dpscope.launch.train_plan import make_train_plan, resolve_training, train_findings
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Finding
-from dpscope.profiling.train_types import PlannedTraining
+from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.training.cells import make_train_plan, resolve_training, train_findings
+from dpscope.launch.training.planned_jobs import describe_trainings
+from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.training import PlannedTraining
+from dpscope.profiling.store.folders import DpscopeError
 
 CPU = Devices(kind="cpu", count=None)
 
@@ -106,7 +106,7 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     config = load_train_config(None, {"device": "cpu", "devices": "2", "seeds": "0,1"})
     describe_trainings(config, tmp_path / "run", Console(file=printed, width=200))
     lines = printed.getvalue().splitlines()
-    commands = [line.split()[-6:] for line in lines if "dpscope.launch.train_worker" in line]
+    commands = [line.split()[-6:] for line in lines if "dpscope.launch.training.worker" in line]
     assert commands == [
         ["--out", str(tmp_path / "run"), "--cell", cell, "--seed", seed]
         for seed in ("0", "1")

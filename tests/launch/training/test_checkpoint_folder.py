@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from dpscope.launch import checkpoint_files
-from dpscope.launch.checkpoint_files import CheckpointFolder, verify
 from dpscope.launch.rng_states import rng_states, set_rng_states
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, RunConfig
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.launch.training import checkpoint_folder as checkpoint_files
+from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch.evaluation import shard
 from dpscope.launch.learning_sums import LearningSums
+from dpscope.launch.training.evaluation import shard
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[2] / "user_models"
 
 
 @pytest.mark.parametrize(("samples", "processes"), [(357, 2), (10, 3), (2, 4), (8, 8)])

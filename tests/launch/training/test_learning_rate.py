@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dpscope.launch.learning_rate import LearningRateSchedule
-from dpscope.profiling.run_types import RunConfig
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.launch.training.learning_rate import LearningRateSchedule
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.training import TrainConfig
 
 
 def rates(epochs: int, steps: int, **settings: object) -> list[float]:

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpscope.launch.resume import check_same_learning, what_differs
-from dpscope.profiling.checkpoint_types import CheckpointDescription
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, CellOptions, RunConfig
-from dpscope.profiling.train_types import TrainConfig
+from dpscope.launch.training.resume import check_same_learning, what_differs
+from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
+from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 HERE = Path("last.pt")
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.train_config import load_train_config
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 
 def test_defaults_learn_digits_under_strong_scaling() -> None:

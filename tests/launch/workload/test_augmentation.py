@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.augmentation import Augmentation, random_words
-from dpscope.launch.image_sets import EpochSamples, StoredImages, training_images
-from dpscope.launch.input_data import open_stream
-from dpscope.launch.run_config import load_config
-from dpscope.launch.workloads import Workload
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload.augmentation import Augmentation, random_words
+from dpscope.launch.workload.image_sets import EpochSamples, StoredImages, training_images
+from dpscope.launch.workload.input_pipeline import open_stream
+from dpscope.launch.workload.models import Workload
+from dpscope.profiling.records.run import Cell, RunConfig
 
 HOST = torch.device("cpu")
 WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 32, 32), classes=10)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.host_data_parallel import HostDataParallel
-from dpscope.launch.strategies import wrap
-from dpscope.launch.workloads import Workload, build_workload
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.launch.workload.host_data_parallel import HostDataParallel
+from dpscope.launch.workload.models import Workload, build_workload
+from dpscope.launch.workload.strategies import wrap
+from dpscope.profiling.store.folders import DpscopeError
 
-USER_MODELS = Path(__file__).parent / "user_models"
+USER_MODELS = Path(__file__).parents[2] / "user_models"
 spec = importlib.util.spec_from_file_location("compare_gradients", USER_MODELS / "compare_gradients.py")
 assert spec is not None
 assert spec.loader is not None

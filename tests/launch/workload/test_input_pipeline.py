@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from dpscope.launch import image_sets
-from dpscope.launch.data_files import check_data
-from dpscope.launch.image_sets import EpochSamples, training_images
-from dpscope.launch.input_data import RankOrderBatchSampler, loader_workers, open_stream
-from dpscope.launch.run_config import load_config
-from dpscope.launch.workloads import Workload
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import Cell, RunConfig
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload import image_sets
+from dpscope.launch.workload.data_files import check_data
+from dpscope.launch.workload.image_sets import EpochSamples, training_images
+from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
+from dpscope.launch.workload.models import Workload
+from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 HOST = torch.device("cpu")
 WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)

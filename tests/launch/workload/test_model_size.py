@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from dpscope.launch.model_size import SIZES, ModelSize, check_model, size_of
-from dpscope.launch.planned_run import plan_run
-from dpscope.launch.run_config import load_config
-from dpscope.launch.workloads import Workload, build_workload
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.run_types import RunConfig
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload.model_size import SIZES, ModelSize, check_model, size_of
+from dpscope.launch.workload.models import Workload, build_workload
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.folders import DpscopeError
 
 
 @pytest.mark.parametrize("name", list(SIZES))
@@ -68,6 +68,6 @@ def test_a_function_may_read_its_place_in_the_job(tmp_path: Path, monkeypatch: p
 
 
 def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parent / "user_models")
+    monkeypatch.chdir(Path(__file__).parents[2] / "user_models")
     with pytest.raises(DpscopeError, match="tells 4 classes apart and digits has 10"):
         check_model(RunConfig(model="tiny_models:tiny", data="digits"))

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from dpscope.profiling.run_types import SAMPLE_COLUMNS
-from dpscope.profiling.step_timer import StepCounts, save_samples, time_block
-from dpscope.profiling.trace_recorder import record_trace
+from dpscope.profiling.instruments.step_timer import StepCounts, save_samples, time_block
+from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.records.run import SAMPLE_COLUMNS
 
 HOST = torch.device("cpu")
 STEP_S = 0.02

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from dpscope.launch import cell_job
-from dpscope.launch.worker_job import TorchrunPlace, WorkerJob
-from dpscope.profiling.environment import (
+from dpscope.launch.measuring import cell as cell_job
+from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob
+from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
     device_states,
     driver_version,
     torch_device_states,
 )
-from dpscope.profiling.run_store import RepeatFolder
-from dpscope.profiling.run_types import Cell, CellStrategy, RunConfig
+from dpscope.profiling.records.run import Cell, CellStrategy, RunConfig
+from dpscope.profiling.store.folders import RepeatFolder
 
 
 class RecordedNvml:

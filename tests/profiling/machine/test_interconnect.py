@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.links_docs import links_page
-from dpscope.profiling.environment import open_nvml
-from dpscope.profiling.interconnect import device_links, group_rate, interconnect
-from dpscope.profiling.link_specifications import (
+from docs._tools.links_docs import links_page
+from dpscope.profiling.machine.environment import open_nvml
+from dpscope.profiling.machine.interconnect import device_links, group_rate, interconnect
+from dpscope.profiling.machine.link_specifications import (
     ETHERNET_GBPS,
     INFINIBAND_GBPS,
     gpu_model,
@@ -16,10 +16,10 @@ from dpscope.profiling.link_specifications import (
     pcie_gbps,
     pcie_link,
 )
-from dpscope.profiling.link_types import Interconnect, LinkRate
-from tests.nvml_records import NvmlRecorder, ReplayedNvml
+from dpscope.profiling.records.links import Interconnect, LinkRate
+from tests.helpers.nvml_records import NvmlRecorder, ReplayedNvml
 
-RECORDS = Path(__file__).parent / "data" / "nvml"
+RECORDS = Path(__file__).parents[2] / "data" / "nvml"
 
 
 def recorded(name: str, order: list[int] | None = None) -> Interconnect:
@@ -169,6 +169,6 @@ def test_cards_with_half_width_links() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "links.md").read_text()
-    assert page == links_page(), "run: python -m dpscope.analysis.links_docs"
+    page = (Path(__file__).parents[3] / "docs" / "links.md").read_text()
+    assert page == links_page(), "run: make docs"
     assert "| A100 SXM4 | 12 x NVLink 3 | 300 | 4.0 x16 | 31.51 |" in page

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.wandb_mirror import wandb_mirror, wandb_mode
+from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror, wandb_mode
+from dpscope.profiling.store.folders import DpscopeError
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from dpscope.profiling.run_store import DpscopeError
-from dpscope.profiling.wandb_mirror import wandb_mirror
-from tests.trainings import record
+from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror
+from tests.helpers.trainings import record
 try:
     mirror = wandb_mirror(Path(sys.argv[1]), None, online=sys.argv[2] == "online")
 except DpscopeError as error:
@@ -41,7 +41,7 @@ def mirrored(folder: Path, mode: str, **variables: str) -> subprocess.CompletedP
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), mode],
-        env=environment, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[1],
+        env=environment, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3],
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Chunks of nn.DataParallel, by hand from torch's two rules."""
 
-from dpscope.analysis.dp_chunks import broadcast_chunks, reduce_chunks
-from dpscope.profiling.run_types import TensorSize
+from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
+from dpscope.profiling.records.run import TensorSize
 
 MIB = 1 << 20
 

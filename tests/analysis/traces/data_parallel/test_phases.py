@@ -5,11 +5,20 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.dp_phases import dp_phases, phase_table
-from dpscope.analysis.trace_reader import read_trace
-from tests.generated.builder import TraceBuilder
-from tests.trace_generator import GeneratedTrace, Inputs, Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
+from dpscope.analysis.traces.data_parallel.phases import dp_phases, phase_table
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
+from tests.generated_traces.builder import TraceBuilder
+from tests.generated_traces.generator import (
+    GeneratedTrace,
+    Inputs,
+    Trace,
+    Transport,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+    write_trace,
+)
 
 
 def phases_of(tmp_path: Path, trace: Trace) -> pd.DataFrame:

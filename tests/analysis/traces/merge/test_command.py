@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.merge_inputs import traces_of_run
-from dpscope.analysis.merge_output import print_merge
-from dpscope.analysis.trace_merge import merge_traces
-from dpscope.profiling.run_store import DpscopeError
-from tests.trace_generator import cut_file, ddp_trace, write_trace
-from tests.trace_rules import violations
+from dpscope.analysis.output.merge import print_merge
+from dpscope.analysis.traces.merge.inputs import traces_of_run
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
+from tests.helpers.trace_rules import violations
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 RUN = ROOT / "examples/run_cpu"
 
 

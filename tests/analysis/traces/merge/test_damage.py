@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpscope.analysis.merge_lanes import lanes
-from dpscope.analysis.trace_merge import merge_traces
-from dpscope.profiling.run_store import DpscopeError
-from tests.trace_generator import cut_file, ddp_trace, write_trace
-from tests.trace_rules import violations
+from dpscope.analysis.traces.merge.lanes import lanes
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
+from tests.helpers.trace_rules import violations
 
 HEAD = '{"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, "traceEvents": [\n'
 SOUND = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 8, "ts": 100.5, "dur": 2.25, "args": {}}'

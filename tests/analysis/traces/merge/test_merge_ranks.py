@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.analysis.trace_merge import MergedTrace, merge_traces
-from dpscope.profiling.run_store import DpscopeError
-from tests.trace_generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
-from tests.trace_rules import violations
+from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
+from tests.helpers.trace_rules import violations
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 V100 = sorted((ROOT / "tests/data/v100x8_ddp_dlrm").glob("*.json.gz"))
 A100 = [ROOT / "tests/data/a100x2_ddp_resnet50_rank0.json.gz"]
 GLOO = sorted((ROOT / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces").glob("*.json.gz"))
@@ -277,8 +277,8 @@ def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
 def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one.json", "one.json.gz"):
         merge_traces(GLOO, tmp_path / name)
-    monkeypatch.setattr("dpscope.analysis.parallel_reading.SIZEABLE_BYTES", 1)
-    monkeypatch.setattr("dpscope.analysis.parallel_reading._usable_cores", lambda: 2)
+    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.SIZEABLE_BYTES", 1)
+    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool._usable_cores", lambda: 2)
     for name in ("many.json", "many.json.gz"):
         merge_traces(GLOO, tmp_path / name)
     text = (tmp_path / "one.json").read_bytes()

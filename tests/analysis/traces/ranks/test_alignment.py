@@ -2,9 +2,9 @@
 
 import pytest
 
-from dpscope.analysis.rank_matching import match_ranks
-from dpscope.analysis.stragglers import waits_caused
-from tests.test_rank_matching import rank_table
+from dpscope.analysis.traces.ranks.matching import match_ranks
+from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from tests.analysis.traces.ranks.test_matching import rank_table
 
 SIZES = (800, 300, 200, 400, 500)
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from dpscope.analysis.clock_alignment import RankOrigin, align_clocks
+from dpscope.analysis.traces.ranks.clock_alignment import RankOrigin, align_clocks
 
 SECOND_NS = 1_000_000_000
 

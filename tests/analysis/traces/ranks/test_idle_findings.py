@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.idle_findings import idle_findings
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.profiling.run_types import Cell
-from tests.run_cells import windows
+from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.records.run import Cell
+from tests.helpers.run_cells import windows
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[3] / "data"
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
 

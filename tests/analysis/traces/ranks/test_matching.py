@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import pytest
 
-from dpscope.analysis.rank_matching import bus_factor, match_ranks, step_waits
-from dpscope.analysis.stragglers import find_straggler
+from dpscope.analysis.traces.ranks.matching import bus_factor, match_ranks, step_waits
+from dpscope.analysis.traces.ranks.stragglers import find_straggler
 
 
 def rank_table(rank: int, rows: Sequence[Mapping[str, object]], device: int | None = 0) -> pd.DataFrame:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.trace_analysis import analyze_traces
-from tests.generated.grid import RANKS
-from tests.test_collective_cases import parallelism
-from tests.test_step_breakdown import analyzed, check_collectives, check_steps
-from tests.trace_generator import Job, Trace, parallel_trace, write_trace
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.analysis.traces.steps.test_breakdown import analyzed, check_collectives, check_steps
+from tests.analysis.traces.steps.test_collectives import parallelism
+from tests.generated_traces.generator import Job, Trace, parallel_trace, write_trace
+from tests.generated_traces.grid import RANKS
 
 NAMED = {
     "tensor_data_parallel": "DDP-like, and all-reduces of activations (tensor-parallel)",

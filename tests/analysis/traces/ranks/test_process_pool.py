@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis import parallel_reading
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.profiling.run_store import DpscopeError
-from tests.trace_generator import ddp_trace, dp_trace, write_trace
+from dpscope.analysis.traces.ranks import process_pool as parallel_reading
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
 
 RANKS = 4
 
@@ -114,7 +114,7 @@ INTERRUPTED = """
 import sys, time
 from pathlib import Path
 from dpscope.analysis import parallel_reading
-from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 
 def wait(path, max_bytes):
     Path(sys.argv[2], f"started-{path.stem}").touch()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.trace_analysis import analyze_traces
-from tests.test_collective_cases import parallelism
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.analysis.traces.steps.test_collectives import parallelism
 
-PROGRAM = Path(__file__).parent / "user_models" / "parallel_training.py"
+PROGRAM = Path(__file__).parents[3] / "user_models" / "parallel_training.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.step_breakdown import step_breakdown
-from dpscope.analysis.stragglers import find_straggler, waits_caused
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.trace_reader import read_trace
+from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.breakdown import step_breakdown
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[3] / "data"
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = DATA / "v100x8_ddp_dlrm"
 

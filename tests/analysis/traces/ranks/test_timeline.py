@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.step_timeline import Spans, StepTimeline, step_timeline, thinned
-from dpscope.analysis.trace_reader import read_trace
-from tests.generated.builder import TraceBuilder
-from tests.trace_generator import Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
+from dpscope.analysis.traces.ranks.timeline import Spans, StepTimeline, step_timeline, thinned
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
+from tests.generated_traces.builder import TraceBuilder
+from tests.generated_traces.generator import Trace, Transport, ddp_trace, dp_trace, gloo_trace, write_trace
 
 
 def timeline_of(tmp_path: Path, trace: Trace) -> StepTimeline:

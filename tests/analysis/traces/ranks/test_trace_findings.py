@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.profiling.run_store import DpscopeError
-from tests.generated.fusing import fused_trace
-from tests.trace_generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.fusing import fused_trace
+from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
 
-ANALYSIS = Path(__file__).parents[1] / "analysis"
+ANALYSIS = Path(__file__).parents[4] / "analysis"
 MODULES = (
     "trace_chunks", "trace_events", "trace_columns", "trace_header", "trace_reader", "fused_ranks", "duplicate_events",
     "attribution", "copy_engines", "step_breakdown", "collectives", "gloo_queue", "dp_phases", "dp_launches",

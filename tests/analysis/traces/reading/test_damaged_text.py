@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.trace_reader import read_trace
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.profiling.store.folders import DpscopeError
 
 Event = dict[str, Any]
 
@@ -198,9 +198,9 @@ def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
 
 def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 kB where 50 kB are allowed: one event is lost and told, the others are there."""
-    monkeypatch.setattr("dpscope.analysis.trace_chunks.EVENT_BYTES", 50_000)
-    monkeypatch.setattr("dpscope.analysis.trace_chunks.CHUNK_BYTES", 10_000)
-    monkeypatch.setattr("dpscope.analysis.trace_chunks.BLOCK_BYTES", 5_000)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.EVENT_BYTES", 50_000)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.BLOCK_BYTES", 5_000)
     found = events(300)
     found[-1]["args"]["x"] = "y" * 200_000
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.trace_reader import read_trace, read_traces
-from dpscope.profiling.run_store import DpscopeError
-from tests.generated.fusing import Marking, fused_trace
-from tests.test_step_breakdown import check_collectives, check_steps
-from tests.trace_generator import DdpOptions, ddp_trace, gloo_trace, write_trace
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.reader import read_trace, read_traces
+from dpscope.profiling.store.folders import DpscopeError
+from tests.analysis.traces.steps.test_breakdown import check_collectives, check_steps
+from tests.generated_traces.fusing import Marking, fused_trace
+from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
 
 
 def codes(analysis: TraceAnalysis) -> set[str]:
@@ -36,7 +36,7 @@ def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: 
 def test_chunks_may_be_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [ddp_trace(rank, 2) for rank in range(2)]
     path = write_trace(fused_trace([rank.trace for rank in ranks], "label"), tmp_path / "all.json")
-    monkeypatch.setattr("dpscope.analysis.trace_chunks.CHUNK_BYTES", 3000)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 3000)
     analysis = analyze_traces([path])
     for rank, generated in enumerate(ranks):
         check_steps(analysis.steps, rank, generated)

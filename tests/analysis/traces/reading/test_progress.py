@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TRACES = Path(__file__).parent.parent / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces"
+TRACES = Path(__file__).parents[3].parent / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces"
 COMMAND = (sys.executable, "-m", "dpscope.launch.cli", "analyze", str(TRACES), "--format", "csv")
 
 

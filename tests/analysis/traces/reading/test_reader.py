@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.collectives import collectives
-from dpscope.analysis.event_table import Trace
-from dpscope.analysis.step_breakdown import step_breakdown
-from dpscope.analysis.trace_analysis import analyze_traces
-from dpscope.analysis.trace_reader import read_trace
-from dpscope.profiling.run_store import DpscopeError
-from tests.trace_generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.breakdown import step_breakdown
+from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.profiling.store.folders import DpscopeError
+from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
 
 GENERATED = ddp_trace(0, 2)
 LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
@@ -180,8 +180,8 @@ def test_gzip_bomb_stops_at_the_limit(tmp_path: Path) -> None:
 
 def test_chunks_of_a_large_file_join_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = events_of(read_trace(write_trace(GENERATED.trace, tmp_path / "whole.json")))
-    monkeypatch.setattr("dpscope.analysis.trace_chunks.CHUNK_BYTES", 1500)
-    monkeypatch.setattr("dpscope.analysis.trace_chunks.BLOCK_BYTES", 700)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 1500)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.BLOCK_BYTES", 700)
     for layout in LAYOUTS:
         trace = read_trace(write_trace(GENERATED.trace, tmp_path / "small.json", layout))
         assert events_of(trace) == whole

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dpscope.analysis.event_table import CommunicationArgs
-from dpscope.analysis.tensor_sizes import Buffers, buffer_bytes, element_bytes, recorded_buffers
+from dpscope.analysis.traces.reading.event_table import CommunicationArgs
+from dpscope.analysis.traces.reading.tensor_sizes import Buffers, buffer_bytes, element_bytes, recorded_buffers
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from tests.trace_generator import DdpOptions, ExpectedStep, GeneratedTrace, ddp_trace, dp_trace, gloo_trace, write_trace
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.generated_traces.generator import (
+    DdpOptions,
+    ExpectedStep,
+    GeneratedTrace,
+    ddp_trace,
+    dp_trace,
+    gloo_trace,
+    write_trace,
+)
 
 RANGES = ("host_to_device", "forward", "backward", "optimizer")
 TIMES = (

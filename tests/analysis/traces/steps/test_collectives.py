@@ -5,16 +5,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.trace_analysis import TraceAnalysis, analyze_traces
-from tests.generated.collective_cases import (
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.analysis.traces.steps.test_breakdown import check_collectives, check_steps
+from tests.generated_traces.collective_cases import (
     copy_engine_trace,
     cuda_graph_trace,
     generic_trace,
     gloo_queue_trace,
     shared_range_trace,
 )
-from tests.test_step_breakdown import check_collectives, check_steps
-from tests.trace_generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
+from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
 
 
 def analyzed(tmp_path: Path, *traces: Trace) -> TraceAnalysis:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.trace_analysis import analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 
 
 def event(category: str, name: str, thread: int, start_us: float, duration_us: float) -> dict[str, object]:

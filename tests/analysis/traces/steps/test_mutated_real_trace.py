@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.collectives import collectives
-from dpscope.analysis.step_breakdown import step_breakdown
-from dpscope.analysis.trace_reader import read_trace
-from dpscope.profiling.run_store import DpscopeError
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.breakdown import step_breakdown
+from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.profiling.store.folders import DpscopeError
 
-A100 = Path(__file__).parent / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
+A100 = Path(__file__).parents[3] / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 SEPARATOR = b",\n"
 CLOSING = b"\n  }"
 SUMS = ("step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.attribution import attribute
-from dpscope.analysis.event_kind import Kind
 from dpscope.analysis.readiness import ready_us
-from dpscope.analysis.trace_reader import read_trace
+from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.event_kind import Kind
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 TRACE = ROOT / "tests" / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
