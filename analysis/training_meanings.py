@@ -1,9 +1,9 @@
 """What the headings of the trainings' tables mean, for the page."""
 
-_CELL = {"cell": "Strategy, devices and batch per device, and the variant"}
+_CELL_MEANING = {"cell": "Strategy, devices and batch per device, and the variant"}
 _SEEDS = {"low": "Lowest of the seeds", "high": "Highest of the seeds"}
 _DIFFERENCE = {
-    **_CELL,
+    **_CELL_MEANING,
     "against": "The cell that it is judged by",
     "accuracy": "Median test accuracy over seeds, after the last epoch",
     "difference": "Its median test accuracy less the other's, in percentage points",
@@ -17,7 +17,7 @@ _DIFFERENCE = {
 
 TRAINING_MEANINGS = {
     "test_accuracy": {
-        **_CELL,
+        **_CELL_MEANING,
         **_SEEDS,
         "accuracy": "Median test accuracy over seeds, after the last epoch",
         "seeds": "Trainings with all their epochs",
@@ -29,7 +29,7 @@ TRAINING_MEANINGS = {
     "training_speedup": _DIFFERENCE,
     "variant_accuracy": _DIFFERENCE,
     "training_time": {
-        **_CELL,
+        **_CELL_MEANING,
         "epoch": "Median training time of an epoch over all seeds; evaluation is not in it",
         "low": "Shortest epoch",
         "high": "Longest epoch",
@@ -38,7 +38,7 @@ TRAINING_MEANINGS = {
         "training": "Training time of all epochs of a seed, median over seeds",
     },
     "time_to_accuracy": {
-        **_CELL,
+        **_CELL_MEANING,
         **_SEEDS,
         "seeds that reached it": "Of all seeds that were begun",
         "epoch": "The first epoch that reached it, median over seeds",
