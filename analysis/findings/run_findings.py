@@ -10,7 +10,7 @@ from dpscope.analysis.comparison.subtraction import FORMULAS
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
-from dpscope.analysis.repeat_findings import repeat_findings
+from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import variant_findings
 from dpscope.analysis.stats.samples import Estimate, verdict

@@ -7,10 +7,11 @@ from dataclasses import asdict
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.model_output import prediction_records, scaling_records
+from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, records
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.scaling_laws import ScalingFit
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.training.summary import training_content
@@ -83,3 +84,35 @@ def memory_records(report: Report) -> list[dict[str, object]]:
         for repeat, rank in data.ranks
         for memory in rank.memory
     ]
+
+
+def prediction_records(comparison: Comparison) -> list[dict[str, object]]:
+    """A row for each kind and size of collective of each cell: measured, predicted, relative error."""
+    return [asdict(one) | {"relative_error": one.relative_error} for one in comparison.predictions]
+
+
+def scaling_records(comparison: Comparison) -> list[dict[str, object]]:
+    """A row for each series: its points with intervals, and its law."""
+    return [
+        {
+            "strategy": series.strategy,
+            "variant": series.variant,
+            "scaling": series.scaling,
+            "batch_size": series.batch_size,
+            "points": [
+                asdict(point) | {"efficiency": asdict(point.efficiency), "amdahl_misuse": point.misuse}
+                for point in series.points
+            ],
+            "law": _law(series.fit) if series.fit is not None else None,
+        }
+        for series in comparison.scaling
+    ]
+
+
+def _law(fit: ScalingFit) -> dict[str, object]:
+    return {
+        "name": fit.law,
+        "parameters": {name: asdict(value) for name, value in fit.parameters.items()},
+        "worst_relative_error": fit.worst_relative_error,
+        "note": fit.note,
+    }

@@ -15,7 +15,8 @@ from dpscope.analysis.published.claims import (
 )
 from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER, Estimate, estimates, moved_bytes_per_step
 from dpscope.analysis.published.tables import EpochTime, claim_rows, epoch_times
-from dpscope.analysis.published_links import link_peak
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link, pcie_gbps
+from dpscope.profiling.records.links import LinkRate
 
 
 class ClaimAudit(NamedTuple):
@@ -157,3 +158,12 @@ def _traffic(setting: ClaimSetting) -> tuple[float, str]:
     if peak is None:
         raise NotComputable("the link of this hardware is not known")
     return step_bytes / (peak.gbps * 1e9), f"{what}; one step at {peak.gbps:.1f} GB/s ({peak.name})"
+
+
+__all__ = ["link_peak", "pcie_gbps"]
+
+
+def link_peak(hardware: str | None) -> LinkRate | None:
+    """The link between GPUs that are known to have PCIe only; None for any other and for unknown hardware."""
+    model = gpu_model(hardware)
+    return model_link(model) if model is not None and model.nvlink_version is None else None

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from dpscope.analysis.published.audit import AuditedClaim
+from dpscope.analysis.published.audit import AuditedClaim, link_peak
 from dpscope.analysis.published.claim_groups import ClaimGroup, cells, which
 from dpscope.analysis.published.claims import NotComputable, base_value, last_printed_digit
 from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.published.wording import at, warning
-from dpscope.analysis.published_links import link_peak
 from dpscope.profiling.records.run import Finding
 
 _PEAK_TOO_HIGH = 1.5  # stated peak over the link's: above bus overheads and units of 1024

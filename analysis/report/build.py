@@ -12,13 +12,12 @@ from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report import comparison_tables as tables
 from dpscope.analysis.report.all_tables import report_tables
 from dpscope.analysis.report.formulas import formula_table
+from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES
 from dpscope.analysis.report.page import Page, PageFigure, page_sections, render_page
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.timeline import timeline_views
-from dpscope.analysis.report_measures import MEASURES
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import sentence
-from dpscope.analysis.training_measures import LEARNING_MEASURES
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Finding
 from dpscope.profiling.store.folders import write_text

@@ -3,7 +3,132 @@
 from dpscope.analysis.comparison.columns import BY_NAME
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.report.comparison_tables import TextTable, shown_views
-from dpscope.analysis.training_meanings import TRAINING_MEANINGS
+
+LEARNING_MEASURES = (
+    (
+        "Accuracy and loss",
+        "After every epoch on the whole test set, each sample once, shared over the processes and summed exactly. The "
+        "accuracy of a training is that of its last epoch, not its best, which would be chosen on the test data. Medians "
+        "and ranges are over seeds; trainings without all their epochs are left out.",
+    ),
+    (
+        "Difference of accuracy",
+        "Shown if medians lie farther apart than either cell's seeds do. Cells that are alike would be told apart so by "
+        "chance in 6% of pairs with 3 seeds, 1.2% with 4, 0.4% with 5 (normal errors, simulated). Fewer than 3 seeds show "
+        "no spread, and nothing is judged.",
+    ),
+    (
+        "Training time",
+        "Wall time of an epoch's steps, loading included, evaluation not. Time to an accuracy is summed up to and with the "
+        "first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median epochs with a "
+        "95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
+    ),
+)
+
+
+_CELL_MEANING = {"cell": "Strategy, devices and batch per device, and the variant"}
+_SEEDS = {"low": "Lowest of the seeds", "high": "Highest of the seeds"}
+_DIFFERENCE = {
+    **_CELL_MEANING,
+    "against": "The cell that it is judged by",
+    "accuracy": "Median test accuracy over seeds, after the last epoch",
+    "difference": "Its median test accuracy less the other's, in percentage points",
+    "seed spread": "The wider of the two ranges over seeds; unknown with fewer than three",
+    "seeds": "Complete trainings, of the side with fewer",
+    "verdict": "Whether the difference lies beyond the spread over seeds",
+    "speedup": "Median epoch training time of the other over its own",
+    "low": "Lower end of the speedup's 95% interval",
+    "high": "Upper end of the speedup's 95% interval",
+}
+
+TRAINING_MEANINGS = {
+    "test_accuracy": {
+        **_CELL_MEANING,
+        **_SEEDS,
+        "accuracy": "Median test accuracy over seeds, after the last epoch",
+        "seeds": "Trainings with all their epochs",
+        "best": "Highest test accuracy of any epoch, median over seeds: chosen on the test data",
+        "train acc.": "Training accuracy of the last epoch, median over seeds",
+        "test loss": "Cross-entropy on the test data after the last epoch, median over seeds",
+        "epochs": "Epochs of a training",
+    },
+    "training_speedup": _DIFFERENCE,
+    "variant_accuracy": _DIFFERENCE,
+    "training_time": {
+        **_CELL_MEANING,
+        "epoch": "Median training time of an epoch over all seeds; evaluation is not in it",
+        "low": "Shortest epoch",
+        "high": "Longest epoch",
+        "epochs": "Epochs behind the median, all seeds together",
+        "evaluation": "Median time of an evaluation",
+        "training": "Training time of all epochs of a seed, median over seeds",
+    },
+    "time_to_accuracy": {
+        **_CELL_MEANING,
+        **_SEEDS,
+        "seeds that reached it": "Of all seeds that were begun",
+        "epoch": "The first epoch that reached it, median over seeds",
+        "time": "Training time up to and with that epoch, evaluation apart, median over seeds",
+    },
+}
+"""By table and heading, the unit left away."""
+
+
+MEASURES = (
+    (
+        "Step time and throughput",
+        "From an untraced pass: device events on GPUs, the wall clock on CPUs; the throughput from one block of steps "
+        "between two synchronisations. Medians over all repeats; every 95% interval stands on how far repeats lie apart, "
+        "a cell's own and, where those are few, also the other cells'. Below five steps, or where every cell has one repeat "
+        "alone, no interval is given and nothing is compared.",
+    ),
+    (
+        "Compute, communication, exposed, hidden, idle",
+        "From torch.profiler's traces of other steps. K is the union of compute kernels, C that of communication "
+        "kernels and copies between devices, per device and step window. Communication is |C|, hidden |C ∩ K|, "
+        "exposed |C \\ K|, compute |K|, idle what is in neither. Step = compute + exposed + idle. On a CPU K is the "
+        "operators of all threads and C gloo's ranges; they share the cores, so hidden there means concurrent.",
+    ),
+    (
+        "Transfer and wait",
+        "The same collective is found on every rank by its sequence number or order. Transfer is the shortest of its "
+        "durations, for the last rank to come waits for nobody; wait is what a rank's duration has above that. "
+        "Broadcasts and reduces make nobody wait for everybody and have neither.",
+    ),
+    (
+        "algbw and busbw",
+        "Bytes over transfer, and that times 2(N−1)/N for an all-reduce, (N−1)/N for all-gather, reduce-scatter and "
+        "all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
+    ),
+    (
+        "DataParallel's phases",
+        "A device event belongs to the phase in which it was launched. The parts of the waterfall are each phase's "
+        "communication that nothing hides, without what an earlier phase covers, so that they add up.",
+    ),
+    (
+        "Subtraction estimates",
+        "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = N b. They "
+        "hold what compute and idle changed, miss what overlap hides, and can be negative. They are shown to be "
+        "compared, not to be believed.",
+    ),
+    (
+        "Predictions",
+        "From a calibration of this machine where there is one (alpha + S/B per collective, fitted), else by the ring "
+        "without latency at the link's specification, a lower bound. From the run they take sizes, and for exposed "
+        "communication the times at which buckets were ready.",
+    ),
+    (
+        "The timeline",
+        "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; others are "
+        "set by the ends of collectives that all of them finish together, and what these ends depart from one another "
+        "is stated.",
+    ),
+    (
+        "NA",
+        "Not measured or not applicable, never 0. The reason stands below the table and in comparison.csv.",
+    ),
+)
+
 
 _INTERVAL = {"low": "Lower end of the 95% interval", "high": "Upper end of the 95% interval"}
 _GAP = {

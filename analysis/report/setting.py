@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dpscope.analysis.repeat_findings import repeats_said
+from dpscope.analysis.runs.repeats import repeats_said
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import NA, counted, show_bytes
 from dpscope.profiling.records.run import DeviceState, Environment

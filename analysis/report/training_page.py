@@ -7,6 +7,7 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.draw import CAPTIONS, for_page
+from dpscope.analysis.report.meanings import LEARNING_MEASURES
 from dpscope.analysis.report.page import Page, PageFigure, page_sections
 from dpscope.analysis.report.setting import versions
 from dpscope.analysis.text.units import NA, counted
@@ -14,7 +15,6 @@ from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import against_single, final_accuracy
 from dpscope.analysis.training.tables import training_tables
-from dpscope.analysis.training_measures import LEARNING_MEASURES
 from dpscope.profiling.records.training import TrainManifest
 
 _NO_COMPARISON = Comparison(table=pd.DataFrame(columns=list(NAMES)), reasons={}, gaps=())

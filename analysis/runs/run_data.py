@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dpscope.analysis.cell_findings import MEASURE_AGAIN, cell_error, trace_incomplete
+from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.runs.traffic_check import check_traffic, reduced_bytes
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings

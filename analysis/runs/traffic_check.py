@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
-from dpscope.analysis.cell_findings import cell_error, trace_incomplete
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
 from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
@@ -19,6 +18,7 @@ from dpscope.analysis.traces.steps.event_kind import Kind, named_annotations
 from dpscope.analysis.traces.reading.event_table import BoolColumn, IntColumn
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.run import Cell, Finding, ParameterSizes
+from dpscope.profiling.records.run import Cell, Finding
 
 TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
@@ -221,3 +221,16 @@ def _incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
         f"expected {expected}, the trace shows {found}",
         f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
     )
+
+
+MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
+
+
+def cell_error(cell: Cell, code: str, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+    """An error finding about one cell, whose name begins the message."""
+    return Finding(severity="error", code=code, message=f"{cell.name}: {message}", next_step=next_step)
+
+
+def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+    """The trace does not show what the cell must have moved: its communication is not given."""
+    return cell_error(cell, "trace_incomplete", f"{message}; its communication is not given", next_step)

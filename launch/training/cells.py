@@ -5,9 +5,9 @@ import math
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
-from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve
 from dpscope.launch.planning.run_config import shown
+from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
 from dpscope.profiling.records.run import Cell, Finding, PlannedCell
 from dpscope.profiling.records.training import PlannedTraining, TrainConfig
 from dpscope.profiling.store.folders import DpscopeError

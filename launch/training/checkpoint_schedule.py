@@ -9,9 +9,9 @@ from torch import distributed
 
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.measuring.worker_arguments import TorchrunPlace
-from dpscope.launch.train_state import TrainState
 from dpscope.launch.training.checkpoint_state import read_checkpoint, restore, save_checkpoint
 from dpscope.launch.training.job import TrainJob
+from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption, resumption
 from dpscope.launch.training.stop_agreement import StopAgreement, host_group
 from dpscope.profiling.records.checkpoint import CheckpointDescription

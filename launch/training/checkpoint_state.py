@@ -11,20 +11,21 @@ Everything is a tensor or a plain Python value, so that `torch.load(weights_only
 """
 
 import pickle
+import random
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.measuring.worker_arguments import TorchrunPlace
-from dpscope.launch.rng_states import rng_states, set_rng_states
-from dpscope.launch.train_state import TrainState
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell
@@ -151,3 +152,27 @@ def _sums(ranks: Sequence[dict[str, Any]], place: TorchrunPlace) -> Tensor:
         return own
     total = torch.stack([one["sums"] for one in ranks]).sum(dim=0)
     return total if place.rank == 0 else torch.zeros_like(total)
+
+
+def rng_states(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """States of Python's, NumPy's and torch's generators, and of each CUDA device among `devices`, in their order."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    inner = numpy_state["state"]
+    return {
+        "python": random.getstate(),
+        "numpy": {**numpy_state, "state": {**inner, "key": inner["key"].tolist()}},
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"],
+    }
+
+
+def set_rng_states(states: dict[str, Any], devices: Sequence[torch.device]) -> None:
+    """Set what `rng_states` returned; CUDA devices beyond those it knew keep their states, and so do those on the CPU."""
+    random.setstate(states["python"])
+    inner = states["numpy"]["state"]
+    key = np.array(inner["key"], dtype=np.uint32)
+    np.random.set_state({**states["numpy"], "state": {**inner, "key": key}})
+    torch.set_rng_state(states["torch"])
+    cuda = [device for device in devices if device.type == "cuda"]
+    for device, state in zip(cuda, states["cuda"], strict=False):
+        torch.cuda.set_rng_state(state, device)

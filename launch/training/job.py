@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.training.learning_rate_scaling import scaled_learning_rate
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
+from dpscope.launch.training.learning_rate_scaling import scaled_learning_rate
 from dpscope.profiling.records.run import Cell, RunConfig
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.training_folders import TrainingFolder

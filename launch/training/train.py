@@ -14,14 +14,12 @@ from torch import distributed, nn
 
 from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.learning_sums import Learned, LearningSums
 from dpscope.launch.measuring.worker_arguments import TorchrunPlace
-from dpscope.launch.train_state import TrainState
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
-from dpscope.launch.training.evaluation import evaluate, shard
+from dpscope.launch.training.evaluation import Learned, LearningSums, evaluate, shard
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.learning_rate import LearningRateSchedule
-from dpscope.launch.training.loop import train
+from dpscope.launch.training.loop import TrainState, train
 from dpscope.launch.workload.augmentation import random_words
 from dpscope.launch.workload.image_sets import check_classes, test_images
 from dpscope.launch.workload.input_pipeline import open_stream

@@ -6,10 +6,13 @@ overlaps its worker's previous one while it queues, or when the worker takes it 
 before.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import Category, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.traces.steps.event_kind import collective_kind
+from dpscope.analysis.traces.steps.event_kind import collective_kind, named_annotations
+from dpscope.profiling.records import range_names as phases
 
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
@@ -52,3 +55,21 @@ def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
         if len(creators) == len(own) and (events.start_us[creators] <= events.end_us[rows[own]]).all():
             created[own] = events.end_us[creators]
     return created
+
+
+def ended_in_their_pass(events: EventTable) -> EventTable:
+    """The table, with `gloo:` ranges that begin in a step's forward or backward pass ending with it at the latest.
+
+    The passes are dpscope's own ranges; a trace without them stays as it is.
+    """
+    passes = np.flatnonzero(named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD))
+    rows = np.flatnonzero(named_annotations(events, "gloo:"))
+    if not len(passes) or not len(rows):
+        return events
+    passes = passes[np.argsort(events.start_us[passes], kind="stable")]
+    index = np.searchsorted(events.start_us[passes], events.start_us[rows], side="right") - 1
+    pass_ends = events.end_us[passes[np.maximum(index, 0)]]
+    late = (index >= 0) & (events.start_us[rows] < pass_ends) & (events.end_us[rows] > pass_ends)
+    duration_us = events.duration_us.copy()
+    duration_us[rows[late]] = pass_ends[late] - events.start_us[rows[late]]
+    return replace(events, duration_us=duration_us)

@@ -11,7 +11,7 @@ from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.scaling import amdahl_misuse, judge_target, law_table, scaling_table, strong_or_weak
-from dpscope.analysis.model_output import scaling_records
+from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import Estimate

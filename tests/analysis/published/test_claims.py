@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.published.audit import AuditedClaim, ClaimAudit, audit_claims
+from dpscope.analysis.published.audit import AuditedClaim, ClaimAudit, audit_claims, link_peak, pcie_gbps
 from dpscope.analysis.published.claims import agreement
 from dpscope.analysis.published.tables import read_claims, read_epoch_times
-from dpscope.analysis.published_links import link_peak, pcie_gbps
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
 TIMES = read_epoch_times(EXAMPLES / "epoch_times.csv")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpscope.launch.rng_states import rng_states, set_rng_states
 from dpscope.launch.training import checkpoint_folder as checkpoint_files
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
+from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell, RunConfig
 from dpscope.profiling.records.training import TrainConfig

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch.learning_sums import LearningSums
-from dpscope.launch.training.evaluation import shard
+from dpscope.launch.training.evaluation import LearningSums, shard
 
 USER_MODELS = Path(__file__).parents[2] / "user_models"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.readiness import ready_us
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.analysis.traces.steps.collectives import ready_us
 from dpscope.analysis.traces.steps.event_kind import Kind
 
 ROOT = Path(__file__).parents[4]
