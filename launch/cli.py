@@ -16,7 +16,8 @@ from dpscope.launch.commands.learning import equal, train
 from dpscope.launch.commands.option_defaults import DefaultsInHelp
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
-from dpscope.profiling.store.folders import MANIFEST_NAME, DpscopeError, is_run_folder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import MANIFEST_NAME, is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 app = typer.Typer(

@@ -21,8 +21,9 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
 from dpscope.launch.jobs.out_folder import claim
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.worker_process import Report, work
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob, job_from_arguments
+from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ which holds more and less than communication; the union of communication, which 
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import by_nccl, model_sizes
 from dpscope.analysis.comparison.row import Row, ratio
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.ranks.matching import bus_factor
 
 WAYS = ("subtraction", "communication", "transfer")
 BANDWIDTH_COLUMNS = tuple(column.name for column in COLUMNS if column.group == "bandwidth")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
+from dpscope.analysis.text.units import Quantity
+
 Group = Literal["cell", "time", "communication", "estimates", "predictions", "bandwidth", "learning", "checks"]
 
 

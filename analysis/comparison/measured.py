@@ -9,6 +9,7 @@ from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwi
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import RunSpreads
 from dpscope.analysis.runs.run_data import CellData
@@ -22,7 +23,6 @@ from dpscope.analysis.stats.samples import (
     pooled_median,
     ratio_estimate,
 )
-from dpscope.analysis.traces.ranks.matching import bus_factor
 
 _MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
 _COMMUNICATION = (

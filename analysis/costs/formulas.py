@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpscope.analysis.traces.ranks.matching import bus_factor
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 
 CollectiveCost = Callable[[str, int, float], float | None]
 """(kind, ranks, bytes) -> microseconds, None where it does not know that kind at that number of ranks.

@@ -14,7 +14,7 @@ from dpscope.analysis.equality.ranks import rank_result
 from dpscope.analysis.equality.result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankResult, StepTolerance
 from dpscope.analysis.equality.tolerance import judged_steps, output_tolerance, tolerances
 from dpscope.profiling.records.equality import EQUALITY_NAME
-from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.files import write_json
 
 
 def compare_trainings(data: EqualityData) -> EqualityReport:

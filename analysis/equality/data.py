@@ -19,7 +19,8 @@ from dpscope.profiling.records.equality import (
     rank_paths,
 )
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.store.folders import DpscopeError, read_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json
 
 
 @dataclass(frozen=True)

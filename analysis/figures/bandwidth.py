@@ -6,12 +6,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures.calibration import draw_models
 from dpscope.analysis.figures.style import COLOURS, MARKERS, bandwidth_axes
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.traces.ranks.matching import bus_factor
 from dpscope.profiling.records.links import LinkRate
 
 MOST_PANELS = 4

@@ -20,7 +20,7 @@ from dpscope.analysis.figures.style import STYLE
 from dpscope.analysis.figures.waits import waits
 from dpscope.analysis.figures.waterfall import waterfall
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.profiling.store.folders import write_bytes, write_text
+from dpscope.profiling.store.files import write_bytes, write_text
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 

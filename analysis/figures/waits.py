@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.report.wait_table import mean_waits
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
 MOST_PANELS = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.subtraction import FORMULAS, METHODS
-from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time
 
 NOTABLE = 0.05  # of communication or of the step

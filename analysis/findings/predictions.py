@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.predicted import CollectivePrediction
 from dpscope.analysis.findings.estimate_gaps import NOTABLE, Values, number, records
-from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.run import Finding
 

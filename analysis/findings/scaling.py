@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingChoice, ScalingPoint, ScalingSeries
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show
 from dpscope.profiling.records.run import Finding
 

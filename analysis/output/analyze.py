@@ -22,6 +22,7 @@ from dpscope.analysis.report.training_report import print_training, show_trainin
 from dpscope.analysis.runs.changes import change_table, compare_runs, regressions, setting_findings, undecided_findings
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
@@ -30,7 +31,8 @@ from dpscope.analysis.training.comparison import compare_trainings, training_set
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.tables import difference_table, training_tables
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError, is_run_folder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
@@ -174,9 +176,9 @@ def _print_learning_changes(
     return True
 
 
-def _print_tables(shown: Sequence[tables.TextTable], output_format: OutputFormat, console: Console) -> None:
+def _print_tables(shown: Sequence[TextTable], output_format: OutputFormat, console: Console) -> None:
     for table in shown:
         if output_format == "table":
             print_table(console, table)
         else:
-            sys.stdout.write(tables.render(table, output_format) + "\n")
+            sys.stdout.write(render(table, output_format) + "\n")

@@ -11,8 +11,8 @@ from dpscope.analysis.equality.comparison import compare_trainings, save_report
 from dpscope.analysis.equality.data import load_equality
 from dpscope.analysis.equality.result import EqualityReport, PairResult
 from dpscope.analysis.equality.tolerance import LARGEST_TOLERANCE, SAFETY, WHATS
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.text.terminal import print_findings, print_table
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
 
 _ROWS = 6  # of the table of tolerances

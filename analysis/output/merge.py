@@ -6,14 +6,15 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.analysis.output.analyze import trace_status
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.text.terminal import print_findings, print_table
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.merge.inputs import traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
-from dpscope.profiling.store.folders import DpscopeError, is_run_folder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import is_run_folder
 
 _VIEWER = "https://ui.perfetto.dev"
 

@@ -15,7 +15,8 @@ from typing import Any
 from isal import igzip
 
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
-from dpscope.profiling.store.folders import DpscopeError, atomic_path
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import atomic_path
 
 Event = dict[str, Any]
 

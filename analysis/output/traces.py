@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.report.phase_table import trace_phases
 from dpscope.analysis.report.wait_table import trace_waits
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
 OPTIONAL_COLUMNS = (

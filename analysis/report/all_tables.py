@@ -6,11 +6,12 @@ from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
 from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.findings.scaling import law_table, scaling_table
-from dpscope.analysis.report.comparison_tables import TextTable, gap_table, views_by_name
+from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
 from dpscope.analysis.report.link_projection import projection_table
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
 
 _SOURCES = {

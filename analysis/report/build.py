@@ -17,10 +17,11 @@ from dpscope.analysis.report.page import Page, PageFigure, page_sections, render
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import write_text
+from dpscope.profiling.store.files import write_text
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
     )
 
 
-def text_tables(report: Report) -> list[tables.TextTable]:
+def text_tables(report: Report) -> list[TextTable]:
     """The report's tables in the order people read them."""
     return list(report_tables(report.run, report.comparison).values())
 
@@ -99,7 +100,7 @@ def setting(report: Report) -> str:
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
     parts = [f"# dpscope: {report.run.folder.path.name}\n", f"{headline(report)}\n", f"{setting(report)}\n"]
-    parts += [tables.render(table, "markdown") for table in text_tables(report)]
+    parts += [render(table, "markdown") for table in text_tables(report)]
     parts.append("**Findings**\n")
     parts.append(
         "".join(

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.figures.calibration import calibration_figure
 from dpscope.analysis.figures.draw import to_png
-from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.analysis.traces.ranks.matching import bus_factor
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
@@ -17,7 +17,9 @@ from dpscope.profiling.records.calibration import (
     CollectiveFit,
     FitPiece,
 )
-from dpscope.profiling.store.folders import CALIBRATION_NAME, DpscopeError, read_json, write_bytes, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json, write_bytes, write_json
+from dpscope.profiling.store.folders import CALIBRATION_NAME
 
 FIGURE_NAME = "calibration.png"
 

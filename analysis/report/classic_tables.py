@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 
 Row = pd.Series  # of the comparison table

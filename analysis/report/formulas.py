@@ -13,15 +13,15 @@ from dpscope.analysis.comparison.predicted import (
     ready_column,
     relative_error,
 )
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.formulas import ddp_schedule
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.estimate_gaps import Values, number, records
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traffic_check import reduced_bytes
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
-from dpscope.analysis.traces.ranks.matching import bus_factor
 
 MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)

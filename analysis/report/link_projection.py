@@ -2,8 +2,8 @@
 
 from dpscope.analysis.comparison.predicted import model_sizes
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, show, show_bytes
 from dpscope.profiling.machine.link_specifications import (
     ETHERNET_GBPS,

@@ -2,7 +2,8 @@
 
 from dpscope.analysis.comparison.columns import BY_NAME
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.report.comparison_tables import TextTable, shown_views
+from dpscope.analysis.report.comparison_tables import shown_views
+from dpscope.analysis.text.text_table import TextTable
 
 LEARNING_MEASURES = (
     (

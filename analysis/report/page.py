@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.style import COLOURS
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.sections import SECTIONS, Section
 from dpscope.analysis.report.timeline import TimelineView, as_plain
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
 from dpscope.profiling.records.run import Finding
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import choose_unit, plain, show, text
 from dpscope.analysis.traces.data_parallel.phases import phase_table
 

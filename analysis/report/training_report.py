@@ -7,16 +7,17 @@ from rich.console import Console
 
 from dpscope.analysis.figures.draw import write_files
 from dpscope.analysis.figures.training import training_figures
-from dpscope.analysis.report import comparison_tables as tables
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.report.training_page import training_page
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.text.text_table import render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.summary import training_csv, training_json
 from dpscope.analysis.training.tables import training_tables
-from dpscope.profiling.store.folders import RunFolder, is_run_folder, write_text
+from dpscope.profiling.store.files import write_text
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
 
 def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:
@@ -44,7 +45,7 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
         sys.stdout.write(training_csv(data))
     else:
         for table in training_tables(data).values():
-            sys.stdout.write(tables.render(table, output_format) + "\n")
+            sys.stdout.write(render(table, output_format) + "\n")
     return not any(finding.severity == "error" for finding in training_findings(data))
 
 
@@ -67,7 +68,7 @@ def write_training(data: TrainingData) -> Path:
 def training_markdown(data: TrainingData) -> str:
     """Tables and findings as Markdown."""
     parts = [f"# Trainings: {data.folder.name}\n"]
-    parts += [tables.render(table, "markdown") for table in training_tables(data).values()]
+    parts += [render(table, "markdown") for table in training_tables(data).values()]
     parts.append("**Findings**\n")
     parts.append(
         "".join(

@@ -4,8 +4,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import pandas as pd
 
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.waits import mean_waits
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, plain, show, text
 
 _SHARE = Unit("%", 0.01, 1)
@@ -32,17 +33,6 @@ def run_waits(cells: Sequence[CellData]) -> TextTable | None:
     ]
     left = sum(map(len, means.values())) - len(rows)
     return TextTable(f"{_TITLE} (means over repeats)", ("cell", *_headings(unit)), tuple(rows), _left_out(left))
-
-
-def mean_waits(data: CellData) -> pd.DataFrame:
-    """Per (late rank, waiting rank) the means over repeats, the longest first; who did not wait in a repeat waited 0 there."""
-    waits = data.waits()
-    if waits.empty:
-        return waits
-    pairs = waits.groupby(["late_rank", "waiting_rank"], as_index=False)[["collectives", "wait_per_step_us"]].sum()
-    pairs["share"] = pairs["wait_per_step_us"] / pairs["wait_per_step_us"].sum()
-    pairs["wait_per_step_us"] /= data.steps["repeat"].nunique()
-    return pairs.sort_values("wait_per_step_us", ascending=False, kind="stable")
 
 
 def _row(record: Mapping[Hashable, object], unit: Unit) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
+from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.run import Cell, DdpCounters, Finding
 
 SPAN_TOLERANCE = 0.10

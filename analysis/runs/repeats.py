@@ -1,14 +1,12 @@
 """How far the repeats of a run's cells lie apart, pooled over the cells: their steps, and the parts of their steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import ALONE, Samples, Spread, pooled_spread, spread_of
-from collections.abc import Iterator
-from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import counted
 from dpscope.profiling.records.run import Finding
 

@@ -8,18 +8,24 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
-from dpscope.analysis.runs.traffic_check import check_traffic, reduced_bytes
+from dpscope.analysis.runs.sample_findings import spread_findings
+from dpscope.analysis.runs.traffic_check import (
+    MEASURE_AGAIN,
+    cell_error,
+    check_traffic,
+    reduced_bytes,
+    trace_incomplete,
+)
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.matching import step_waits
-from dpscope.analysis.runs.sample_findings import spread_findings
-from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder
 from dpscope.profiling.records.run import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 _SAID_OF_CELLS = frozenset({"parallelism", "device_idle"})  # and not of each trace

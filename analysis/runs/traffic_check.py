@@ -4,62 +4,16 @@ A trace that shows nothing must never read as "no communication": profilers lose
 size beside it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 
-from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
-from dpscope.analysis.traces.data_parallel.launches import PHASES, launch_phases
-from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
-from dpscope.analysis.traces.steps.event_kind import Kind, named_annotations
-from dpscope.analysis.traces.reading.event_table import BoolColumn, IntColumn
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.run import Cell, Finding, ParameterSizes
-from dpscope.profiling.records.run import Cell, Finding
 
 TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
-
-
-def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
-    """How often each of dpscope's own ranges stands in each step."""
-    counts: dict[str, dict[int | None, int]] = defaultdict(lambda: defaultdict(int))
-    events = attribution.events
-    steps = attribution.steps.index_at(events.start_us)
-    for row in np.flatnonzero(named_annotations(events, phases.PREFIX)):
-        step = steps[row]
-        if step != NO_STEP:
-            counts[events.names[events.name[row]]][attribution.steps.numbers[step]] += 1
-    return {name: dict(by_step) for name, by_step in counts.items()}
-
-
-def peer_copies(attribution: Attribution) -> pd.DataFrame:
-    """Copies between devices per (device, step): columns device, step, bytes, model_bytes, count.
-
-    `model_bytes` is the part that DataParallel launched in replicating and in reducing gradients: not of inputs and outputs.
-    """
-    events = attribution.events
-    rows = np.flatnonzero(attribution.rows(Kind.PEER_COPY) & (attribution.step >= 0))
-    frame = pd.DataFrame(
-        {
-            "device": events.device[rows],
-            "step": [attribution.steps.numbers[step] for step in attribution.step[rows]],
-            "bytes": events.bytes[rows],
-            "model_bytes": np.where(_moves_the_model(attribution, rows), events.bytes[rows], 0),
-            "count": 1,
-        }
-    )
-    return frame.groupby(["device", "step"], as_index=False, dropna=False).sum()
-
-
-def _moves_the_model(attribution: Attribution, rows: IntColumn) -> BoolColumn:
-    if not len(rows) or not is_data_parallel(attribution):
-        return np.zeros(len(rows), dtype=np.bool_)
-    moving = [PHASES.index(name) for name in ("replicate", "gradient_reduce")]
-    return np.isin(launch_phases(attribution).phase[rows], moving)
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:

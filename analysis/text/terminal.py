@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.report.comparison_tables import TextTable
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.run import Finding
 

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import Quantity
-
+Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
 NA = "NA"
 
 _TIME_UNITS = (("us", 1.0), ("ms", 1e3), ("s", 1e6))

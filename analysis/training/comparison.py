@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from dpscope.analysis.runs.changes import SETTINGS, differences, differing, machine_differences
 from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.seed_statistics import CellDifference, difference, epoch_spread
+from dpscope.profiling.machine.conditions import SETTINGS, differences, differing, machine_differences
 from dpscope.profiling.records.run import Finding
 from dpscope.profiling.records.training import TrainConfig
 

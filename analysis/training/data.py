@@ -13,7 +13,8 @@ import msgspec
 
 from dpscope.profiling.records.run import CellStrategy, Finding
 from dpscope.profiling.records.training import TrainManifest, TrainResult
-from dpscope.profiling.store.folders import DpscopeError, read_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
 

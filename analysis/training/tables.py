@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.report.comparison_tables import TextTable
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Estimate, median_range
+from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpscope.analysis.comparison.columns import COLUMNS, Column
 from dpscope.analysis.published.report import markdown_table
-from dpscope.profiling.store.folders import write_text
+from dpscope.profiling.store.files import write_text
 
 PATH = Path("docs/columns.md")
 

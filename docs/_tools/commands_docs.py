@@ -15,7 +15,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from dpscope.launch.cli import app
 from dpscope.launch.commands.option_defaults import defaults
-from dpscope.profiling.store.folders import write_text
+from dpscope.profiling.store.files import write_text
 
 PATH = Path("docs/commands.md")
 

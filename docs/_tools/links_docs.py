@@ -6,7 +6,7 @@ make docs
 from collections.abc import Iterable
 from pathlib import Path
 
-from dpscope.analysis.report.comparison_tables import TextTable, render
+from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.profiling.machine.link_specifications import (
     ETHERNET_GBPS,
     GPU_MODELS,
@@ -18,7 +18,7 @@ from dpscope.profiling.machine.link_specifications import (
     nvlink,
     pcie_gbps,
 )
-from dpscope.profiling.store.folders import write_text
+from dpscope.profiling.store.files import write_text
 
 PATH = Path("docs/links.md")
 

@@ -23,7 +23,8 @@ from dpscope.analysis.published.report import (
 )
 from dpscope.analysis.published.tables import EpochTime, epoch_times, read_claims, read_epoch_times
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
-from dpscope.profiling.store.folders import DpscopeError, write_text
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_text
 
 EXAMPLES = Path("examples/published")
 PAGE = Path("docs/published-results.md")

@@ -20,7 +20,9 @@ from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, read_json, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.folders import RepeatFolder
 
 
 def run_calibration(settings: CalibrationSettings, console: Console, link_gbps: float | None = None) -> Calibration:

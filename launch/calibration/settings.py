@@ -5,7 +5,7 @@ from typing import Literal, cast, get_args
 
 from dpscope.launch.jobs.devices import Devices, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Types that can be reduced on every backend, and the bytes of one element."""

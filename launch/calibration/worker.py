@@ -16,9 +16,10 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
 from dpscope.launch.jobs.job_files import write_failure, write_progress
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, torchrun_place
+from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, LeftOut
-from dpscope.profiling.store.folders import DpscopeError, read_json, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json, write_json
 
 if TYPE_CHECKING:
     import torch

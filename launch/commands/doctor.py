@@ -20,7 +20,7 @@ from dpscope.profiling.machine.environment import (
     usable_cores,
 )
 from dpscope.profiling.machine.interconnect import device_links
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
 _DISK_WANTED = 5_000_000_000  # bytes

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dpscope.launch.commands import options
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.profiling.mirrors.mirror import TrainingMirror

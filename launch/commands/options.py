@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 DEFAULT_OUT = Path("runs/default")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensorboard import program
 
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -> None:

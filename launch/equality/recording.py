@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.equality.forward_recorder import ForwardRecorder, chosen_elements, fingerprints
 from dpscope.profiling.records.equality import STORED_ELEMENTS, ParameterRecord, RankRecord, rank_paths
-from dpscope.profiling.store.folders import atomic_path, write_json
+from dpscope.profiling.store.files import atomic_path, write_json
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -17,7 +17,9 @@ from dpscope.profiling.records.equality import (
     EqualityJob,
     EqualitySettings,
 )
-from dpscope.profiling.store.folders import DpscopeError, JobFolder, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import JobFolder
 
 
 def run_equality(settings: EqualitySettings, out: Path, console: Console) -> None:

@@ -11,7 +11,7 @@ from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Precision, Training
 from dpscope.profiling.records.run import Cell, RunConfig, Strategy
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZE: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
 DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}

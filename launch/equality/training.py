@@ -17,8 +17,8 @@ from dpscope.launch.equality.models import (
     to_double,
 )
 from dpscope.launch.equality.recording import TrainingRecorder
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import devices_of, join_process_group
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching

@@ -13,11 +13,12 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
+from dpscope.launch.jobs.place import TorchrunPlace, check_place
 from dpscope.launch.jobs.worker_process import Report, work
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, check_place
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
-from dpscope.profiling.store.folders import JobFolder, read_json, write_json
+from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.folders import JobFolder
 
 
 @dataclass(frozen=True)

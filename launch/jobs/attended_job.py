@@ -9,7 +9,8 @@ from dpscope.launch.jobs.job_files import read_progress
 from dpscope.launch.jobs.job_outcome import JobOutcome, interrupted, job_outcome
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
-from dpscope.profiling.store.folders import DpscopeError, JobFolder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import JobFolder
 
 JobEnd = tuple[JobWait, int | None]
 """How waiting ended, and torchrun's exit status if it did."""

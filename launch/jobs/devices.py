@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.profiling.machine.environment import driver_version, open_nvml
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 DeviceType = Literal["cuda", "cpu"]
 

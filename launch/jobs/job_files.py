@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.store.folders import DpscopeError, write_json, write_text
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json, write_text
 
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpscope.profiling.records.equality import EQUALITY_NAME
-from dpscope.profiling.store.folders import CALIBRATION_NAME, DpscopeError, is_run_folder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import CALIBRATION_NAME, is_run_folder
 from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_NAME, is_train_folder
 
 LOCK_NAME = ".lock"

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.profiling.records.run import Cell
 
 

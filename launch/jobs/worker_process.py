@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dpscope.launch.jobs.job_files import remove_job_files, started_at, write_failure, write_progress
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, torchrun_place
-from dpscope.profiling.store.folders import DpscopeError, JobFolder
+from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import JobFolder
 
 
 class Job(Protocol):

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import distributed
 
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import devices_of, join_process_group
 from dpscope.launch.measuring.cell_passes import CellProcess, Measured, run_passes
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob
+from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
@@ -26,7 +27,9 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.records.run import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
-from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder
 
 _LATE_FILES_S = 90.0  # a network's file system shows another host's files up to a minute late
 _POLL_S = 0.2

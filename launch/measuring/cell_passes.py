@@ -13,7 +13,8 @@ from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.run import Cell, DeviceMemory, RunConfig, TimedBlock
-from dpscope.profiling.store.folders import RepeatFolder, write_json
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder
 
 
 @dataclass(frozen=True)

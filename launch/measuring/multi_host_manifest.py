@@ -8,7 +8,8 @@ from dpscope.launch.jobs.out_folder import claimed
 from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, machine_difference, settings_difference
 from dpscope.launch.planning.variants import VARIANT_FIELDS, merged
 from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, RunConfig
-from dpscope.profiling.store.folders import RESULT_NAME, DpscopeError, RunFolder, is_run_folder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RESULT_NAME, RunFolder, is_run_folder
 
 # Fields in which cells of one run may differ: what is measured, not how.
 _FIELDS_OF_THE_PLAN = (

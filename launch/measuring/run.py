@@ -19,7 +19,8 @@ from dpscope.launch.jobs.torchrun import TorchrunJob, end_leftovers
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
 from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
 from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Manifest, RunConfig
-from dpscope.profiling.store.folders import RunFolder, is_run_folder, write_json
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
 __all__ = ["SweepOutcome", "describe_plan", "run_sweep"]
 

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,29 +11,22 @@ import msgspec
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import locked
+from dpscope.launch.jobs.place import TorchrunPlace, check_place
 from dpscope.launch.measuring.multi_host_manifest import entered, free_repeat, manifest_with
-from dpscope.launch.planning.cells import OWN_MODELS, PASS_THROUGH_REASON, resolve, too_large
+from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.planning.threads import check_threads, threads_by_default
 from dpscope.launch.planning.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
 from dpscope.launch.workload.data_files import check_data
+from dpscope.launch.workload.model_names import OWN_MODELS
 from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell, RunConfig
-from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
 _WAIT_FOR_RANK_0_S = 120.0
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class TorchrunPlace:
-    """This process's place in its job, as torchrun says."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node: int
 
 
 @dataclass(frozen=True)
@@ -46,23 +39,6 @@ class WorkerJob:
     kind: DeviceType
     threads: int
     folder: RepeatFolder
-
-
-def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
-    """Read torchrun's variables; raises DpscopeError when this process was not started by it."""
-    try:
-        return TorchrunPlace(
-            rank=int(environment["RANK"]),
-            local_rank=int(environment["LOCAL_RANK"]),
-            world_size=int(environment["WORLD_SIZE"]),
-            local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
-            node=int(environment["GROUP_RANK"]),
-        )
-    except KeyError as missing:
-        raise DpscopeError(
-            f"{missing.args[0]} is not set: the worker runs under torchrun; start it with "
-            "torchrun --standalone --nproc-per-node=N launch/worker.py ..."
-        ) from missing
 
 
 def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> WorkerJob:
@@ -277,12 +253,3 @@ def _device_count(config: RunConfig, place: TorchrunPlace, gpus: int | None) -> 
             f"--devices {','.join(str(count) for count in config.devices)}: a worker measures one device count"
         )
     return config.devices[0]
-
-
-def check_place(cell: Cell, place: TorchrunPlace) -> None:
-    """Raise DpscopeError unless torchrun started as many processes as the cell has."""
-    if cell.processes != place.world_size:
-        raise DpscopeError(
-            f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
-            f"use --nproc-per-node={cell.processes}, over several nodes their share of it"
-        )

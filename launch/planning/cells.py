@@ -11,11 +11,8 @@ from dpscope.launch.planning.variants import check_variants, ddp_options, other_
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
-CIFAR_RESNET = "resnet18_cifar"
-SMALL_RESNET = "resnet8_cifar"
-OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET)  # the names that need no torch to be known
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
 

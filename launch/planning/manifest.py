@@ -10,7 +10,7 @@ from dpscope.launch.planning.cells import plan_findings
 from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml
 from dpscope.profiling.machine.timing_variables import timing_variables
 from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
 """Settings that say how often and how patiently a run is measured: they may change while it is resumed."""

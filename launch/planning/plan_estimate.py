@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.progress import duration_text
-from dpscope.launch.planning.cells import CIFAR_RESNET, threads_per_process
+from dpscope.launch.planning.cells import threads_per_process
+from dpscope.launch.workload.model_names import CIFAR_RESNET
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.run import Cell, Finding, PlannedCell, RunConfig

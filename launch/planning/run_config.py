@@ -13,7 +13,7 @@ import msgspec
 
 from dpscope.launch.planning import variants
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 _LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
 MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations

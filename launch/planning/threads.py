@@ -3,7 +3,7 @@
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def threads_by_default(devices_here: int, devices: Devices) -> int:

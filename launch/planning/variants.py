@@ -7,7 +7,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from dpscope.profiling.records.run import CellOptions, CommHook, RunConfig, Switch
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 SWITCHES = ("overlap", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
 DDP_FIELDS = ("comm_hook", "bucket_mb", *SWITCHES)

@@ -10,7 +10,7 @@ from dpscope.launch.planning.run_config import shown
 from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
 from dpscope.profiling.records.run import Cell, Finding, PlannedCell
 from dpscope.profiling.records.training import PlannedTraining, TrainConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZE = 32
 

@@ -16,7 +16,8 @@ from typing import BinaryIO
 import msgspec
 
 from dpscope.profiling.records.checkpoint import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
-from dpscope.profiling.store.folders import DpscopeError, atomic_path
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import atomic_path
 
 _MARK = b"dpscope checkpoint\n"
 _ZIP_START = b"PK\x03\x04"

@@ -7,8 +7,8 @@ import msgspec
 import torch
 from torch import distributed
 
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace
 from dpscope.launch.training.checkpoint_state import read_checkpoint, restore, save_checkpoint
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.loop import TrainState
@@ -16,7 +16,7 @@ from dpscope.launch.training.resume import Resumption, resumption
 from dpscope.launch.training.stop_agreement import StopAgreement, host_group
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 class TrainCheckpoints:

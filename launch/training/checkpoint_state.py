@@ -23,14 +23,14 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import EpochRecord
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 Content = dict[str, Any]
 

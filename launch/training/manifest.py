@@ -9,7 +9,7 @@ from dpscope.launch.planning.manifest import check_same_machine
 from dpscope.launch.training.planned_jobs import TrainDescription
 from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, TrainManifest
-from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder, is_train_folder
 
 

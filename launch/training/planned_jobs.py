@@ -21,7 +21,7 @@ from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
 from dpscope.profiling.records.run import Cell, Finding, RunConfig
 from dpscope.profiling.records.training import PlannedTraining, TrainConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
 MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts")

@@ -13,7 +13,8 @@ from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell, Finding
 from dpscope.profiling.records.training import TrainConfig
-from dpscope.profiling.store.folders import DpscopeError, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainingFolder
 
 # What must be the same for a training to be the one that was begun. How batches are loaded and which cells there are

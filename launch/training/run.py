@@ -23,7 +23,8 @@ from dpscope.launch.training.resume import take_up, told_place
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
 from dpscope.profiling.records.training import EpochRecord, TrainConfig, TrainManifest, TrainResult
-from dpscope.profiling.store.folders import RunFolder, write_json
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 
 _SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default

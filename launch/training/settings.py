@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.planning.cells import SMALL_RESNET
 from dpscope.launch.planning.run_config import (
     build_config,
     conversion_message,
@@ -15,9 +14,10 @@ from dpscope.launch.planning.run_config import (
     shown,
     whole_numbers,
 )
+from dpscope.launch.workload.model_names import SMALL_RESNET
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.records.training import TrainConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 MEASURING_FIELDS = ("seed", "warmup_steps", "steps", "epochs", "traced_steps", "repeats")
 """Settings of a measurement that a training does not have, or has under another name."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
 from dpscope.launch.training.evaluation import Learned, LearningSums, evaluate, shard
 from dpscope.launch.training.job import TrainJob
@@ -29,7 +29,7 @@ from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.training import EpochRecord, TrainResult
-from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.files import write_json
 
 _LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint
 

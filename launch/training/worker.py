@@ -19,10 +19,10 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
+from dpscope.launch.jobs.place import TorchrunPlace, check_place
 from dpscope.launch.jobs.worker_process import Report, work
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, check_place
 from dpscope.launch.training.job import TrainJob
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 
 

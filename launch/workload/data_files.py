@@ -4,7 +4,7 @@ import importlib.metadata
 from pathlib import Path
 
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
 """Samples of an epoch, of the data sets that have a number of their own."""

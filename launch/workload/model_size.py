@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpscope.launch.planning.cells import CIFAR_RESNET, SMALL_RESNET
+from dpscope.launch.workload.model_names import CIFAR_RESNET, SMALL_RESNET
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.launch.workload.models import Workload

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.planning.cells import CIFAR_RESNET, OWN_MODELS, SMALL_RESNET
+from dpscope.launch.workload.model_names import CIFAR_RESNET, OWN_MODELS, SMALL_RESNET
 from dpscope.launch.workload.small_resnet import SmallResNet
 from dpscope.profiling.records.run import ParameterSizes, TensorSize
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 @dataclass(frozen=True)

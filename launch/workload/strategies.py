@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import CellOptions, CellStrategy, CommHook
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from dpscope.launch.workload.models import AutocastModel
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
 from dpscope.profiling.records.range_names import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

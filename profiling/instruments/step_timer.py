@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from dpscope.profiling.records.run import SAMPLE_COLUMNS, TimedBlock
-from dpscope.profiling.store.folders import atomic_path
+from dpscope.profiling.store.files import atomic_path
 
 BatchArrived = Callable[[], None]
 """What a step calls as soon as its batch is there."""

@@ -10,7 +10,7 @@ from isal import igzip
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer, nothing
-from dpscope.profiling.store.folders import atomic_path
+from dpscope.profiling.store.files import atomic_path
 
 WARMUP_STEPS = 2  # run under a profiler that is on and discards: its start costs the first steps time
 

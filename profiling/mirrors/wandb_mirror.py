@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 WandbMode = Literal["offline", "online", "disabled"]
 

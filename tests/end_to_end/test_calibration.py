@@ -17,7 +17,8 @@ from dpscope.launch.calibration.worker import free_host_bytes
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.profiling.records.calibration import Calibration, CalibrationSettings
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError, RunFolder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder
 
 
 def console() -> Console:

@@ -20,7 +20,7 @@ from dpscope.analysis.output.equality import show_equality
 from dpscope.launch.equality.run import run_equality
 from dpscope.launch.equality.settings import equality_settings
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
-from dpscope.profiling.store.folders import read_json, write_json
+from dpscope.profiling.store.files import read_json, write_json
 
 USER_MODELS = Path(__file__).parents[1] / "user_models"
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"

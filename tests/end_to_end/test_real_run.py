@@ -21,7 +21,7 @@ from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report, text_tables
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import DdpCounters
-from dpscope.profiling.store.folders import read_json, write_json
+from dpscope.profiling.store.files import read_json, write_json
 
 USER_MODELS = Path(__file__).parents[1] / "user_models"
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.manifest import open_train_manifest
@@ -29,7 +29,7 @@ from dpscope.launch.training.settings import load_train_config
 from dpscope.launch.training.train import run_training
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.training import EpochRecord
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 
 USER_MODELS = Path(__file__).parents[1] / "user_models"

@@ -13,7 +13,8 @@ from dpscope.launch.jobs import torchrun
 from dpscope.launch.jobs.parent_death import RUN_TOKEN_VARIABLE
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from tests.helpers.sweeps import TINY, USER_MODELS, half_written, processes_of, sweep, wait_until
 
 

@@ -18,7 +18,7 @@ from dpscope.launch.training.run import TrainOutcome, run_trainings
 from dpscope.launch.training.settings import load_train_config
 from dpscope.launch.workload.models import build_workload
 from dpscope.profiling.records.training import EpochRecord
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 
 USER_MODELS = Path(__file__).parents[1] / "user_models"

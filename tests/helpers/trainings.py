@@ -13,7 +13,7 @@ from dpscope.profiling.records.training import (
     TrainLog,
     TrainManifest,
 )
-from dpscope.profiling.store.folders import write_json
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.store.folders import DpscopeError, RunFolder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import match_unique_ranks
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 _COUNTED_HERE = frozenset({"events_unreadable", "events_without_time", "negative_durations"})
 

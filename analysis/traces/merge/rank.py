@@ -19,7 +19,7 @@ from dpscope.analysis.traces.reading.json_events import DecodedChunk
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.collectives import collectives
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 @dataclass(frozen=True)

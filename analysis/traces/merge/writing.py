@@ -18,7 +18,8 @@ import msgspec
 from isal import isal_zlib
 
 from dpscope.analysis.traces.merge.names import RawEvent
-from dpscope.profiling.store.folders import DpscopeError, atomic_path
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import atomic_path
 
 _HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
 _SEPARATOR = b",\n  "

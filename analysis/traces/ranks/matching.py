@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.run import Finding
@@ -27,23 +28,6 @@ class MatchedCollectives:
     table: pd.DataFrame
     unmatched: int
     findings: tuple[Finding, ...]
-
-
-def bus_factor(kind: str | None, group_size: int) -> float | None:
-    """busbw / algbw of a collective on N ranks; None for one that has no such factor, or at N = 1.
-
-    Source: nccl-tests, doc/PERFORMANCE.md: 2(N-1)/N for all-reduce, (N-1)/N for all-gather, reduce-scatter and
-    all-to-all, 1 for broadcast, reduce and send/recv.
-    """
-    if group_size < 2:
-        return None
-    if kind == "all_reduce":
-        return 2 * (group_size - 1) / group_size
-    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (group_size - 1) / group_size
-    if kind in ("broadcast", "reduce", "send", "recv", "send_recv"):
-        return 1.0
-    return None
 
 
 def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:

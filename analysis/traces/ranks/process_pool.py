@@ -15,7 +15,7 @@ from pickle import PickleError
 from typing import TypeVar
 
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.runs.traffic_check import peer_copies, range_counts
+from dpscope.analysis.traces.data_parallel.peer_copies import peer_copies
 from dpscope.analysis.traces.data_parallel.phases import dp_phases
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
@@ -13,7 +13,7 @@ from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
-from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.analysis.traces.steps.collectives import collectives, range_counts
 from dpscope.profiling.records.run import Finding
 
 

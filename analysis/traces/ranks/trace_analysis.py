@@ -16,7 +16,7 @@ from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 

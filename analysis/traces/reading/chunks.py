@@ -16,7 +16,7 @@ from typing import IO
 from isal import igzip_lib
 
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 BLOCK_BYTES = 1 << 16  # read from the file at once
 INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands

@@ -15,7 +15,7 @@ from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.header import Header, read_header
 from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
 from dpscope.profiling.records.run import Finding
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 _Event = TypeVar("_Event")
 Watch = Callable[[Sequence[Event]], None]

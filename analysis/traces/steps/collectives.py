@@ -1,6 +1,7 @@
 """One row per collective per rank: kind, group, size, time. Matching across ranks is `rank_matching`'s."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations
 from dpscope.analysis.traces.steps.gloo import queue_us
+from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
@@ -177,3 +179,15 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
         before = np.searchsorted(attribution.launch_us[own], launch, side="left")
         ready[of_device] = np.maximum(reach[before], launch)
     return ready
+
+
+def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
+    """How often each of dpscope's own ranges stands in each step."""
+    counts: dict[str, dict[int | None, int]] = defaultdict(lambda: defaultdict(int))
+    events = attribution.events
+    steps = attribution.steps.index_at(events.start_us)
+    for row in np.flatnonzero(named_annotations(events, phases.PREFIX)):
+        step = steps[row]
+        if step != NO_STEP:
+            counts[events.names[events.name[row]]][attribution.steps.numbers[step]] += 1
+    return {name: dict(by_step) for name, by_step in counts.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 LOGS = Path(__file__).parents[2] / "data" / "nccl_tests"
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpscope.launch.cli import analyze
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:

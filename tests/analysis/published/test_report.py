@@ -13,7 +13,7 @@ from docs._tools.published_docs import Notes, read_notes, render_published_resul
 from dpscope.analysis.published.estimates import QUANTITIES, Estimate
 from dpscope.analysis.published.report import run_estimate
 from dpscope.analysis.published.tables import read_claims, read_epoch_times
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "published"

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.published.tables import claim_rows, epoch_times, read_claims, read_epoch_times
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
 SMALLEST = "strategy,batch_size,devices,epoch_seconds\n"

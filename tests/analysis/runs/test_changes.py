@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.changes import (
     STEP,
     compare_runs,
@@ -21,8 +20,9 @@ from dpscope.analysis.runs.changes import (
     setting_findings,
     undecided_findings,
 )
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import DeviceState
+from dpscope.profiling.store.errors import DpscopeError
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 

@@ -31,7 +31,8 @@ from dpscope.analysis.training.summary import cell_records, training_csv, traini
 from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
 from dpscope.profiling.records.training import TrainResult
-from dpscope.profiling.store.folders import DpscopeError, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 

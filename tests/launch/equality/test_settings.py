@@ -11,7 +11,7 @@ from dpscope.launch.equality.settings import equality_settings, samples_of_two_e
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_defaults_compare_three_strategies_over_two_epochs() -> None:

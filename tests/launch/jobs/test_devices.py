@@ -8,7 +8,7 @@ import torch
 from dpscope.launch.commands.doctor import run_doctor
 from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.devices import Devices, resolve_devices
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines whose torch has no GPU")
 

@@ -6,7 +6,8 @@ import pytest
 
 from dpscope.launch.jobs.job_files import FailureNote, write_failure
 from dpscope.launch.jobs.job_outcome import job_outcome
-from dpscope.profiling.store.folders import RepeatFolder, write_json
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder
 
 # torchrun's own report, torch 2.15, of two ranks of which rank 1 was killed.
 REPORT = """[rank1]:loss 2.30

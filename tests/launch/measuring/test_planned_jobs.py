@@ -10,15 +10,16 @@ import pytest
 from rich.console import Console
 
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.progress import duration_text
 from dpscope.launch.measuring.planned_jobs import describe_plan, plan_run
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, job_from_arguments
+from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
 from dpscope.launch.planning import threads as job_threads
 from dpscope.launch.planning.cells import make_plan
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.profiling.machine.test_environment import RecordedNvml
 
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4}

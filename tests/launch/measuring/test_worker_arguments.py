@@ -15,15 +15,18 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.out_folder import claim
+from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
 from dpscope.launch.measuring import worker_arguments as worker_job
 from dpscope.launch.measuring.cell import _wait_for_all_files
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob, job_from_arguments, torchrun_place
+from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import threads as job_threads
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes, RankResult
-from dpscope.profiling.store.folders import DpscopeError, RepeatFolder, RunFolder, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
 WORKER = Path(__file__).parents[3] / "launch" / "worker.py"
 USER_MODELS = Path(__file__).parents[2] / "user_models"

@@ -6,7 +6,7 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import PlannedCell
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 FOUR_GPUS = Devices(kind="cuda", count=4)
 ONE_GPU = Devices(kind="cuda", count=1)

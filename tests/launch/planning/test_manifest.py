@@ -12,7 +12,9 @@ from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.manifest import host_findings, machine_difference, new_manifest, settings_difference
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import CellResult, DeviceState, Environment
-from dpscope.profiling.store.folders import DpscopeError, RunFolder, write_json
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder
 
 TINY = {"device": "cpu", "batch_size": "4", "steps": 4, "strategy": "single", "repeats": 1}
 

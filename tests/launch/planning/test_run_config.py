@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.planning.run_config import load_config, parse_batch_sizes, parse_devices
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_flags_overlay_the_file(tmp_path: Path) -> None:

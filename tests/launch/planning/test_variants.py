@@ -10,14 +10,16 @@ from torch import nn
 
 from dpscope.analysis.runs.counter_check import check_counters
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, job_from_arguments
+from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching, by_micro_batches
 from dpscope.launch.workload.models import Workload
 from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, Manifest, ParameterSizes, RunConfig
-from dpscope.profiling.store.folders import DpscopeError, RunFolder
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder
 
 HOST = Devices(kind="cpu", count=None)
 PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)

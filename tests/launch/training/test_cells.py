@@ -12,7 +12,7 @@ from dpscope.launch.training.planned_jobs import describe_trainings
 from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.records.run import Finding
 from dpscope.profiling.records.training import PlannedTraining
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 CPU = Devices(kind="cpu", count=None)
 

@@ -17,7 +17,7 @@ from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell, RunConfig
 from dpscope.profiling.records.training import TrainConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 CPU = torch.device("cpu")
 

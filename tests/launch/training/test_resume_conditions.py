@@ -10,7 +10,7 @@ from dpscope.launch.training.resume import check_same_learning, what_differs
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
 from dpscope.profiling.records.training import TrainConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 HERE = Path("last.pt")
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)

@@ -6,7 +6,7 @@ import pytest
 
 from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_defaults_learn_digits_under_strong_scaling() -> None:

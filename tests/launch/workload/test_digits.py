@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits as sklearns
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES, check_data
 from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_144_of_each_digit_are_trained_on_and_the_rest_tested() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.models import Workload, build_workload
 from dpscope.launch.workload.strategies import wrap
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 USER_MODELS = Path(__file__).parents[2] / "user_models"
 spec = importlib.util.spec_from_file_location("compare_gradients", USER_MODELS / "compare_gradients.py")

@@ -17,7 +17,7 @@ from dpscope.launch.workload.image_sets import EpochSamples, training_images
 from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
 from dpscope.launch.workload.models import Workload
 from dpscope.profiling.records.run import Cell, RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 HOST = torch.device("cpu")
 WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)

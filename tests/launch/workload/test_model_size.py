@@ -11,7 +11,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize, check_model, size_of
 from dpscope.launch.workload.models import Workload, build_workload
 from dpscope.profiling.records.run import RunConfig
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 @pytest.mark.parametrize("name", list(SIZES))

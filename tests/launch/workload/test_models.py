@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpscope.launch.workload.models import build_workload, check_model, parameter_sizes
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_resnet18_for_cifar() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.measuring import cell as cell_job
-from dpscope.launch.measuring.worker_arguments import TorchrunPlace, WorkerJob
+from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror, wandb_mode
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 SCRIPT = """
 import sys

@@ -9,7 +9,7 @@ import pytest
 
 from dpscope.analysis.traces.merge.lanes import lanes
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
 from tests.helpers.trace_rules import violations
 

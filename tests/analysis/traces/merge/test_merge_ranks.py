@@ -14,7 +14,7 @@ import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
 from tests.helpers.trace_rules import violations
 

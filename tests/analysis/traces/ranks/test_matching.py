@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.matching import bus_factor, match_ranks, step_waits
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.traces.ranks.matching import match_ranks, step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks import process_pool as parallel_reading
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
 
 RANKS = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace
 from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
 

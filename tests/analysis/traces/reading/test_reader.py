@@ -16,7 +16,7 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
 
 GENERATED = ddp_trace(0, 2)

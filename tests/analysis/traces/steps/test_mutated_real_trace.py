@@ -18,7 +18,7 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives
-from dpscope.profiling.store.folders import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError
 
 A100 = Path(__file__).parents[3] / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 SEPARATOR = b",\n"

@@ -1,0 +1,75 @@
+"""A table of cells as text, and its renderers: CSV, Markdown, LaTeX."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+TableFormat = Literal["markdown", "csv", "latex"]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text ready to show: headings carry units, every row has an entry per heading."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # why values are NA
+
+
+def render(table: TextTable, table_format: str) -> str:
+    """A table as Markdown, CSV or LaTeX text."""
+    if table_format == "csv":
+        return render_csv(table)
+    return _markdown(table) if table_format == "markdown" else _latex(table)
+
+
+def render_csv(table: TextTable) -> str:
+    """A table as CSV text."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(table.headings)
+    writer.writerows(table.rows)
+    return buffer.getvalue()
+
+
+def _markdown(table: TextTable) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    numeric = ["---" if index == 0 else "---:" for index in range(len(table.headings))]
+    lines = [f"**{table.title}**", "", line(table.headings), line(numeric), *(line(row) for row in table.rows)]
+    if table.notes or table.missing:
+        lines += ["", *(f"- {note}" for note in (*table.notes, *table.missing))]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "~": "\\textasciitilde{}",
+    "\\": "\\textbackslash{}",
+}
+
+
+def _latex(table: TextTable) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(_LATEX_SPECIAL.get(char, char) for char in cell) for cell in cells) + r" \\"
+
+    caption = "".join(_LATEX_SPECIAL.get(char, char) for char in table.title)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
+            r"\hline",
+            line(table.headings),
+            r"\hline",
+            *(line(row) for row in table.rows),
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )

@@ -1,0 +1,44 @@
+"""Where a process stands in its job, as torchrun tells it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.errors import DpscopeError
+
+
+@dataclass(frozen=True)
+class TorchrunPlace:
+    """This process's place in its job, as torchrun says."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: int
+
+
+def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
+    """Read torchrun's variables; raises DpscopeError when this process was not started by it."""
+    try:
+        return TorchrunPlace(
+            rank=int(environment["RANK"]),
+            local_rank=int(environment["LOCAL_RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+            node=int(environment["GROUP_RANK"]),
+        )
+    except KeyError as missing:
+        raise DpscopeError(
+            f"{missing.args[0]} is not set: the worker runs under torchrun; start it with "
+            "torchrun --standalone --nproc-per-node=N launch/worker.py ..."
+        ) from missing
+
+
+def check_place(cell: Cell, place: TorchrunPlace) -> None:
+    """Raise DpscopeError unless torchrun started as many processes as the cell has."""
+    if cell.processes != place.world_size:
+        raise DpscopeError(
+            f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
+            f"use --nproc-per-node={cell.processes}, over several nodes their share of it"
+        )

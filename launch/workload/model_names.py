@@ -1,0 +1,5 @@
+"""Names of the models that dpscope brings. Imports nothing, so that planning stays free of torch."""
+
+CIFAR_RESNET = "resnet18_cifar"
+SMALL_RESNET = "resnet8_cifar"
+OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET)  # the names that need no torch to be known

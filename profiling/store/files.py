@@ -1,0 +1,70 @@
+"""Files written whole or not at all, and read into types."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dpscope.profiling.store.errors import DpscopeError
+
+_Stored = TypeVar("_Stored")
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends, and vanishes if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a UTF-8 text file whole or not at all."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a stored type (or plain data) as indented JSON, whole or not at all."""
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def read_json(path: Path, kind: type[_Stored]) -> _Stored:
+    """Read a stored type; raises DpscopeError naming file and field when it does not fit."""
+    if (stored := read_json_if_there(path, kind)) is None:
+        raise DpscopeError(f"cannot read {path}: {os.strerror(errno.ENOENT)}")
+    return stored
+
+
+def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
+    """As `read_json`; None where there is no such file, which another process may remove at any moment."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DpscopeError(
+            f"{path} is not a {kind.__name__} this version of dpscope can read: {error}; "
+            "measure the run again, or read it with the dpscope that wrote it"
+        ) from error
