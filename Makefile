@@ -42,10 +42,10 @@ bench: $(VENV)/.installed .venv-bench/.installed
 	@touch $@
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m docs._tools.published_docs
-	$(BIN)/python -m docs._tools.links_docs
-	$(BIN)/python -m docs._tools.columns_docs
-	$(BIN)/python -m docs._tools.commands_docs
+	$(BIN)/python docs/_tools/published_docs.py
+	$(BIN)/python docs/_tools/links_docs.py
+	$(BIN)/python docs/_tools/columns_docs.py
+	$(BIN)/python docs/_tools/commands_docs.py
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'

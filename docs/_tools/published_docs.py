@@ -1,6 +1,6 @@
 """`docs/published-results.md`: study by study, what was claimed, what holds and what does not.
 
-`make docs`, in the repository's root, writes the page from `examples/published`.
+`python docs/_tools/published_docs.py`, in the repository's root, writes the page from `examples/published`.
 """
 
 import sys
@@ -31,7 +31,7 @@ PAGE = Path("docs/published-results.md")
 
 _INTRODUCTION = """# Published results, audited
 
-Made by `make docs` from [examples/published](../examples/published/README.md); edit
+Made by `python docs/_tools/published_docs.py` from [examples/published](../examples/published/README.md); edit
 those tables, not this page. Each study is told in the same order: its times, what was claimed from them, what holds,
 what does not, and what its source states that no computation over the tables can show.
 

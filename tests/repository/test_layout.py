@@ -1,92 +1,178 @@
-"""The repository's shape: packaging, and which layer may import which."""
+"""The repository's shape: packaging, which folder may import which, and how large folders and files may grow."""
 
 import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-READ_BY_ANALYSIS = {
-    "run_store",
-    "run_types",
-    "timing_variables",
-    "phases",
-    "event_log",
-    "calibration_types",
-    "equality_types",
-    "link_types",
-    "link_specifications",
-    "train_types",
-    "train_store",
-    "training_mirror",
-    "training_event_log",
+TOPS = ("profiling", "launch", "analysis")
+SOURCES = sorted(path for folder in TOPS for path in (ROOT / folder).rglob("*.py"))
+PROGRAMS = {ROOT / "launch/cli.py", ROOT / "launch/worker.py"}
+
+# What each folder may import beside itself, lowest first: a folder may name only folders that stand above it here.
+MAY_IMPORT: dict[str, str] = {
+    "profiling/records": "",
+    "profiling/store": "profiling/records",
+    "profiling/machine": "profiling/records",
+    "profiling/instruments": "profiling/records profiling/store",
+    "profiling/mirrors": "profiling/records profiling/store",
+    "launch/jobs": "profiling/machine profiling/records profiling/store",
+    "launch/workload": "launch/jobs profiling/instruments profiling/records profiling/store",
+    "launch/calibration": "launch/jobs profiling/machine profiling/records profiling/store",
+    "launch/planning": "launch/jobs launch/workload profiling/machine profiling/records profiling/store",
+    "launch/measuring": "launch/jobs launch/planning launch/workload profiling/instruments profiling/machine "
+    "profiling/records profiling/store",
+    "launch/training": "launch/jobs launch/planning launch/workload profiling/machine profiling/mirrors "
+    "profiling/records profiling/store",
+    "launch/equality": "launch/jobs launch/planning launch/workload profiling/records profiling/store",
+    "analysis/stats": "",
+    "analysis/text": "profiling/records",
+    "analysis/costs": "analysis/text profiling/machine profiling/records profiling/store",
+    "analysis/traces/reading": "profiling/records profiling/store",
+    "analysis/traces/steps": "analysis/traces/reading profiling/records",
+    "analysis/traces/data_parallel": "analysis/traces/reading analysis/traces/steps profiling/records",
+    "analysis/traces/ranks": "analysis/costs analysis/text analysis/traces/data_parallel analysis/traces/reading "
+    "analysis/traces/steps profiling/records profiling/store",
+    "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
+    "profiling/records profiling/store",
+    "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
+    "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
+    "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
+    "analysis/comparison": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
+    "analysis/training profiling/records",
+    "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
+    "profiling/records profiling/store",
+    "analysis/findings": "analysis/comparison analysis/runs analysis/stats analysis/text analysis/traces/ranks "
+    "analysis/training profiling/records",
+    "analysis/report": "analysis/comparison analysis/costs analysis/figures analysis/findings analysis/runs "
+    "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
+    "profiling/machine profiling/records profiling/store",
+    "analysis/equality": "analysis/text profiling/records profiling/store",
+    "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/report analysis/runs "
+    "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
+    "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
+    "analysis/published": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
+    "launch/commands": "analysis/output analysis/report launch/equality launch/jobs launch/planning launch/training "
+    "profiling/machine profiling/mirrors profiling/records profiling/store",
+    "launch": "analysis/costs analysis/output analysis/published analysis/report analysis/runs analysis/text "
+    "launch/calibration launch/commands launch/jobs launch/measuring launch/planning profiling/records profiling/store",
 }
-SOURCES = sorted(path for folder in ("profiling", "launch", "analysis") for path in (ROOT / folder).rglob("*.py"))
+MOST_FILES = 20
+MOST_LINES = 320  # about 300
+MOST_FUNCTION_LINES = 55  # about 50
+TORCH_FREE = ("profiling/records", "profiling/store", "profiling/mirrors", "launch/planning", "launch/jobs/torchrun.py")
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Every dpscope module a file imports, wherever in it."""
-    names: set[str] = set()
+def folder_of(path: Path) -> str:
+    return str(path.parent.relative_to(ROOT))
+
+
+def imported_files(path: Path) -> set[Path]:
+    """Every file of dpscope that a file imports, wherever in it."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in names if name.startswith("dpscope.")}
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {file_of(name) for name in names if name.startswith("dpscope.")}
+    return found
+
+
+def file_of(name: str) -> Path:
+    """The file that holds a dotted name: a module, or something in it."""
+    inside = ROOT.joinpath(*name.split(".")[1:])
+    for candidate in (inside.with_suffix(".py"), inside.parent.with_suffix(".py"), inside / "__init__.py"):
+        if candidate.exists():
+            return candidate
+    if (inside.parent / "__init__.py").exists():
+        return inside.parent / "__init__.py"
+    raise AssertionError(f"{name} is no module and in none")
 
 
 def test_profiling_has_no_init() -> None:
     # Python 3.15 has a package of that name, which a folder with __init__.py would hide.
     assert (ROOT / "profiling").is_dir()
-    assert not (ROOT / "profiling" / "__init__.py").exists()
+    assert list((ROOT / "profiling").rglob("__init__.py")) == []
 
 
 def test_every_folder_with_python_is_packaged() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packaged = {tool["package-dir"][name] for name in tool["packages"]}
-    found = {str(path.parent.relative_to(ROOT)) for path in SOURCES}
-    assert found == packaged
+    listed = {name.removeprefix("dpscope.").replace(".", "/") for name in tool["packages"]}
+    assert {f"dpscope.{top}": top for top in TOPS} == tool["package-dir"]
+    assert listed == {folder_of(path) for path in SOURCES} | set(TOPS)
 
 
-def test_no_file_is_named_like_a_standard_module() -> None:
-    assert len(SOURCES) > 30
-    assert {path.stem for path in SOURCES if path.stem in sys.stdlib_module_names} == set()
+def test_no_file_or_folder_is_named_like_a_standard_module() -> None:
+    assert len(SOURCES) > 200
+    names = {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES if path.parent.parent != ROOT}
+    assert names & set(sys.stdlib_module_names) == set()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_imports_point_one_way(path: Path) -> None:
-    allowed = {
-        "profiling": ("dpscope.profiling",),
-        "launch": ("dpscope.profiling", "dpscope.launch"),
-        "analysis": ("dpscope.analysis", *(f"dpscope.profiling.{name}" for name in READ_BY_ANALYSIS)),
-    }[path.parent.name]
-    if path.name in ("cli.py", "cli_learning.py"):
-        allowed = ("dpscope.",)
-    strangers = {name for name in imported_modules(path) if not name.startswith(allowed)}
-    assert strangers == set()
+def test_folders_import_only_what_they_may_and_use_every_permission() -> None:
+    seen: dict[str, set[str]] = {}
+    for path in SOURCES:
+        imported = {folder_of(file) for file in imported_files(path)} - {folder_of(path)}
+        seen.setdefault(folder_of(path), set()).update(imported)
+    permitted = {folder: set(others.split()) for folder, others in MAY_IMPORT.items()}
+    assert {folder for folder, others in seen.items() if others} <= set(permitted)
+    assert {folder: seen[folder] - permitted[folder] for folder in permitted if seen[folder] - permitted[folder]} == {}
+    unused = {folder: permitted[folder] - seen[folder] for folder in permitted if permitted[folder] - seen[folder]}
+    assert unused == {}, "permissions that nobody uses"
 
 
-def loaded_after_importing(modules: list[str]) -> list[str]:
-    code = "; ".join([*(f"import {name}" for name in modules), "import sys; print(*sys.modules)"])
+def test_permissions_point_one_way() -> None:
+    order = list(MAY_IMPORT)
+    for folder, others in MAY_IMPORT.items():
+        assert set(others.split()) <= set(order[: order.index(folder)]), f"{folder} may import what stands below it"
+    joining = {folder for folder, others in MAY_IMPORT.items() if folder[:6] == "launch" and "analysis/" in others}
+    assert joining == {"launch", "launch/commands"}
+    assert not [folder for folder, others in MAY_IMPORT.items() if folder[:8] == "analysis" and "launch" in others]
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    graph = {path: imported_files(path) - {path} for path in SOURCES}
+    done: set[Path] = set()
+    while len(done) < len(graph):
+        free = {path for path, needs in graph.items() if path not in done and needs <= done}
+        assert free, f"a circle among {sorted(str(path.relative_to(ROOT)) for path in graph if path not in done)}"
+        done |= free
+
+
+def test_folders_files_and_functions_stay_small() -> None:
+    files = Counter(folder_of(path) for path in SOURCES)
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in SOURCES}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+    functions = {
+        f"{path.relative_to(ROOT)}:{node.name}": (node.end_lineno or 0) - node.body[0].lineno + 1
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: length for name, length in functions.items() if length > MOST_FUNCTION_LINES} == {}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The modules that a fresh interpreter holds after a statement."""
+    code = f"{statement}\nimport sys; print('loaded', *sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    return ended.stdout.split()
+    return set(ended.stdout.splitlines()[-1].split()[1:])
 
 
-def test_analysis_and_what_it_reads_import_no_torch() -> None:
-    analysis = [f"dpscope.analysis.{path.stem}" for path in SOURCES if path.parent.name == "analysis"]
-    read = [f"dpscope.profiling.{name}" for name in READ_BY_ANALYSIS if (ROOT / f"profiling/{name}.py").exists()]
-    loaded = loaded_after_importing([name for name in analysis if not name.endswith("__init__")] + read)
-    assert "dpscope.profiling.store.folders" in loaded
-    assert "torch" not in loaded
+def dotted(path: Path) -> str:
+    return ".".join(("dpscope", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
-def test_planning_a_run_imports_no_torch() -> None:
-    loaded = loaded_after_importing(
-        [f"dpscope.launch.{name}" for name in ("cli", "run_config", "plan", "sweep", "torchrun")]
-    )
+def test_analysis_and_planning_import_no_torch() -> None:
+    free = [path for path in SOURCES if str(path.relative_to(ROOT)).startswith(("analysis", *TORCH_FREE))]
+    loaded = loaded_after("\n".join(f"import {dotted(path)}" for path in (*free, ROOT / "launch/measuring/run.py")))
+    assert "dpscope.analysis.report.build" in loaded
     assert "dpscope.launch.measuring.run" in loaded
     assert "torch" not in loaded

@@ -153,52 +153,19 @@ def communication_lost(attribution: Attribution) -> bool:
 
 def attribution_findings(attribution: Attribution) -> list[Finding]:
     """Device events that no step launched, and a device trace that shows no device work."""
-    trace, events = attribution.trace, attribution.events
+    trace = attribution.trace
     if not attribution.on_device:
         return []
-    device = attribution.rows(*DEVICE_KINDS)
-    findings = []
-    cut = any(
-        finding.code in CUT_SHORT for finding in trace.findings
-    )  # what is not there may only have been lost since
+    # What a file that was cut short does not show may only have been lost since.
+    cut = any(finding.code in CUT_SHORT for finding in trace.findings)
     source = f"what could be read of {trace.source}" if cut else trace.source
     no_kernels = not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    if no_kernels:
-        findings.append(
-            Finding(
-                severity="error",
-                code="no_kernels",
-                message=f"{source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
-                next_step=_WHOLE_FILE
-                if cut
-                else "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
-            )
-        )
-    lost = device & (attribution.step == NO_STEP)
+    findings = [_no_kernels(source, cut)] if no_kernels else []
+    lost = attribution.rows(*DEVICE_KINDS) & (attribution.step == NO_STEP)
     if lost.any():
-        total_us = float(events.duration_us[lost].sum())
-        collectives = int((lost & attribution.rows(Kind.COLLECTIVE)).sum())
-        findings.append(
-            Finding(
-                severity="warning",
-                code="events_of_no_step",
-                message=f"{int(lost.sum())} device events of {trace.source} ({total_us:,.1f} us, {collectives} of them "
-                "collectives) were launched in no traced step and are in no step's sums",
-                next_step="usual at a trace's edges; if they are many, trace more steps after a warm-up",
-            )
-        )
+        findings.append(_events_of_no_step(attribution, lost))
     if communication_lost(attribution) and not (cut and no_kernels):
-        findings.append(
-            Finding(
-                severity="error",
-                code="trace_incomplete",
-                message=f"{source} holds operators that communicate and no kernel of theirs: its communication is not given",
-                next_step=_WHOLE_FILE
-                if cut
-                else "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see "
-                "`dpscope doctor`",
-            )
-        )
+        findings.append(_communication_without_kernels(source, cut))
     if attribution.steps.numbers == (None,):
         findings.append(
             Finding(
@@ -209,6 +176,40 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
             )
         )
     return findings
+
+
+def _no_kernels(source: str, cut: bool) -> Finding:
+    return Finding(
+        severity="error",
+        code="no_kernels",
+        message=f"{source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
+        next_step=_WHOLE_FILE
+        if cut
+        else "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
+    )
+
+
+def _events_of_no_step(attribution: Attribution, lost: npt.NDArray[np.bool_]) -> Finding:
+    total_us = float(attribution.events.duration_us[lost].sum())
+    collectives = int((lost & attribution.rows(Kind.COLLECTIVE)).sum())
+    return Finding(
+        severity="warning",
+        code="events_of_no_step",
+        message=f"{int(lost.sum())} device events of {attribution.trace.source} ({total_us:,.1f} us, {collectives} of them "
+        "collectives) were launched in no traced step and are in no step's sums",
+        next_step="usual at a trace's edges; if they are many, trace more steps after a warm-up",
+    )
+
+
+def _communication_without_kernels(source: str, cut: bool) -> Finding:
+    return Finding(
+        severity="error",
+        code="trace_incomplete",
+        message=f"{source} holds operators that communicate and no kernel of theirs: its communication is not given",
+        next_step=_WHOLE_FILE
+        if cut
+        else "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`",
+    )
 
 
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)

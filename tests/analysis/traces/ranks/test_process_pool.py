@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks import process_pool as parallel_reading
+from dpscope.analysis.traces.ranks import process_pool
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
@@ -39,8 +39,8 @@ def assert_same(one: TraceAnalysis, other: TraceAnalysis) -> None:
 
 
 def force_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_reading, "SIZEABLE_BYTES", 1)
-    monkeypatch.setattr(parallel_reading, "_usable_cores", lambda: 2)
+    monkeypatch.setattr(process_pool, "SIZEABLE_BYTES", 1)
+    monkeypatch.setattr(process_pool, "_usable_cores", lambda: 2)
 
 
 def test_own_processes_give_the_serial_tables_in_rank_order(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_small_files_start_no_process(job: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a process for a small file")
 
-    monkeypatch.setattr(parallel_reading, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(process_pool, "ProcessPoolExecutor", refuse)
     seen: list[tuple[int, int]] = []
     analyze_traces([job], progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (RANKS, RANKS)
@@ -93,7 +93,7 @@ def test_a_worker_that_dies_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) 
         os.kill(os.getpid(), signal.SIGKILL)
 
     force_processes(monkeypatch)
-    monkeypatch.setattr(parallel_reading, "read_rank_tables", die)
+    monkeypatch.setattr(process_pool, "read_rank_tables", die)
     with pytest.raises(DpscopeError, match="ended without an answer"):
         analyze_traces([job])
 
@@ -113,16 +113,16 @@ def test_a_cancelled_future_is_told(job: Path) -> None:
 INTERRUPTED = """
 import sys, time
 from pathlib import Path
-from dpscope.analysis import parallel_reading
+from dpscope.analysis.traces.ranks import process_pool
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 
 def wait(path, max_bytes):
     Path(sys.argv[2], f"started-{path.stem}").touch()
     time.sleep(60)
 
-parallel_reading.SIZEABLE_BYTES = 1
-parallel_reading._usable_cores = lambda: 2
-parallel_reading.read_rank_tables = wait
+process_pool.SIZEABLE_BYTES = 1
+process_pool._usable_cores = lambda: 2
+process_pool.read_rank_tables = wait
 analyze_traces([Path(sys.argv[1])])
 """
 
