@@ -21,8 +21,8 @@ from dpscope.launch.equality.run import run_equality
 from dpscope.launch.equality.settings import equality_settings
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
 from dpscope.profiling.store.files import read_json, write_json
+from tests.helpers.paths import USER_MODELS
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"
 # An epoch is (3 - 1) x 8 + 8 / 2 + 1 = 21 samples, 11 a device with one repeated: steps of 4, 4, 3 samples a device.
 STEPS, STEPS_PER_EPOCH = 7, 3

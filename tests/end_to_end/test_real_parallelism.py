@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.analysis.traces.steps.test_collectives import parallelism
+from tests.helpers.generated_checks import parallelism
+from tests.helpers.paths import USER_MODELS
 
-PROGRAM = Path(__file__).parents[3] / "user_models" / "parallel_training.py"
+PROGRAM = USER_MODELS / "parallel_training.py"
 
 
 @pytest.fixture(scope="module")

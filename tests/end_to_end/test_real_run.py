@@ -22,8 +22,8 @@ from dpscope.analysis.report.build import make_report, text_tables
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json
+from tests.helpers.paths import DATA, USER_MODELS
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
 
 
@@ -242,7 +242,7 @@ def test_a_mistake_gets_one_line_and_status_2(arguments: tuple[str, ...], says: 
 
 
 def test_a_truncated_trace_gives_what_is_there_one_line_and_status_2(tmp_path: Path) -> None:
-    whole = Path(__file__).parents[1] / "data" / "v100x8_ddp_dlrm" / "rank0.json.gz"
+    whole = DATA / "v100x8_ddp_dlrm" / "rank0.json.gz"
     cut = tmp_path / "rank0.json.gz"
     cut.write_bytes(whole.read_bytes()[:40_000])
     finished = dpscope("analyze", cut, "--format", "json")

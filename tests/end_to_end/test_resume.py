@@ -31,8 +31,8 @@ from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.paths import USER_MODELS
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 EPOCHS = 4
 SETTINGS: dict[str, object] = {

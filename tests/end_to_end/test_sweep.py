@@ -15,7 +15,8 @@ from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-from tests.helpers.sweeps import TINY, USER_MODELS, half_written, processes_of, sweep, wait_until
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.sweeps import TINY, half_written, processes_of, sweep, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.sweeps import USER_MODELS, half_written, in_pass, parent_of, processes_of, start_sweep, wait_until
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.sweeps import half_written, in_pass, parent_of, processes_of, start_sweep, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from dpscope.launch.workload.models import build_workload
 from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.paths import USER_MODELS
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 SAMPLES, BATCH, EPOCHS, LEARNING_RATE, GAMMA, SMOOTHING, SEED = 36, 8, 2, 0.05, 0.5, 0.1, 3
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "data": "fake", "samples": SAMPLES, "batch_size": BATCH, "devices": "2",

@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dpscope.profiling.records.run import Cell, CellOptions
+from tests.helpers.paths import USER_MODELS
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 STEPS = 3
 LAYERED, DOUBLE = "tiny_models:layered", "tiny_models:double"
 EXACT = {

@@ -20,8 +20,8 @@ from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.run import Cell, CellOptions, Finding
+from tests.helpers.paths import USER_MODELS
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
     "repeats": 1, "samples": 64, "timeout": 90,

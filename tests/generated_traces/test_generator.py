@@ -34,6 +34,7 @@ from tests.generated_traces.grid import (
     span,
     step_ranges,
 )
+from tests.helpers.paths import ROOT
 
 
 def test_kernel_metadata_states_the_expected_sizes() -> None:
@@ -254,7 +255,7 @@ def test_variants_without_a_schedule_are_refused(call: Callable[[], GeneratedTra
 
 
 def test_the_generator_shares_no_code_with_dpscope() -> None:
-    here = Path(__file__).parent
+    here = ROOT / "tests" / "generated_traces"
     sources = [path for path in here.glob("*.py") if not path.name.startswith("test_")]
     assert len(sources) > 8
     for source in sources:

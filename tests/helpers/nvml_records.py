@@ -1,4 +1,4 @@
-"""NVML's answers, recorded call by call as JSON and replayed without a GPU."""
+"""NVML's answers without a GPU: recorded call by call as JSON and replayed, or given by hand."""
 
 import json
 from pathlib import Path
@@ -81,3 +81,52 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "busId"):
         return {"busId": _plain(value.busId)}
     return value.decode() if isinstance(value, bytes) else value
+
+
+class TwoGpuNvml:
+    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and question."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, **answers: tuple[Any, Any]) -> None:
+        self.answers = {
+            "UUID": ("GPU-aaaa", "GPU-bbbb"),
+            "Name": ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+            "ClockInfo": (1410, 1410),
+            "MaxClockInfo": (1410, 1410),
+            "Temperature": (41, 83),
+            "PowerUsage": (61_250, 398_000),
+            "CurrentClocksThrottleReasons": (0x1, 0x0),  # idle is no throttling
+            "CurrPcieLinkGeneration": (4, 4),
+            "CurrPcieLinkWidth": (16, 16),
+            "ComputeRunningProcesses": ([], []),
+            "NvLinks": (12, 12),
+            **answers,
+        }
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 (NVML's names)
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"550.54.15"
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+        if link >= 12:
+            raise self.NVMLError("invalid argument")
+        return int(link < self.answers["NvLinks"][handle])
+
+    def __getattr__(self, name: str) -> Any:
+        answers = self.answers[name.removeprefix("nvmlDeviceGet")]
+
+        def answer(handle: int, *arguments: int) -> Any:
+            if answers[handle] is None:
+                raise self.NVMLError("not supported")
+            return answers[handle]
+
+        return answer

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
@@ -13,6 +13,8 @@ from dpscope.profiling.records.calibration import (
     FitPiece,
 )
 from dpscope.profiling.records.run import Cell, ParameterSizes, RankResult, TensorSize
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import EXAMPLE_RUN
 
 SIZES = ParameterSizes(
     parameter_count=1_000_000,
@@ -147,3 +149,9 @@ def _fit(kind: Collective, devices: int, alpha_us: float, gbps: float, smallest:
         collective=kind, devices=devices, pieces=(piece,), sizes=10, smallest_bytes=smallest, largest_bytes=largest,
         median_relative_error=0.0, largest_relative_error=0.0, prediction_relative_error=0.1, interval_source="samples",
     )  # fmt: skip
+
+
+def run_of(*cells: CellData) -> RunData:
+    """A run of these cells, in the example's folder and with its manifest."""
+    folder = RunFolder(EXAMPLE_RUN)
+    return RunData(folder, folder.manifest(), {data.cell.name: data for data in cells})

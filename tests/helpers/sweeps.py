@@ -13,7 +13,6 @@ from rich.console import Console
 from dpscope.launch.measuring.run import SweepOutcome, run_sweep
 from dpscope.launch.planning.run_config import load_config
 
-USER_MODELS = Path(__file__).parents[1] / "user_models"
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
     "samples": 64, "timeout": 90,

@@ -14,8 +14,8 @@ from docs._tools.commands_docs import commands, commands_page, parameters
 from dpscope.analysis.report.sections import SECTIONS
 from dpscope.launch.cli import app
 from dpscope.launch.measuring import worker_arguments as worker_job
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples/README.md", ROOT / "examples/published/README.md"]
 )

@@ -10,8 +10,7 @@ import pytest
 
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.paths import ROOT
 
 
 def test_every_cell_of_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:

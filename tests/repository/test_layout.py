@@ -7,7 +7,8 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
+
 TOPS = ("profiling", "launch", "analysis")
 SOURCES = sorted(path for folder in TOPS for path in (ROOT / folder).rglob("*.py"))
 PROGRAMS = {ROOT / "launch/cli.py", ROOT / "launch/worker.py"}

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from dpscope.analysis.traces.ranks import matching as rank_matching
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.steps import breakdown as step_breakdown
 from dpscope.analysis.traces.steps import collectives
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "python-api.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 

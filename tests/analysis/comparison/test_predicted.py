@@ -2,7 +2,6 @@
 
 import json
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,16 +11,16 @@ from dpscope.analysis.report.all_tables import report_tables, terminal_tables
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.calibration import Calibration, Collective
+from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import calibration
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
 BOTH: dict[Collective, tuple[float, float]] = {**REDUCE, "broadcast": (100.0, 1.0)}
 
 
 @pytest.fixture(scope="module")
 def run() -> RunData:
-    return load_run(EXAMPLE)
+    return load_run(EXAMPLE_RUN)
 
 
 def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: float = -60.0) -> Calibration:

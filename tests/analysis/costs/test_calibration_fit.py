@@ -2,7 +2,6 @@
 
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,8 +11,9 @@ from dpscope.analysis.costs.calibration_fit import find_fit, fit_collective, pre
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.records.calibration import CalibrationPoint, CollectiveFit
+from tests.helpers.paths import DATA
 
-LOGS = Path(__file__).parents[2] / "data" / "nccl_tests"
+LOGS = DATA / "nccl_tests"
 SIZES = [4096 << step for step in range(15)]  # 4 KiB to 64 MiB
 
 

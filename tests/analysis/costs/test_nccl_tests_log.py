@@ -6,8 +6,9 @@ import pytest
 
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import DATA
 
-LOGS = Path(__file__).parents[2] / "data" / "nccl_tests"
+LOGS = DATA / "nccl_tests"
 
 RANKS = "".join(
     f"#  Rank  {rank} Group  0 Pid  {100 + rank} on    node1 device  {rank} [0000:07:00] NVIDIA H100 80GB HBM3\n"

@@ -12,13 +12,12 @@ from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.profiling.records.run import Cell, CellResult
-
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
+from tests.helpers.paths import EXAMPLE_RUN
 
 
 @pytest.fixture(scope="module")
 def run() -> RunData:
-    return load_run(EXAMPLE)
+    return load_run(EXAMPLE_RUN)
 
 
 def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 1) -> list[str]:
@@ -82,7 +81,7 @@ def test_a_cell_that_was_left_out_is_told_with_its_reason(run: RunData) -> None:
 
 
 def test_a_lost_repeat_is_told_and_the_setting_counts_truly(run: RunData, tmp_path: Path) -> None:
-    copied = shutil.copytree(EXAMPLE, tmp_path / "run")
+    copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
     lost = load_run(copied)
     assert codes(lost)["repeats_missing"].startswith("ddp-d2-b8: 1 of 2 repeats measured: ")
@@ -99,7 +98,7 @@ def test_a_cell_never_begun_is_told(run: RunData) -> None:
 
 
 def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
-    copied = shutil.copytree(EXAMPLE, tmp_path / "run")
+    copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     for repeat in (copied / "cells").glob("*/repeat1"):
         shutil.rmtree(repeat)
     alone = load_run(copied)

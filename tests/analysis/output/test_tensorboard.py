@@ -8,10 +8,10 @@ import pytest
 from dpscope.analysis.output.plugin_traces import write_plugin_copies
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.paths import DATA, ROOT
 from tests.helpers.tensorboard_pages import get, running, serving
 
-ROOT = Path(__file__).resolve().parents[3]
-A100 = Path(__file__).parents[2] / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 PLUGIN = "data/plugin/pytorch_profiler"
 
 

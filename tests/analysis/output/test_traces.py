@@ -7,8 +7,8 @@ import pytest
 from dpscope.analysis.output.traces import to_tables
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.helpers.paths import DATA
 
-DATA = Path(__file__).parents[2] / "data"
 V100 = DATA / "v100x8_ddp_dlrm"
 
 

@@ -8,10 +8,10 @@ import pytest
 from dpscope.analysis.published.audit import AuditedClaim, ClaimAudit, audit_claims, link_peak, pcie_gbps
 from dpscope.analysis.published.claims import agreement
 from dpscope.analysis.published.tables import read_claims, read_epoch_times
+from tests.helpers.paths import PUBLISHED
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
-TIMES = read_epoch_times(EXAMPLES / "epoch_times.csv")
-AUDITED = audit_claims(TIMES, read_claims(EXAMPLES / "derived_values.csv"))
+TIMES = read_epoch_times(PUBLISHED / "epoch_times.csv")
+AUDITED = audit_claims(TIMES, read_claims(PUBLISHED / "derived_values.csv"))
 
 STATED_ONLY = {"best_test_accuracy", "test_accuracy"}
 CUT_OFF = {("coursework_weak", "compute_seconds", 512, 2), ("coursework_weak", "compute_seconds", 512, 4)}

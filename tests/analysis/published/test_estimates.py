@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dpscope.analysis.published.bounded_values import Bounded
 from dpscope.analysis.published.estimates import QUANTITIES, Estimate, estimates
 from dpscope.analysis.published.tables import read_epoch_times
+from tests.helpers.paths import PUBLISHED
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
-TIMES = read_epoch_times(EXAMPLES / "epoch_times.csv")
+TIMES = read_epoch_times(PUBLISHED / "epoch_times.csv")
 
 # T_N - T_1/N with T_1 at the same batch per device, worked out from the table.
 SOUND_SECONDS = {

@@ -20,8 +20,7 @@ from dpscope.analysis.published.claim_findings import claim_findings
 from dpscope.analysis.published.findings import table_findings
 from dpscope.analysis.published.tables import read_claims, read_epoch_times
 from dpscope.profiling.records.run import Finding
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
+from tests.helpers.paths import PUBLISHED
 
 HEAD = (
     "study,run,hardware,parameters,samples_per_epoch,strategy,batch_size,batch_size_is,devices,epoch_seconds,"
@@ -228,7 +227,7 @@ def test_any_claims_are_audited_without_failing(tmp_path: Path, rows: list[tuple
 
 def test_what_all_studies_show_alike_is_said_once() -> None:
     found = [
-        one for one in table_findings(read_epoch_times(EXAMPLES / "epoch_times.csv")) if one.code.startswith("dp_is")
+        one for one in table_findings(read_epoch_times(PUBLISHED / "epoch_times.csv")) if one.code.startswith("dp_is")
     ]
     (one,) = found
     assert one.message.startswith(
@@ -261,8 +260,8 @@ EXPECTED = {
 
 @pytest.mark.parametrize("study", EXPECTED)
 def test_findings_of_the_published_tables(study: str) -> None:
-    times = read_epoch_times(EXAMPLES / "epoch_times.csv")
-    claims = read_claims(EXAMPLES / "derived_values.csv")
+    times = read_epoch_times(PUBLISHED / "epoch_times.csv")
+    claims = read_claims(PUBLISHED / "derived_values.csv")
     found = table_findings(times[times["study"] == study]) + claim_findings(times, claims[claims["study"] == study])
     assert codes(found) == EXPECTED[study]
 
@@ -282,7 +281,7 @@ def test_findings_of_the_published_tables(study: str) -> None:
     ],
 )
 def test_messages_of_the_published_tables(code: str, part: str) -> None:
-    times = read_epoch_times(EXAMPLES / "epoch_times.csv")
-    claims = read_claims(EXAMPLES / "derived_values.csv")
+    times = read_epoch_times(PUBLISHED / "epoch_times.csv")
+    claims = read_claims(PUBLISHED / "derived_values.csv")
     found = table_findings(times) + claim_findings(times, claims)
     assert any(part in finding.message for finding in found if finding.code == code)

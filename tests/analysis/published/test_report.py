@@ -14,8 +14,8 @@ from dpscope.analysis.published.estimates import QUANTITIES, Estimate
 from dpscope.analysis.published.report import run_estimate
 from dpscope.analysis.published.tables import read_claims, read_epoch_times
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "published"
 TIMES, CLAIMS = EXAMPLES / "epoch_times.csv", EXAMPLES / "derived_values.csv"
 

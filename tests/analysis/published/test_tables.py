@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dpscope.analysis.published.tables import claim_rows, epoch_times, read_claims, read_epoch_times
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import PUBLISHED
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "published"
 SMALLEST = "strategy,batch_size,devices,epoch_seconds\n"
 
 
@@ -20,7 +20,7 @@ def write(folder: Path, text: str, name: str = "table.csv") -> Path:
 
 
 def test_example_tables() -> None:
-    times = read_epoch_times(EXAMPLES / "epoch_times.csv")
+    times = read_epoch_times(PUBLISHED / "epoch_times.csv")
     rows = epoch_times(times)
     assert len(rows) == 66
     assert sum(row.epoch_seconds is None for row in rows) == 1  # one run out of memory
@@ -28,7 +28,7 @@ def test_example_tables() -> None:
     assert rows[0].resolution_s == 0.01
     assert (type(rows[0].batch_size), type(rows[0].epoch_seconds)) == (int, float)
     assert times.attrs == {"absent_columns": ["steps_per_epoch"], "unknown_columns": []}
-    claims = claim_rows(read_claims(EXAMPLES / "derived_values.csv"))
+    claims = claim_rows(read_claims(PUBLISHED / "derived_values.csv"))
     assert len(claims) == 104
     assert claims[14].printed_value == "-0.1519639492034912"  # kept digit by digit
 

@@ -11,10 +11,10 @@ import pytest
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
 from tests.helpers.browser import CHROMIUM, Browser, browser
+from tests.helpers.paths import EXAMPLE_RUN
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)")
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
 
 
@@ -22,7 +22,7 @@ HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ra
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the example run, its longest operator and its model renamed."""
     run = tmp_path_factory.mktemp("hostile") / "run"
-    shutil.copytree(EXAMPLE, run)
+    shutil.copytree(EXAMPLE_RUN, run)
     for path in run.glob("cells/ddp-d2-b8/repeat0/traces/*.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         for event in trace["traceEvents"]:

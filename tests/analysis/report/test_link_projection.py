@@ -1,20 +1,11 @@
 """What the gradients would take on other links: by hand, from the one table of specifications."""
 
-from pathlib import Path
-
 import pytest
 
 from dpscope.analysis.report.link_projection import projected_links, projection_table
-from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.run_data import CellData
 from dpscope.profiling.records.run import Cell, ParameterSizes
-from tests.helpers.run_cells import cell_data, windows
-
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
-
-
-def run_of(*cells: CellData) -> RunData:
-    example = load_run(EXAMPLE)
-    return RunData(example.folder, example.manifest, {data.cell.name: data for data in cells})
+from tests.helpers.run_cells import cell_data, run_of, windows
 
 
 def measured(cell: Cell) -> CellData:

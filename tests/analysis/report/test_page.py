@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,23 +22,17 @@ from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.page import render_page, script_json
 from dpscope.analysis.report.sections import SECTIONS
-from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.run_data import CellData, load_run
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
-from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.run_cells import all_reduces, calibration, cell_data, windows
+from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 DP = Cell(strategy="dp", devices=2, batch_size=8)
 STEPS = 6
-
-
-def run_of(*cells: CellData) -> RunData:
-    folder = RunFolder(EXAMPLE)
-    return RunData(folder, folder.manifest(), {data.cell.name: data for data in cells})
 
 
 def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
@@ -49,7 +42,7 @@ def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
 
 @pytest.fixture(scope="module")
 def example() -> Report:
-    return make_report(load_run(EXAMPLE), link_gbps=1.0)
+    return make_report(load_run(EXAMPLE_RUN), link_gbps=1.0)
 
 
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:

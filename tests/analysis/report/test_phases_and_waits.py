@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -13,9 +12,9 @@ from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
 from dpscope.analysis.runs.run_data import CellData, load_run
 from dpscope.profiling.records.run import Cell, Finding
+from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import cell_data, windows
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 STEPS = 2
 
@@ -86,7 +85,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
 
 
 def test_the_example_run_tells_both_in_tables_and_json() -> None:
-    report = make_report(load_run(EXAMPLE))
+    report = make_report(load_run(EXAMPLE_RUN))
     shown = report_tables(report.run, report.comparison)
     assert {row[0] for row in shown["dp_phases"].rows} == {"dp-host-d2-b8"}
     assert {row[0] for row in shown["waits"].rows} == {"ddp-d2-b8"}

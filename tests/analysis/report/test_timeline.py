@@ -10,8 +10,7 @@ from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_v
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell, Finding
-from tests.analysis.report.test_page import run_of
-from tests.helpers.run_cells import cell_data, windows
+from tests.helpers.run_cells import cell_data, run_of, windows
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 

@@ -23,19 +23,18 @@ from dpscope.analysis.runs.changes import (
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import DeviceState
 from dpscope.profiling.store.errors import DpscopeError
-
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
+from tests.helpers.paths import EXAMPLE_RUN
 
 
 @pytest.fixture(scope="module")
 def before() -> RunData:
-    return load_run(EXAMPLE)
+    return load_run(EXAMPLE_RUN)
 
 
 @pytest.fixture(scope="module")
 def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example with every timed DDP step three times as long, the other cells untouched."""
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("slower") / "run"))
+    folder = Path(shutil.copytree(EXAMPLE_RUN, tmp_path_factory.mktemp("slower") / "run"))
     for path in (folder / "cells" / "ddp-d2-b8").glob("repeat*/samples_*.parquet"):
         samples = pd.read_parquet(path)
         samples["step_us"] *= 3.0
@@ -105,10 +104,10 @@ def test_the_command_guards_a_ci(slower: Path) -> None:
         command = [sys.executable, "-m", "dpscope.launch.cli", "compare", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
-    assert status(EXAMPLE, EXAMPLE) == 0
-    assert status(EXAMPLE, slower) == 1
-    assert status(EXAMPLE, slower, "--fail-over", "250%") == 0
-    assert status(EXAMPLE, slower, "--fail-over", "much") == 2
+    assert status(EXAMPLE_RUN, EXAMPLE_RUN) == 0
+    assert status(EXAMPLE_RUN, slower) == 1
+    assert status(EXAMPLE_RUN, slower, "--fail-over", "250%") == 0
+    assert status(EXAMPLE_RUN, slower, "--fail-over", "much") == 2
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0)])

@@ -8,14 +8,14 @@ import pytest
 
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.runs.run_data import NothingMeasuredError, load_run
+from tests.helpers.paths import EXAMPLE_RUN
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "run_cpu"
 REPEAT = Path("cells") / "ddp-d2-b8" / "repeat0"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
+    return Path(shutil.copytree(EXAMPLE_RUN, tmp_path / "run"))
 
 
 def codes(run: Path) -> set[str]:

@@ -34,6 +34,7 @@ from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.paths import ROOT
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
 
@@ -317,7 +318,7 @@ def test_a_run_whose_trainings_all_failed_says_why(tmp_path: Path) -> None:
 
 
 def test_the_documented_example_loads(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "learning.md").read_text()
+    page = (ROOT / "docs" / "learning.md").read_text()
     example = page.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "train.json").write_text(example)
     (cell,) = load_training(tmp_path).cells

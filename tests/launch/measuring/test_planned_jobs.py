@@ -20,7 +20,7 @@ from dpscope.launch.planning import threads as job_threads
 from dpscope.launch.planning.cells import make_plan
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
-from tests.profiling.machine.test_environment import RecordedNvml
+from tests.helpers.nvml_records import TwoGpuNvml
 
 TINY: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "steps": 4}
 
@@ -131,7 +131,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
 
 def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each DDP rank sees its own alone; a GPU that no cell uses makes no difference."""
-    nvml = RecordedNvml(Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), CurrPcieLinkWidth=(16, 8))
+    nvml = TwoGpuNvml(Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), CurrPcieLinkWidth=(16, 8))
     monkeypatch.setattr(manifest, "open_nvml", lambda: nvml)
     codes = {}
     for count in (1, 2):

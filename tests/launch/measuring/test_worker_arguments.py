@@ -27,9 +27,9 @@ from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
+from tests.helpers.paths import ROOT, USER_MODELS
 
-WORKER = Path(__file__).parents[3] / "launch" / "worker.py"
-USER_MODELS = Path(__file__).parents[2] / "user_models"
+WORKER = ROOT / "launch" / "worker.py"
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 TINY = [
     "--model", "tiny_models:tiny", "--device", "cpu", "--steps", "3", "--traced-steps", "1", "--batch-size", "2",

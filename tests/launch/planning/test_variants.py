@@ -20,6 +20,7 @@ from dpscope.launch.workload.models import Workload
 from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, Manifest, ParameterSizes, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import EXAMPLE_RUN
 
 HOST = Devices(kind="cpu", count=None)
 PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
@@ -106,7 +107,7 @@ def test_what_older_versions_stored_still_loads() -> None:
     cell = msgspec.json.decode(b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell)
     assert (cell.name, cell.options) == ("ddp-d2-b8", CellOptions())
     assert msgspec.json.decode(b"{}", type=RunConfig) == RunConfig()
-    example = Path(__file__).parents[3] / "examples" / "run_cpu" / "manifest.json"
+    example = EXAMPLE_RUN / "manifest.json"
     assert msgspec.json.decode(example.read_bytes(), type=Manifest).config.accumulate == (1,)
     sizes = b'{"parameter_count": 1, "parameter_bytes": 4, "gradient_bytes": 4, "buffer_bytes": 0}'
     assert msgspec.json.decode(sizes, type=ParameterSizes).gradient_elements is None

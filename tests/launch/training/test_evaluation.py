@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dpscope.launch.training.evaluation import LearningSums, shard
-
-USER_MODELS = Path(__file__).parents[2] / "user_models"
+from tests.helpers.paths import USER_MODELS
 
 
 @pytest.mark.parametrize(("samples", "processes"), [(357, 2), (10, 3), (2, 4), (8, 8)])

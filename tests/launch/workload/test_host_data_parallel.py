@@ -13,8 +13,8 @@ from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.models import Workload, build_workload
 from dpscope.launch.workload.strategies import wrap
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import USER_MODELS
 
-USER_MODELS = Path(__file__).parents[2] / "user_models"
 spec = importlib.util.spec_from_file_location("compare_gradients", USER_MODELS / "compare_gradients.py")
 assert spec is not None
 assert spec.loader is not None

@@ -12,6 +12,7 @@ from dpscope.launch.workload.model_size import SIZES, ModelSize, check_model, si
 from dpscope.launch.workload.models import Workload, build_workload
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import USER_MODELS
 
 
 @pytest.mark.parametrize("name", list(SIZES))
@@ -68,6 +69,6 @@ def test_a_function_may_read_its_place_in_the_job(tmp_path: Path, monkeypatch: p
 
 
 def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2] / "user_models")
+    monkeypatch.chdir(USER_MODELS)
     with pytest.raises(DpscopeError, match="tells 4 classes apart and digits has 10"):
         check_model(RunConfig(model="tiny_models:tiny", data="digits"))

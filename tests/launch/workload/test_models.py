@@ -8,6 +8,7 @@ import torch
 
 from dpscope.launch.workload.models import build_workload, check_model, parameter_sizes
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import USER_MODELS
 
 
 def test_resnet18_for_cifar() -> None:
@@ -22,7 +23,7 @@ def test_resnet18_for_cifar() -> None:
 
 
 def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "user_models"))
+    monkeypatch.syspath_prepend(str(USER_MODELS))
     assert build_workload("mobilenet_v3_small").input_shape == (3, 224, 224)
     assert build_workload("tiny_models:tiny").input_shape == (3, 8, 8)
     assert build_workload("tiny_models:tiny_module").classes == 10

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,55 +18,7 @@ from dpscope.profiling.machine.environment import (
 )
 from dpscope.profiling.records.run import Cell, CellStrategy, RunConfig
 from dpscope.profiling.store.folders import RepeatFolder
-
-
-class RecordedNvml:
-    """NVML's answers as a two-GPU node gives them; `answers` holds one value per device and question."""
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, **answers: tuple[Any, Any]) -> None:
-        self.answers = {
-            "UUID": ("GPU-aaaa", "GPU-bbbb"),
-            "Name": ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
-            "ClockInfo": (1410, 1410),
-            "MaxClockInfo": (1410, 1410),
-            "Temperature": (41, 83),
-            "PowerUsage": (61_250, 398_000),
-            "CurrentClocksThrottleReasons": (0x1, 0x0),  # idle is no throttling
-            "CurrPcieLinkGeneration": (4, 4),
-            "CurrPcieLinkWidth": (16, 16),
-            "ComputeRunningProcesses": ([], []),
-            "NvLinks": (12, 12),
-            **answers,
-        }
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 (NVML's names)
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
-        return b"550.54.15"
-
-    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
-        if link >= 12:
-            raise self.NVMLError("invalid argument")
-        return int(link < self.answers["NvLinks"][handle])
-
-    def __getattr__(self, name: str) -> Any:
-        answers = self.answers[name.removeprefix("nvmlDeviceGet")]
-
-        def answer(handle: int, *arguments: int) -> Any:
-            if answers[handle] is None:
-                raise self.NVMLError("not supported")
-            return answers[handle]
-
-        return answer
+from tests.helpers.nvml_records import TwoGpuNvml
 
 
 def processes(*ids: int) -> list[SimpleNamespace]:
@@ -75,7 +26,7 @@ def processes(*ids: int) -> list[SimpleNamespace]:
 
 
 def test_states_as_nvml_tells_them() -> None:
-    first, second = device_states(RecordedNvml(), ())
+    first, second = device_states(TwoGpuNvml(), ())
     assert (first.index, first.uuid, first.name) == (0, "GPU-aaaa", "NVIDIA A100-SXM4-40GB")
     assert (first.power_w, second.temperature_c, first.sm_clock_mhz) == (61.25, 83, 1410)
     assert (first.throttle_reasons, first.other_process_ids) == ((), ())
@@ -83,15 +34,15 @@ def test_states_as_nvml_tells_them() -> None:
 
 
 def test_what_a_device_does_not_tell_is_missing() -> None:
-    first, _ = device_states(RecordedNvml(PowerUsage=(None, None), ComputeRunningProcesses=(None, None)), ())
+    first, _ = device_states(TwoGpuNvml(PowerUsage=(None, None), ComputeRunningProcesses=(None, None)), ())
     assert first.power_w is None
     assert first.other_process_ids is None
     # Own process ids unknown, as in a container: nobody can be called a stranger.
-    assert device_states(RecordedNvml(), None)[0].other_process_ids is None
+    assert device_states(TwoGpuNvml(), None)[0].other_process_ids is None
 
 
 def test_visible_devices_choose_and_order() -> None:
-    nvml = RecordedNvml()
+    nvml = TwoGpuNvml()
     assert [state.uuid for state in device_states(nvml, (), "1,0")] == ["GPU-bbbb", "GPU-aaaa"]
     assert [state.uuid for state in device_states(nvml, (), "GPU-bb")] == ["GPU-bbbb"]
     assert [state.uuid for state in device_states(nvml, (), "0,7,1")] == ["GPU-aaaa"]
@@ -100,13 +51,13 @@ def test_visible_devices_choose_and_order() -> None:
 
 def test_states_belong_to_torchs_devices() -> None:
     """CUDA numbers the fastest GPU first where it is not told otherwise: here NVML's second."""
-    nvml = RecordedNvml()
+    nvml = TwoGpuNvml()
     first, second = torch_device_states(nvml, (), {0: "bbbb", 1: "aaaa"})  # torch prints no prefix
     assert (first.index, first.uuid, first.temperature_c) == (0, "GPU-bbbb", 83)
     assert (second.index, second.uuid, second.temperature_c) == (1, "GPU-aaaa", 41)
     (only,) = torch_device_states(nvml, (), {3: "GPU-aaaa", 4: "cccc", 5: ""})  # what NVML does not know is left out
     assert (only.index, only.uuid) == (3, "GPU-aaaa")
-    assert torch_device_states(RecordedNvml(UUID=(None, None)), (), {0: ""}) == ()
+    assert torch_device_states(TwoGpuNvml(UUID=(None, None)), (), {0: ""}) == ()
     assert torch_device_states(None, (), {0: "aaaa"}) == ()
 
 
@@ -122,7 +73,7 @@ def test_a_job_tells_the_states_of_the_devices_it_drives(
     temperatures_c: dict[int, int],
 ) -> None:
     """By torch's UUIDs, which are the other way round than NVML's numbers, as where CUDA puts the fastest first."""
-    monkeypatch.setattr(cell_job, "open_nvml", RecordedNvml)
+    monkeypatch.setattr(cell_job, "open_nvml", TwoGpuNvml)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=("bbbb", "aaaa")[index])
     )
@@ -135,7 +86,7 @@ def test_a_job_tells_the_states_of_the_devices_it_drives(
 
 
 def test_findings_of_unfair_devices() -> None:
-    nvml = RecordedNvml(
+    nvml = TwoGpuNvml(
         CurrentClocksThrottleReasons=(0x0, 0x44),
         ComputeRunningProcesses=(processes(11, 12), processes(12)),
         Name=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
@@ -152,7 +103,7 @@ def test_findings_of_unfair_devices() -> None:
 
 
 def test_driver() -> None:
-    assert driver_version(RecordedNvml()) == "550.54.15"
+    assert driver_version(TwoGpuNvml()) == "550.54.15"
     assert driver_version(None) is None
 
 

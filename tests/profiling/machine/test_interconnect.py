@@ -18,8 +18,9 @@ from dpscope.profiling.machine.link_specifications import (
 )
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from tests.helpers.nvml_records import NvmlRecorder, ReplayedNvml
+from tests.helpers.paths import DATA, ROOT
 
-RECORDS = Path(__file__).parents[2] / "data" / "nvml"
+RECORDS = DATA / "nvml"
 
 
 def recorded(name: str, order: list[int] | None = None) -> Interconnect:
@@ -169,6 +170,6 @@ def test_cards_with_half_width_links() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "links.md").read_text()
+    page = (ROOT / "docs" / "links.md").read_text()
     assert page == links_page(), "run: make docs"
     assert "| A100 SXM4 | 12 x NVLink 3 | 300 | 4.0 x16 | 31.51 |" in page

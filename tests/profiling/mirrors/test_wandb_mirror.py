@@ -15,6 +15,7 @@ import pytest
 
 from dpscope.profiling.mirrors.wandb_mirror import wandb_mirror, wandb_mode
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import ROOT
 
 SCRIPT = """
 import sys
@@ -41,7 +42,7 @@ def mirrored(folder: Path, mode: str, **variables: str) -> subprocess.CompletedP
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), mode],
-        env=environment, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3],
+        env=environment, capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from dpscope.analysis.traces.merge.inputs import traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
+from tests.helpers.paths import ROOT
 from tests.helpers.trace_rules import violations
 
-ROOT = Path(__file__).parents[4]
 RUN = ROOT / "examples/run_cpu"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.matching import match_ranks
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
-from tests.analysis.traces.ranks.test_matching import rank_table
+from tests.helpers.collective_tables import rank_table
 
 SIZES = (800, 300, 200, 400, 500)
 

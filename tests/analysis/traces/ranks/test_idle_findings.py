@@ -1,15 +1,13 @@
 """Idle devices are told from 30% of a step on; expectations by hand."""
 
-from pathlib import Path
-
 import pytest
 
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.run import Cell
+from tests.helpers.paths import DATA
 from tests.helpers.run_cells import windows
 
-DATA = Path(__file__).parents[3] / "data"
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
 

@@ -1,26 +1,11 @@
 """Matching across ranks: transfer, wait, bandwidth factors, stragglers; expectations by hand."""
 
-from collections.abc import Mapping, Sequence
-
-import pandas as pd
 import pytest
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.traces.ranks.matching import match_ranks, step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
-
-
-def rank_table(rank: int, rows: Sequence[Mapping[str, object]], device: int | None = 0) -> pd.DataFrame:
-    defaults: dict[str, object] = {
-        "rank": rank, "device": device, "step": 1, "kind": "all_reduce", "group": "0", "sequence": None,
-        "bytes": 1_000_000, "group_size": 2, "start_us": 0.0,
-    }  # fmt: skip
-    table = pd.DataFrame([{**defaults, **row} for row in rows])
-    whole = ["rank", "device", "step", "sequence", "bytes", "group_size"]
-    table[whole] = table[whole].astype("Int64")
-    table[["kind", "group"]] = table[["kind", "group"]].astype("string")
-    table[["start_us", "duration_us"]] = table[["start_us", "duration_us"]].astype("Float64")
-    return table
+from tests.helpers.collective_tables import rank_table
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.analysis.traces.steps.test_breakdown import analyzed, check_collectives, check_steps
-from tests.analysis.traces.steps.test_collectives import parallelism
 from tests.generated_traces.generator import Job, Trace, parallel_trace, write_trace
 from tests.generated_traces.grid import RANKS
+from tests.helpers.generated_checks import analyzed, check_collectives, check_steps, parallelism
 
 NAMED = {
     "tensor_data_parallel": "DDP-like, and all-reduces of activations (tensor-parallel)",

@@ -13,8 +13,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
+from tests.helpers.paths import DATA
 
-DATA = Path(__file__).parents[3] / "data"
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = DATA / "v100x8_ddp_dlrm"
 

@@ -15,8 +15,9 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace
 from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
+from tests.helpers.paths import ROOT
 
-ANALYSIS = Path(__file__).parents[4] / "analysis"
+ANALYSIS = ROOT / "analysis"
 FOLDERS = ("reading", "steps", "data_parallel", "ranks")
 Make = Callable[[Path], None]
 MAX_BYTES = 8 << 20

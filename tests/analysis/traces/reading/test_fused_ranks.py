@@ -8,9 +8,9 @@ import pytest
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.profiling.store.errors import DpscopeError
-from tests.analysis.traces.steps.test_breakdown import check_collectives, check_steps
 from tests.generated_traces.fusing import Marking, fused_trace
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
+from tests.helpers.generated_checks import check_collectives, check_steps
 
 
 def codes(analysis: TraceAnalysis) -> set[str]:

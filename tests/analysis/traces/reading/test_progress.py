@@ -4,9 +4,10 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
-TRACES = Path(__file__).parents[3].parent / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces"
+from tests.helpers.paths import EXAMPLE_RUN
+
+TRACES = EXAMPLE_RUN / "cells" / "ddp-d2-b8" / "repeat0" / "traces"
 COMMAND = (sys.executable, "-m", "dpscope.launch.cli", "analyze", str(TRACES), "--format", "csv")
 
 

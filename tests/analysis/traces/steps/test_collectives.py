@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.analysis.traces.steps.test_breakdown import check_collectives, check_steps
 from tests.generated_traces.collective_cases import (
     copy_engine_trace,
     cuda_graph_trace,
@@ -15,18 +14,13 @@ from tests.generated_traces.collective_cases import (
     shared_range_trace,
 )
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
+from tests.helpers.generated_checks import check_collectives, check_steps, parallelism
 
 
 def analyzed(tmp_path: Path, *traces: Trace) -> TraceAnalysis:
     for rank, trace in enumerate(traces):
         write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json")
     return analyze_traces([tmp_path])
-
-
-def parallelism(analysis: TraceAnalysis) -> str:
-    (finding,) = [one for one in analysis.findings if one.code == "parallelism"]
-    assert finding.severity == "info"
-    return finding.message
 
 
 def test_collectives_by_copy_engines(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import DATA
 
-A100 = Path(__file__).parents[3] / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 SEPARATOR = b",\n"
 CLOSING = b"\n  }"
 SUMS = ("step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")

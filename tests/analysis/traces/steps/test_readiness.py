@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.collectives import ready_us
 from dpscope.analysis.traces.steps.event_kind import Kind
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[4]
 TRACE = ROOT / "tests" / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
 
 
