@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.cli import analyze
+from dpscope.launch.commands.read import analyze
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME
 from dpscope.profiling.store.errors import DpscopeError
 

@@ -1,4 +1,4 @@
-"""The commands about learning: `dpscope train` and `dpscope equal`. They join launch and analysis as launch/cli.py does."""
+"""The commands that train: `dpscope train` and `dpscope equal`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dpscope.launch.commands import options
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.launch.commands.ending import exit_after
 
 if TYPE_CHECKING:
     from dpscope.profiling.mirrors.mirror import TrainingMirror
@@ -78,14 +78,7 @@ def train(
         raise typer.Exit(outcome.exit_status)
     from dpscope.analysis.report.training_report import show_training
 
-    sound = False
-    try:
-        sound = show_training(out, target_accuracy, console)
-    except DpscopeError as error:  # the settings were sound: what failed, failed while training
-        if outcome.ok:
-            raise
-        console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if outcome.ok and sound else 1)
+    exit_after(outcome, lambda: show_training(out, target_accuracy, console), console)
 
 
 def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "list[TrainingMirror]":

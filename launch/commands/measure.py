@@ -1,0 +1,134 @@
+"""The commands that measure this machine: `dpscope run`, `dpscope calibrate`, `dpscope doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dpscope.launch.commands import options
+from dpscope.launch.commands.ending import exit_after
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import is_run_folder
+
+
+def run(
+    strategy: options.Strategy = None,
+    devices: options.Devices = None,
+    batch_size: options.BatchSize = None,
+    scaling: options.Scaling = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = None,
+    samples: options.Samples = None,
+    workers: options.Workers = None,
+    workers_total: options.WorkersTotal = None,
+    pin_memory: options.PinMemory = None,
+    amp: options.Amp = None,
+    lr: options.Lr = None,
+    momentum: options.Momentum = None,
+    weight_decay: options.WeightDecay = None,
+    warmup: options.Warmup = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    traced_steps: options.TracedSteps = None,
+    repeats: options.Repeats = None,
+    seed: options.Seed = None,
+    timeout: options.Timeout = None,
+    device: options.Device = None,
+    comm_hook: options.CommHook = None,
+    bucket_mb: options.BucketMb = None,
+    overlap: options.Overlap = None,
+    gradient_as_bucket_view: options.GradientAsBucketView = None,
+    static_graph: options.StaticGraph = None,
+    accumulate: options.Accumulate = None,
+    broadcast_buffers: options.BroadcastBuffers = None,
+    config: options.Config = None,
+    link_gbps: options.LinkGbps = None,
+    target_efficiency: options.TargetEfficiency = None,
+    out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = options.DEFAULT_OUT,
+    fresh: options.Fresh = False,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Run single, DP and DDP under torchrun, trace them, compare, report."""
+    flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    options.check_numbers(link_gbps, target_efficiency)
+    from dpscope.launch.measuring.run import describe_plan, run_sweep
+    from dpscope.launch.planning.run_config import load_config
+
+    console = Console()
+    settings = load_config(config, flags)
+    if dry_run:
+        describe_plan(settings, out, console, fresh)
+        return
+    outcome = run_sweep(settings, out, fresh, console)
+    from dpscope.analysis.output.analyze import Targets, show_run
+
+    exit_after(outcome, lambda: show_run(out, Targets(link_gbps, target_efficiency), console), console)
+
+
+_NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run")
+
+
+def calibrate(
+    devices: Annotated[str | None, typer.Option(help="device counts, such as 2,4")] = None,
+    collectives: Annotated[str | None, typer.Option(help="all_reduce,broadcast,... or some of them")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64")] = "float32",
+    min_bytes: Annotated[str, typer.Option(help="smallest message")] = "4KiB",
+    max_bytes: Annotated[str, typer.Option(help="largest message; sizes double in between")] = "256MiB",
+    iterations: Annotated[int, typer.Option(help="timed calls of each size")] = 20,
+    warmup: Annotated[int, typer.Option(help="untimed calls of each size")] = 5,
+    timeout: Annotated[float, typer.Option(help="seconds the job may take")] = 900.0,
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu")] = "auto",
+    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, instead of what NVML tells")] = None,
+    from_nccl_tests: Annotated[
+        bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
+    ] = False,
+    in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False,
+    out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT,
+    logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
+) -> None:
+    """Time this machine's collectives by message size and fit what they cost; predictions use it."""
+    options.check_numbers(link_gbps)
+    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.report.calibration import calibration_tables, save_calibration
+    from dpscope.analysis.text.terminal import print_findings, print_table
+    from dpscope.launch.calibration.run import run_calibration
+    from dpscope.launch.calibration.settings import calibration_settings
+
+    if logs and not from_nccl_tests:
+        raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
+    console = Console()
+    if from_nccl_tests:
+        measured = calibration_from_logs(logs or [], in_place, link_gbps)
+    else:
+        settings = calibration_settings(
+            device=device,
+            devices=devices,
+            collectives=collectives,
+            dtype=dtype,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            iterations=iterations,
+            warmup_iterations=warmup,
+            timeout_s=timeout,
+        )
+        measured = run_calibration(settings, console, link_gbps)
+    fitted, path = save_calibration(measured, out)
+    for table in calibration_tables(fitted):
+        print_table(console, table)
+    if fitted.findings:
+        print_findings(console, fitted.findings)
+    console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    if is_run_folder(out):
+        console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)
+    elif path != out:
+        console.print(f"Next: dpscope run --out {out}, whose report then predicts", highlight=False, soft_wrap=True)
+
+
+def doctor() -> None:
+    """Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds."""
+    from dpscope.launch.commands.doctor import print_checks, run_doctor
+
+    raise typer.Exit(0 if print_checks(run_doctor(), Console()) else 1)

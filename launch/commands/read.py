@@ -1,0 +1,129 @@
+"""The commands that read what is there: `dpscope analyze`, `compare`, `merge`, `tensorboard`, `estimate`."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from dpscope.launch.commands import options
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import MANIFEST_NAME, is_run_folder
+from dpscope.profiling.store.training_folders import holds_epochs
+
+
+def analyze(
+    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
+    output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
+    classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
+    link_gbps: options.LinkGbps = None,
+    target_efficiency: options.TargetEfficiency = None,
+    target_accuracy: options.TargetAccuracy = None,
+    max_bytes: options.MaxBytes = None,
+) -> None:
+    """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
+    options.check_numbers(link_gbps, target_efficiency, target_accuracy)
+    options.check_max_bytes(max_bytes)
+    runs = [path for path in paths if _is_run(path)]
+    if runs and len(paths) > 1:
+        raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
+    if classic and not runs:
+        raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
+    from dpscope.analysis.output.analyze import Targets, print_run, print_traces, show_run
+
+    console = Console()
+    if not runs:
+        raise typer.Exit(print_traces(paths, output_format, max_bytes, console))
+    targets = Targets(link_gbps, target_efficiency, target_accuracy)
+    if output_format == "table" and not classic:
+        sound = show_run(runs[0], targets, console)
+    else:
+        sound = print_run(runs[0], output_format, classic, targets, console)
+    raise typer.Exit(0 if sound else 1)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a path is to be read as a run; raises DpscopeError for a folder of dpscope's that cannot be."""
+    if is_run_folder(path) or holds_epochs(path):
+        return True
+    if (path / "cells").is_dir():
+        raise DpscopeError(
+            f"{path}: {MANIFEST_NAME} is missing, which says what its cells are; put it back, measure the run again, or "
+            f"give one repeat's traces, such as {path}/cells/CELL/repeat0/traces"
+        )
+    if (path / EQUALITY_FOLDER / SETTINGS_NAME).exists():
+        raise DpscopeError(
+            f"{path} holds a comparison by dpscope equal, without traces: read {path / EQUALITY_NAME} or the table it printed"
+        )
+    return False
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="a run folder")],
+    after: Annotated[Path, typer.Argument(help="another, of the same cells")],
+    fail_over: Annotated[
+        str, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this")
+    ] = "5%",
+    output_format: Annotated[
+        Literal["table", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")
+    ] = "table",
+) -> None:
+    """Say what got faster or slower between two runs, beyond noise, per cell and per component."""
+    from dpscope.analysis.output.analyze import print_comparison
+    from dpscope.analysis.runs.changes import parse_share
+
+    sound = print_comparison(before, after, parse_share(fail_over), output_format, Console())
+    raise typer.Exit(0 if sound else 1)
+
+
+def merge(
+    paths: Annotated[list[Path], typer.Argument(help="a run folder, or the traces of one job's ranks")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the merged trace, *.json or *.json.gz")],
+    cell: Annotated[str | None, typer.Option(help="which cell of a run, such as ddp-d2-b32")] = None,
+    repeat: Annotated[int | None, typer.Option(help="which repeat of it; the first unless told")] = None,
+    max_bytes: options.MaxBytes = None,
+) -> None:
+    """Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks."""
+    options.check_max_bytes(max_bytes)
+    from dpscope.analysis.output.merge import print_merge
+
+    raise typer.Exit(print_merge(paths, output, cell, repeat, max_bytes, Console()))
+
+
+def tensorboard(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
+    link_gbps: options.LinkGbps = None,
+) -> None:
+    """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the traces."""
+    options.check_numbers(link_gbps)
+    from dpscope.analysis.output.analyze import write_tensorboard
+    from dpscope.launch.commands.tensorboard_server import serve
+
+    console = Console()
+    folder = write_tensorboard(run, link_gbps)
+
+    def announce(address: str) -> None:
+        console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(folder, host, port, announce)
+
+
+def estimate(
+    table: Annotated[
+        Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")
+    ],
+    claims: Annotated[Path | None, typer.Option(help="CSV of values somebody derived from them, to be audited")] = None,
+    output_format: Annotated[
+        Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="what to print")
+    ] = "table",
+) -> None:
+    """Say what published or hand-timed epoch times can and cannot tell, without any trace."""
+    from dpscope.analysis.published.report import run_estimate
+
+    sys.stdout.write(run_estimate(table, claims, output_format).rstrip() + "\n")
