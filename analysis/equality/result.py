@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-import msgspec
-
 from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.stored import Stored
 
 EQUALITY_SCHEMA_VERSION = 1
 
@@ -14,11 +13,7 @@ Value = float | None
 Verdict = Literal["bit-equal", "equal", "explained", "different"]
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every stored type."""
-
-
-class Difference(_Stored, frozen=True):
+class Difference(Stored, frozen=True):
     """One tensor (of the loss, an empty name) at one step, counted from 0."""
 
     step: int
@@ -30,7 +25,7 @@ class Difference(_Stored, frozen=True):
     elements: int  # compared
 
 
-class StepTolerance(_Stored, frozen=True):
+class StepTolerance(Stored, frozen=True):
     """What counts as equal at one step, and what rounding alone was seen to do: relative differences."""
 
     step: int
@@ -42,7 +37,7 @@ class StepTolerance(_Stored, frozen=True):
     weight_rounding: Value
 
 
-class StepDistance(_Stored, frozen=True):
+class StepDistance(Stored, frozen=True):
     """The largest relative difference of any tensor at one step."""
 
     step: int
@@ -51,7 +46,7 @@ class StepDistance(_Stored, frozen=True):
     weight: Value
 
 
-class TensorDistance(_Stored, frozen=True):
+class TensorDistance(Stored, frozen=True):
     """The largest differences of one tensor over the judged steps."""
 
     what: What
@@ -63,7 +58,7 @@ class TensorDistance(_Stored, frozen=True):
     elements_at_last_step: int
 
 
-class PairResult(_Stored, frozen=True):
+class PairResult(Stored, frozen=True):
     """Two trainings. `bit-equal` speaks of gradients and weights: a loss is a mean, formed differently."""
 
     reference: str
@@ -75,7 +70,7 @@ class PairResult(_Stored, frozen=True):
     tensors: tuple[TensorDistance, ...]
 
 
-class RankResult(_Stored, frozen=True):
+class RankResult(Stored, frozen=True):
     """Whether all processes of a training had the same gradients and weights after every step, bit for bit."""
 
     training: str
@@ -88,7 +83,7 @@ class RankResult(_Stored, frozen=True):
     ranks_apart: tuple[int, ...]  # that are not what the others or the reference are
 
 
-class EqualityReport(_Stored, frozen=True):
+class EqualityReport(Stored, frozen=True):
     """`equality.json`."""
 
     schema_version: int

@@ -8,8 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
@@ -18,6 +16,7 @@ if __name__ == "__main__":
 from dpscope.launch.jobs.job_files import write_failure, write_progress
 from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, LeftOut
+from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_json
 
@@ -32,7 +31,7 @@ MEASURED_NAME = "measured.json"
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Measured(Stored, frozen=True, kw_only=True):
     """What a calibration job leaves for whoever started it."""
 
     backend: str

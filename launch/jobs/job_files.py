@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json, write_text
 
@@ -36,7 +37,7 @@ _PEER_LOST_SIGNS = (
 )
 
 
-class FailureNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FailureNote(Stored, frozen=True, kw_only=True):
     """Why one process failed, in its own words."""
 
     rank: int

@@ -9,6 +9,7 @@ import msgspec
 
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Environment, Finding
+from dpscope.profiling.records.stored import Stored
 
 CALIBRATION_SCHEMA_VERSION = 1
 
@@ -17,11 +18,7 @@ MEASURED_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "
 """Those `dpscope calibrate` times; nccl-tests' logs may hold more."""
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every stored type."""
-
-
-class CalibrationSettings(_Stored, frozen=True):
+class CalibrationSettings(Stored, frozen=True):
     """What is to be timed; nothing in it is left to choose."""
 
     device: Literal["cuda", "cpu"]
@@ -41,7 +38,7 @@ class CalibrationSettings(_Stored, frozen=True):
         return tuple(self.min_bytes << step for step in range(doublings))
 
 
-class CalibrationPoint(_Stored, frozen=True):
+class CalibrationPoint(Stored, frozen=True):
     """One collective on one number of devices at one size."""
 
     collective: Collective
@@ -52,7 +49,7 @@ class CalibrationPoint(_Stored, frozen=True):
     times_us: tuple[float, ...]  # one per iteration: its slowest rank; one mean where a log has no more
 
 
-class LeftOut(_Stored, frozen=True):
+class LeftOut(Stored, frozen=True):
     """What was asked for and not timed, and why; `size_bytes` None is all sizes."""
 
     collective: Collective
@@ -61,7 +58,7 @@ class LeftOut(_Stored, frozen=True):
     reason: str
 
 
-class FitPiece(_Stored, frozen=True):
+class FitPiece(Stored, frozen=True):
     """t = alpha + S / B for sizes between two breakpoints, with 95% intervals.
 
     In a piece that does not begin at 0 alpha is where its line meets the axis: no latency, and it may be negative.
@@ -77,7 +74,7 @@ class FitPiece(_Stored, frozen=True):
     bandwidth_high_gbps: float | None  # None: the data do not bound it
 
 
-class CollectiveFit(_Stored, frozen=True):
+class CollectiveFit(Stored, frozen=True):
     """Time of one collective on one number of devices as a function of its size, and how far off it is."""
 
     collective: Collective
@@ -92,7 +89,7 @@ class CollectiveFit(_Stored, frozen=True):
     interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
 
 
-class Calibration(_Stored, frozen=True):
+class Calibration(Stored, frozen=True):
     """`calibration.json`: written whole or not at all."""
 
     schema_version: int
@@ -107,5 +104,7 @@ class Calibration(_Stored, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
     fits: tuple[CollectiveFit, ...] = ()
     interconnect: Interconnect | None = None
-    links: dict[int, LinkRate] = {}  # by device count; a count whose link is unknown is not in it
+    links: dict[int, LinkRate] = msgspec.field(
+        default_factory=dict
+    )  # by device count; a count whose link is unknown is not in it
     findings: tuple[Finding, ...] = ()

@@ -2,15 +2,14 @@
 
 from typing import Literal
 
-import msgspec
-
 from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.training import TrainConfig
 
 CHECKPOINT_FORMAT_VERSION = 1
 
 
-class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointDescription(Stored, frozen=True, kw_only=True):
     """Which training a checkpoint is of, and where in it.
 
     `epochs` are finished; `step` of the next one's steps are taken, and where that is all of them, only its evaluation

@@ -22,9 +22,8 @@ output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elem
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.stored import Stored
 
 EQUALITY_FOLDER = "equality"
 EQUALITY_NAME = "equality.json"
@@ -37,11 +36,7 @@ Precision = Literal["float32", "float64"]
 TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"]
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every stored type."""
-
-
-class Training(_Stored, frozen=True):
+class Training(Stored, frozen=True):
     """k steps from the seed.
 
     `compared` is the strategy as it trains. `rounding` is the reference once more, each weight moved to a neighbouring
@@ -54,7 +49,7 @@ class Training(_Stored, frozen=True):
     shares: int = 1  # forward passes a step's batch is cut into
 
 
-class EqualityJob(_Stored, frozen=True):
+class EqualityJob(Stored, frozen=True):
     """One torchrun job: a cell, and its trainings one after the other."""
 
     cell: Cell
@@ -64,7 +59,7 @@ class EqualityJob(_Stored, frozen=True):
         return out / EQUALITY_FOLDER / self.cell.name
 
 
-class EqualitySettings(_Stored, frozen=True):
+class EqualitySettings(Stored, frozen=True):
     """What is compared, nothing left to choose. Of `config`, `batch_sizes` holds the global batch alone."""
 
     config: RunConfig
@@ -92,7 +87,7 @@ class EqualitySettings(_Stored, frozen=True):
         return self.config.steps
 
 
-class ParameterRecord(_Stored, frozen=True):
+class ParameterRecord(Stored, frozen=True):
     """A trained parameter, under the name it has in the model that no strategy wrapped."""
 
     name: str
@@ -100,7 +95,7 @@ class ParameterRecord(_Stored, frozen=True):
     stored: int  # of them, at every step
 
 
-class RankRecord(_Stored, frozen=True):
+class RankRecord(Stored, frozen=True):
     """`rank_<r>.json`: what the arrays beside it are about."""
 
     rank: int

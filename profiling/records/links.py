@@ -1,13 +1,9 @@
 """The links between GPUs, as types. Imports no torch. None is unknown; rates are of one direction, 1e9 B/s."""
 
-import msgspec
+from dpscope.profiling.records.stored import Stored
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every stored type."""
-
-
-class LinkRate(_Stored, frozen=True):
+class LinkRate(Stored, frozen=True):
     """What a link is specified to carry in one direction, and who says so."""
 
     gbps: float  # 1e9 B/s
@@ -15,7 +11,7 @@ class LinkRate(_Stored, frozen=True):
     source: str
 
 
-class DeviceLinks(_Stored, frozen=True):
+class DeviceLinks(Stored, frozen=True):
     """Links of one GPU."""
 
     index: int  # NVML's
@@ -31,7 +27,7 @@ class DeviceLinks(_Stored, frozen=True):
     current_pcie_width: int | None = None
 
 
-class PairLink(_Stored, frozen=True):
+class PairLink(Stored, frozen=True):
     """What lies between two GPUs."""
 
     first: int  # NVML's indices
@@ -44,7 +40,7 @@ class PairLink(_Stored, frozen=True):
     rate: LinkRate | None = None
 
 
-class Interconnect(_Stored, frozen=True):
+class Interconnect(Stored, frozen=True):
     """The links of a machine's visible GPUs."""
 
     devices: tuple[DeviceLinks, ...] = ()

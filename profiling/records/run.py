@@ -1,12 +1,14 @@
 """What a run folder holds, as types: configuration, plan, samples, results. Imports no torch.
 
-Every type is a frozen msgspec struct; a field this version does not know is an error, so that a run folder
-written by a newer dpscope is refused and not half understood. Units stand in names: `_us`, `_s`, `_bytes`.
+Every type is `Stored`: frozen, and refused where it holds a field this version does not know. Units stand in names:
+`_us`, `_s`, `_bytes`.
 """
 
 from typing import Literal
 
 import msgspec
+
+from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
 
@@ -17,11 +19,7 @@ CommHook = Literal["none", "fp16", "bf16"]
 Switch = Literal["on", "off"]
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every stored type."""
-
-
-class RunConfig(_Stored, frozen=True):
+class RunConfig(Stored, frozen=True):
     """What the user asked for. `None` means "choose for this machine"; a manifest holds no such `None`.
 
     `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
@@ -65,7 +63,7 @@ class RunConfig(_Stored, frozen=True):
     accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
 
 
-class CellOptions(_Stored, frozen=True):
+class CellOptions(Stored, frozen=True):
     """How a cell departs from its strategy's defaults; all but `accumulate` are DistributedDataParallel's.
 
     A step is one optimizer step on the cell's batch whatever `accumulate` is: it cuts that batch into micro-batches.
@@ -94,7 +92,7 @@ class CellOptions(_Stored, frozen=True):
         return "-".join(part for part, present in parts.items() if present)
 
 
-class Cell(_Stored, frozen=True):
+class Cell(Stored, frozen=True):
     """One thing that is measured: a strategy on a number of devices at a batch size per device, with its options.
 
     `variant` names the options and follows from them; it is stored for whoever reads the files.
@@ -128,14 +126,14 @@ class Cell(_Stored, frozen=True):
         return self.devices if self.strategy == "ddp" else 1
 
 
-class PlannedCell(_Stored, frozen=True):
+class PlannedCell(Stored, frozen=True):
     """A cell of the plan, or why it is left out."""
 
     cell: Cell
     skip_reason: str | None = None  # set: never started
 
 
-class Finding(_Stored, frozen=True):
+class Finding(Stored, frozen=True):
     """A warning or conclusion as data: what was seen, what it means, what to do."""
 
     severity: Literal["info", "warning", "error"]
@@ -144,7 +142,7 @@ class Finding(_Stored, frozen=True):
     next_step: str
 
 
-class DeviceState(_Stored, frozen=True):
+class DeviceState(Stored, frozen=True):
     """One GPU at one moment, as NVML reports it; None where it does not."""
 
     index: int
@@ -162,7 +160,7 @@ class DeviceState(_Stored, frozen=True):
     active_nvlinks: int | None = None  # None in runs of older versions
 
 
-class Environment(_Stored, frozen=True):
+class Environment(Stored, frozen=True):
     """Where a run took place."""
 
     hostname: str
@@ -177,10 +175,12 @@ class Environment(_Stored, frozen=True):
     nccl_version: str | None
     driver_version: str | None
     accelerators: tuple[DeviceState, ...] = ()
-    settings: dict[str, str] = {}  # NCCL_*, GLOO_*, TORCH_*, OMP_*, CUDA_* variables that are set
+    settings: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # NCCL_*, GLOO_*, TORCH_*, OMP_*, CUDA_* variables that are set
 
 
-class Manifest(_Stored, frozen=True):
+class Manifest(Stored, frozen=True):
     """`manifest.json`: written once, by the sweep (or by a worker started by hand)."""
 
     schema_version: int
@@ -194,7 +194,7 @@ class Manifest(_Stored, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-class TimedBlock(_Stored, frozen=True):
+class TimedBlock(Stored, frozen=True):
     """Steps timed as one block between two synchronisations: the throughput's source."""
 
     epoch: int | None  # set when the block is a whole epoch
@@ -204,7 +204,7 @@ class TimedBlock(_Stored, frozen=True):
     data_wait_s: float  # of it, waiting for the loader: the sum over its steps' data_wait_us
 
 
-class DeviceMemory(_Stored, frozen=True):
+class DeviceMemory(Stored, frozen=True):
     """Peak memory of one device over the timed steps, from torch's allocator."""
 
     device: int
@@ -212,14 +212,14 @@ class DeviceMemory(_Stored, frozen=True):
     reserved_bytes: int
 
 
-class TensorSize(_Stored, frozen=True):
+class TensorSize(Stored, frozen=True):
     """One parameter or buffer; DP's chunks are counted from these."""
 
     dtype: str
     bytes: int
 
 
-class ParameterSizes(_Stored, frozen=True):
+class ParameterSizes(Stored, frozen=True):
     """Sizes of the model: what a strategy has to move."""
 
     parameter_count: int
@@ -231,7 +231,7 @@ class ParameterSizes(_Stored, frozen=True):
     buffer_tensors: tuple[TensorSize, ...] = ()
 
 
-class RankResult(_Stored, frozen=True):
+class RankResult(Stored, frozen=True):
     """`rank_<node>_<rank>.json`: what one process says of its job, beside its samples."""
 
     rank: int
@@ -254,7 +254,7 @@ class RankResult(_Stored, frozen=True):
     last_loss: float | None = None
 
 
-class CellResult(_Stored, frozen=True):
+class CellResult(Stored, frozen=True):
     """`result.json`: renamed into place last; a repeat without it is not done."""
 
     cell: Cell
@@ -265,7 +265,7 @@ class CellResult(_Stored, frozen=True):
     log_tail: tuple[str, ...] = ()  # each line with its rank, the first rank to fail first
 
 
-class DdpCounters(_Stored, frozen=True):
+class DdpCounters(Stored, frozen=True):
     """One step of DDP's own runtime counters; durations in microseconds, as DDP defines them.
 
     Source: `torch.distributed` DDPLoggingData. `backward_comm_us` is a span: from the launch of the first

@@ -13,20 +13,15 @@ percent, losses are means over samples, times are seconds.
 
 from typing import Literal
 
-import msgspec
-
 from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, Finding, PlannedCell, RunConfig
+from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1
 
 LearningRateScaling = Literal["none", "sqrt", "linear"]
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every stored type."""
-
-
-class TrainConfig(_Stored, frozen=True):
+class TrainConfig(Stored, frozen=True):
     """What the user asked for: the settings shared with `dpscope run`, and those of learning.
 
     Of `run`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
@@ -47,7 +42,7 @@ class TrainConfig(_Stored, frozen=True):
     max_restarts: int = 0  # times torchrun restarts a training that fails, from its last checkpoint
 
 
-class PlannedTraining(_Stored, frozen=True):
+class PlannedTraining(Stored, frozen=True):
     """A cell to be trained with each seed, or why it is left out, and what follows from its batch."""
 
     planned: PlannedCell
@@ -60,7 +55,7 @@ class PlannedTraining(_Stored, frozen=True):
         return self.planned.cell
 
 
-class TrainManifest(_Stored, frozen=True):
+class TrainManifest(Stored, frozen=True):
     """`train_manifest.json`: written once, by `dpscope train`."""
 
     schema_version: int
@@ -74,7 +69,7 @@ class TrainManifest(_Stored, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-class EpochRecord(_Stored, frozen=True):
+class EpochRecord(Stored, frozen=True):
     """One epoch of one training, over all its processes. `None` is a loss that is not finite: the training diverged."""
 
     cell: str  # its name, such as ddp-d2-b32
@@ -98,7 +93,7 @@ class EpochRecord(_Stored, frozen=True):
     test_samples: int
 
 
-class TrainResult(_Stored, frozen=True):
+class TrainResult(Stored, frozen=True):
     """`result.json` of a training, renamed into place last."""
 
     cell: Cell
@@ -112,7 +107,7 @@ class TrainResult(_Stored, frozen=True):
     log_tail: tuple[str, ...] = ()
 
 
-class TrainLog(_Stored, frozen=True):
+class TrainLog(Stored, frozen=True):
     """`train.json`: what all trainings of a run folder learned so far."""
 
     schema_version: int
