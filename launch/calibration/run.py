@@ -15,8 +15,9 @@ from dpscope.launch.calibration.worker import MEASURED_NAME, SETTINGS_NAME, Meas
 from dpscope.launch.jobs.attended_job import attend_job, job_failure
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
-from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml, usable_cores
+from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
+from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Finding
@@ -57,7 +58,7 @@ def run_calibration(settings: CalibrationSettings, console: Console, link_gbps: 
         left_out=measured.left_out,
         interconnect=links,
         links=_rates(settings, links, link_gbps),
-        findings=(*device_findings(environment.accelerators), *_findings(settings)),
+        findings=(*machine_findings(environment, settings.device, max(settings.devices)), *_findings(settings)),
     )
 
 

@@ -15,11 +15,10 @@ from dpscope.launch.jobs.devices import present_gpus, resolve_devices
 from dpscope.profiling.machine.environment import (
     device_findings,
     device_states,
-    driver_version,
-    open_nvml,
     usable_cores,
 )
-from dpscope.profiling.machine.interconnect import device_links
+from dpscope.profiling.machine.interconnect import interconnect
+from dpscope.profiling.machine.nvml import driver_version, open_nvml
 from dpscope.profiling.store.errors import DpscopeError
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
@@ -106,7 +105,7 @@ def _device_health() -> Check:
 
 
 def _links() -> Check:
-    links = device_links(open_nvml())
+    links = interconnect(open_nvml()).devices
     if not links:
         return Check("links", "not applicable", "no GPU that NVML knows")
     described = {

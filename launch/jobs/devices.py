@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.profiling.machine.environment import driver_version, open_nvml
+from dpscope.profiling.machine.nvml import ask, driver_version, open_nvml
 from dpscope.profiling.store.errors import DpscopeError
 
 DeviceType = Literal["cuda", "cpu"]
@@ -71,8 +71,8 @@ def present_gpus() -> PresentGpus | None:
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return None
     nvml = open_nvml()
-    if nvml is not None and nvml.nvmlDeviceGetCount() > 0:
-        return PresentGpus(nvml.nvmlDeviceGetCount(), "NVML", driver_version(nvml))
+    if count := ask(nvml, "nvmlDeviceGetCount"):
+        return PresentGpus(count, "NVML", driver_version(nvml))
     listed = _listed_by_nvidia_smi()
     if listed:
         return PresentGpus(listed, "nvidia-smi", driver_version(nvml))

@@ -22,10 +22,10 @@ from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
-    open_nvml,
     own_processes_seen,
     torch_device_states,
 )
+from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.run import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json

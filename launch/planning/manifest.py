@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.cells import plan_findings
-from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml
+from dpscope.profiling.machine.environment import collect_environment, machine_findings
+from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.machine.timing_variables import timing_variables
 from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
@@ -36,7 +37,7 @@ def new_manifest(
         threads_per_process=threads,
         environment=environment,
         plan=tuple(plan),
-        findings=(*device_findings(environment.accelerators[: max(config.devices)]), *findings),
+        findings=(*machine_findings(environment, kind, max(config.devices)), *findings),
     )
 
 

@@ -7,7 +7,8 @@ import msgspec
 
 from dpscope.launch.planning.manifest import check_same_machine
 from dpscope.launch.training.planned_jobs import TrainDescription
-from dpscope.profiling.machine.environment import collect_environment, device_findings, open_nvml
+from dpscope.profiling.machine.environment import collect_environment, machine_findings
+from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, TrainManifest
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder, is_train_folder
@@ -43,5 +44,5 @@ def _new(description: TrainDescription) -> TrainManifest:
         threads_per_process=description.threads_per_process,
         environment=environment,
         plan=description.plan,
-        findings=(*device_findings(environment.accelerators[: max(devices)]), *description.findings),
+        findings=(*machine_findings(environment, description.device_type, max(devices)), *description.findings),
     )

@@ -5,14 +5,19 @@ import os
 import platform
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dpscope.profiling.machine.interconnect import active_nvlinks, bare_uuid
+import msgspec
+
+from dpscope.profiling.machine.interconnect import active_nvlinks
+from dpscope.profiling.machine.nvml import ask, bare_uuid, driver_version, gpu_handles
 from dpscope.profiling.records.run import DeviceState, Environment, Finding
 
 _SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
+
+_CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
 
 # NVML's clock throttle (event) reasons, nvml.h; idle and applications-clock settings do not slow a busy device.
 _THROTTLE_REASONS = {
@@ -30,32 +35,15 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def open_nvml() -> Any | None:
-    """NVML, initialised, or None where there is no NVIDIA driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
-
-
-def driver_version(nvml: Any | None) -> str | None:
-    """The NVIDIA driver's version, None without one."""
-    return None if nvml is None else _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
-
-
 def device_states(
     nvml: Any | None, own_process_ids: Sequence[int] | None, visible: str | None = None
 ) -> tuple[DeviceState, ...]:
     """State of every visible GPU at this moment, numbered as CUDA does in PCI order; empty without NVML.
 
+    Of a GPU that does not answer at all, as one that fell off the bus, nothing but its index is told.
     `visible` is the value of CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as others; None says that
     they are not known (as in a container, where NVML counts in the host's process ids): others then are None.
     """
-    if nvml is None:
-        return ()
     handles = _visible_handles(nvml, visible)
     return tuple(_device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles))
 
@@ -68,12 +56,10 @@ def torch_device_states(
     Neither CUDA's order of devices nor what is visible matters. A GPU that NVML does not know by its UUID (a MIG instance)
     is left out: its state is not known.
     """
-    if nvml is None:
-        return ()
     by_uuid = {
         bare_uuid(uuid): handle
-        for handle in _visible_handles(nvml, None)
-        if (uuid := _text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle))) is not None
+        for handle in gpu_handles(nvml)
+        if handle is not None and (uuid := ask(nvml, "nvmlDeviceGetUUID", handle)) is not None
     }
     return tuple(
         _device_state(nvml, by_uuid[bare_uuid(uuid)], index, own_process_ids)
@@ -84,18 +70,15 @@ def torch_device_states(
 
 def own_processes_seen(nvml: Any | None, process_id: int) -> bool:
     """Whether NVML lists `process_id`, so that its process ids are those of this process's namespace."""
-    if nvml is None:
-        return False
-    handles = _visible_handles(nvml, None)
-    return any(process_id in (_process_ids(nvml, handle) or ()) for handle in handles)
+    return any(process_id in (_process_ids(nvml, handle) or ()) for handle in gpu_handles(nvml) if handle is not None)
 
 
-def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+def _visible_handles(nvml: Any | None, visible: str | None) -> list[Any | None]:
+    handles = gpu_handles(nvml)
     if visible is None:
         return handles
-    by_uuid = {_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)) or "": handle for handle in handles}
-    chosen = []
+    by_uuid = {ask(nvml, "nvmlDeviceGetUUID", handle) or "": handle for handle in handles if handle is not None}
+    chosen: list[Any | None] = []
     for name in (part.strip() for part in visible.split(",")):
         if name.isdigit() and int(name) < len(handles):
             chosen.append(handles[int(name)])
@@ -107,47 +90,39 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     return chosen
 
 
-def _device_state(nvml: Any, handle: Any, index: int, own_process_ids: Sequence[int] | None) -> DeviceState:
-    power_mw = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
-    reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+def _device_state(
+    nvml: Any | None, handle: Any | None, index: int, own_process_ids: Sequence[int] | None
+) -> DeviceState:
+    if handle is None:
+        return DeviceState(index=index)
+    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    reasons = ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     processes = _process_ids(nvml, handle)
     others = None
     if processes is not None and own_process_ids is not None:
         others = tuple(process for process in processes if process not in own_process_ids)
     return DeviceState(
         index=index,
-        uuid=_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)),
-        name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
-        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        max_sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        temperature_c=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        uuid=ask(nvml, "nvmlDeviceGetUUID", handle),
+        name=ask(nvml, "nvmlDeviceGetName", handle),
+        sm_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+        memory_clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
+        max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM),
+        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
         power_w=None if power_mw is None else power_mw / 1000,
         throttle_reasons=None
         if reasons is None
         else tuple(name for bit, name in _THROTTLE_REASONS.items() if reasons & bit),
         other_process_ids=others,
-        pcie_generation=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        pcie_width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        pcie_width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
         active_nvlinks=len(active_nvlinks(nvml, handle)),
     )
 
 
-def _process_ids(nvml: Any, handle: Any) -> tuple[int, ...] | None:
-    processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
+    processes = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
     return None if processes is None else tuple(process.pid for process in processes)
-
-
-def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any | None:
-    """NVML's answer, None where this device or driver has none."""
-    try:
-        return question(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def collect_environment(nvml: Any | None) -> Environment:
@@ -198,6 +173,21 @@ def _memory_bytes() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], devices: int) -> list[Finding]:
+    """What about this machine's first `devices` GPUs makes times unfair, or cannot be told; none on the CPU."""
+    if kind == "cpu" or environment.accelerators:
+        return device_findings(environment.accelerators[:devices])
+    return [
+        Finding(
+            severity="warning",
+            code="device_state_unknown",
+            message="NVML says nothing about the GPUs in use: whether they are slowed down, shared or unlike each other "
+            "is not known.",
+            next_step="Install nvidia-ml-py and see that nvidia-smi works; for parts of a GPU (MIG) no action is needed.",
+        )
+    ]
+
+
 def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     """What about these devices makes a comparison between them, or with another day, unfair.
 
@@ -205,6 +195,16 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     """
     findings: list[Finding] = []
     for state in states:
+        if _tells_nothing(state):
+            findings.append(
+                Finding(
+                    severity="error",
+                    code="device_lost",
+                    message=f"GPU {state.index} does not answer its driver: it may have fallen off the bus.",
+                    next_step="See nvidia-smi and the kernel's log (dmesg, Xid 79); reset the machine, or leave this GPU "
+                    "out with CUDA_VISIBLE_DEVICES.",
+                )
+            )
         if state.throttle_reasons:
             findings.append(
                 Finding(
@@ -232,6 +232,11 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     findings += _mixed(states, "pcie_width", "mixed_links", "PCIe link widths differ")
     findings += _mixed(states, "active_nvlinks", "mixed_nvlinks", "Numbers of active NVLinks differ")
     return findings
+
+
+def _tells_nothing(state: DeviceState) -> bool:
+    """Whether a GPU answered no question; links that are not told are counted as none."""
+    return msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(index=state.index)
 
 
 def _mixed(states: Sequence[DeviceState], field: str, code: str, title: str) -> list[Finding]:

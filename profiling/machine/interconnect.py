@@ -1,7 +1,6 @@
 """The links between the GPUs as NVML describes them: NVLinks, PCIe, what lies between each pair. Imports no torch.
 
-NVML is asked through the module `pynvml` or anything with its functions; each question may go unanswered, and what is not
-answered stays unknown. Source of the questions and their codes: NVML API reference, nvml.h.
+Each question may go unanswered, and what is not answered stays unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from dpscope.profiling.machine.link_specifications import nvlink, pcie_link
+from dpscope.profiling.machine.nvml import ask, bare_uuid, gpu_handles, text
 from dpscope.profiling.records.links import DeviceLinks, Interconnect, LinkRate, PairLink
 
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU refuses the numbers it does not have
@@ -51,27 +51,20 @@ class _Gpu:
 
 
 def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconnect:
-    """Links of every GPU of the machine and between each two of them; empty without NVML.
+    """Links of every GPU of the machine that answers, and between each two of them; empty without NVML.
 
     `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no `torch_index`.
     """
-    if nvml is None:
-        return Interconnect()
-    gpus = [_gpu(nvml, index, torch_uuids) for index in range(nvml.nvmlDeviceGetCount())]
+    handles = gpu_handles(nvml)
+    gpus = [_gpu(nvml, handle, index, torch_uuids) for index, handle in enumerate(handles) if handle is not None]
     pairs = tuple(_pair(nvml, first, second) for first, second in combinations(gpus, 2))
     return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
 
 
-def device_links(nvml: Any | None) -> tuple[DeviceLinks, ...]:
-    """Links of every GPU of the machine; empty without NVML."""
-    return interconnect(nvml).devices
-
-
-def _gpu(nvml: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
     active = active_nvlinks(nvml, handle)
     version = _nvlink_generation(nvml, handle, active[0]) if active else None
-    name, uuid = (_text(_ask(nvml, f"nvmlDeviceGet{what}", handle)) for what in ("Name", "UUID"))
+    name, uuid = (ask(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
     rate = nvlink(version, len(active), name)
     links = DeviceLinks(
         index=index,
@@ -81,35 +74,35 @@ def _gpu(nvml: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
         active_nvlinks=len(active),
         nvlink_version=version,
         nvlink_gbps=None if rate is None else rate.gbps,
-        pcie_generation=_ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        pcie_width=_ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
-        current_pcie_generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        current_pcie_width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_generation=ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        pcie_width=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        current_pcie_generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        current_pcie_width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
     )
-    kinds = {_ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active}
+    kinds = {ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active}
     return _Gpu(
         handle=handle,
-        address=_address(_ask(nvml, "nvmlDeviceGetPciInfo", handle)),
+        address=_address(ask(nvml, "nvmlDeviceGetPciInfo", handle)),
         links=links,
-        far_ends=tuple(_address(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active),
+        far_ends=tuple(_address(ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active),
         on_switch=kinds == {_SWITCH},
     )
 
 
-def active_nvlinks(nvml: Any, handle: Any) -> list[int]:
+def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:
     """Numbers of the NVLinks of a GPU that are up."""
-    return [link for link in range(_MOST_NVLINKS) if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
+    return [link for link in range(_MOST_NVLINKS) if ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)]
 
 
-def _nvlink_generation(nvml: Any, handle: Any, link: int) -> int | None:
+def _nvlink_generation(nvml: Any | None, handle: Any, link: int) -> int | None:
     """What NVML says, held to what the GPU's architecture has at most."""
-    generation = _NVLINK_GENERATIONS.get(_ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, link))
-    newest = _NEWEST_NVLINK.get(_ask(nvml, "nvmlDeviceGetArchitecture", handle))
+    generation = _NVLINK_GENERATIONS.get(ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, link))
+    newest = _NEWEST_NVLINK.get(ask(nvml, "nvmlDeviceGetArchitecture", handle))
     return generation if generation is None or newest is None else min(generation, newest)
 
 
-def _pair(nvml: Any, first: _Gpu, second: _Gpu) -> PairLink:
-    status = _ask(nvml, "nvmlDeviceGetP2PStatus", first.handle, second.handle, _READ)
+def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:
+    status = ask(nvml, "nvmlDeviceGetP2PStatus", first.handle, second.handle, _READ)
     direct = 0 if second.address is None else first.far_ends.count(second.address)
     switched = first.on_switch and second.on_switch
     links = min(first.links.active_nvlinks, second.links.active_nvlinks) if switched else direct
@@ -117,7 +110,7 @@ def _pair(nvml: Any, first: _Gpu, second: _Gpu) -> PairLink:
     return PairLink(
         first=first.links.index,
         second=second.links.index,
-        topology=_TOPOLOGIES.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)),
+        topology=_TOPOLOGIES.get(ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)),
         direct_nvlinks=direct,
         through_nvswitch=switched,
         peer_access=None if status is None else status == 0,
@@ -180,22 +173,5 @@ def _torch_index(uuid: str | None, torch_uuids: Sequence[str]) -> int | None:
     return bare.index(bare_uuid(uuid)) if uuid is not None and bare_uuid(uuid) in bare else None
 
 
-def bare_uuid(uuid: str) -> str:
-    """A GPU's UUID as torch prints it, which is without NVML's prefix."""
-    return uuid.removeprefix("GPU-")
-
-
 def _address(pci: Any) -> str | None:
-    return None if pci is None else _text(pci.busId)
-
-
-def _text(answer: Any) -> str | None:
-    """Older bindings answer bytes."""
-    return answer.decode() if isinstance(answer, bytes) else answer
-
-
-def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
-    try:
-        return getattr(nvml, question)(*arguments)
-    except nvml.NVMLError:
-        return None
+    return None if pci is None else text(pci.busId)

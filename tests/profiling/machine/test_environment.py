@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -13,10 +14,11 @@ from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
     device_states,
-    driver_version,
+    machine_findings,
     torch_device_states,
 )
-from dpscope.profiling.records.run import Cell, CellStrategy, RunConfig
+from dpscope.profiling.machine.nvml import driver_version
+from dpscope.profiling.records.run import Cell, CellStrategy, DeviceState, RunConfig
 from dpscope.profiling.store.folders import RepeatFolder
 from tests.helpers.nvml_records import TwoGpuNvml
 
@@ -100,6 +102,37 @@ def test_findings_of_unfair_devices() -> None:
     assert "GPU 0 is shared with other processes (11)" in found["device_shared"].message
     assert "1 x 16, 1 x 8" in found["mixed_links"].message
     assert all(finding.next_step for finding in found.values())
+
+
+def test_a_gpu_off_the_bus_is_a_finding() -> None:
+    class OneLost(TwoGpuNvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802 (NVML's name)
+            if index == 0:
+                raise self.NVMLError("GPU is lost")
+            return index
+
+    lost, there = device_states(OneLost(), ())
+    assert (lost, there.index, there.uuid) == (DeviceState(index=0), 1, "GPU-bbbb")  # the others keep their numbers
+    assert [state.uuid for state in device_states(OneLost(), (), "1,0")] == ["GPU-bbbb", None]
+    assert [state.index for state in torch_device_states(OneLost(), (), {0: "bbbb"})] == [0]
+    (finding,) = device_findings([lost, there, there])
+    assert (finding.code, finding.severity) == ("device_lost", "error")
+    assert "GPU 0 does not answer its driver" in finding.message
+    # One that is lost after its handle was given answers nothing else; one that answers anything is there.
+    asked = {question: (None, value[1]) for question, value in TwoGpuNvml().answers.items()} | {"NvLinks": (0, 12)}
+    silent, _ = device_states(TwoGpuNvml(**asked), ())
+    assert [finding.code for finding in device_findings([silent])][:1] == ["device_lost"]
+    warm, _ = device_states(TwoGpuNvml(**{**asked, "Temperature": (41, 83)}), ())
+    assert device_findings([warm]) == []
+
+
+def test_gpus_that_nothing_is_known_of_are_a_finding() -> None:
+    here = collect_environment(None)
+    assert [finding.code for finding in machine_findings(here, "cuda", 1)] == ["device_state_unknown"]
+    assert machine_findings(here, "cpu", 1) == []
+    two = msgspec.structs.replace(here, accelerators=device_states(TwoGpuNvml(Name=("A100", "H100")), ()))
+    assert [finding.code for finding in machine_findings(two, "cuda", 2)] == ["mixed_devices"]
+    assert machine_findings(two, "cuda", 1) == []  # the other is not in use
 
 
 def test_driver() -> None:

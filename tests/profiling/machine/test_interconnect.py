@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs._tools.links_docs import links_page
-from dpscope.profiling.machine.environment import open_nvml
-from dpscope.profiling.machine.interconnect import device_links, group_rate, interconnect
+from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.link_specifications import (
     ETHERNET_GBPS,
     INFINIBAND_GBPS,
@@ -16,6 +15,7 @@ from dpscope.profiling.machine.link_specifications import (
     pcie_gbps,
     pcie_link,
 )
+from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from tests.helpers.nvml_records import NvmlRecorder, ReplayedNvml
 from tests.helpers.paths import DATA, ROOT
@@ -26,7 +26,7 @@ RECORDS = DATA / "nvml"
 def recorded(name: str, order: list[int] | None = None) -> Interconnect:
     """The record's links with torch's devices in NVML's order, or in another."""
     nvml = ReplayedNvml(RECORDS / f"{name}.json")
-    uuids = [device.uuid or "" for device in device_links(nvml)]
+    uuids = [device.uuid or "" for device in interconnect(nvml).devices]
     shown = [uuids[index].removeprefix("GPU-") for index in (order or range(len(uuids)))]
     return interconnect(nvml, shown)
 
@@ -95,7 +95,6 @@ def test_hopper_has_fourth_generation_links_whatever_the_driver_answers(name: st
 
 def test_unknown_stays_unknown() -> None:
     assert interconnect(None) == Interconnect()
-    assert device_links(None) == ()
     assert group_rate(Interconnect(), range(2)) is None
     links = recorded("l4_x2", [1])  # torch sees one of the two
     assert [one.torch_index for one in links.devices] == [None, 0]
