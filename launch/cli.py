@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpscope.launch.commands import learn, measure, read
+from dpscope.launch.commands import learn, measure, read, what_if
 from dpscope.launch.commands.option_defaults import DefaultsInHelp
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.store.errors import DpscopeError
@@ -28,6 +28,7 @@ _command()(read.merge)
 _command()(measure.calibrate)
 _command()(read.tensorboard)
 _command()(read.estimate)
+_command()(what_if.whatif)
 _command()(measure.doctor)
 _command()(learn.train)
 _command()(learn.equal)

@@ -56,7 +56,9 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/published": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
+    "analysis/what_if": "analysis/text profiling/store",
     "launch/commands": "analysis/costs analysis/output analysis/published analysis/report analysis/runs analysis/text "
+    "analysis/what_if "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "
     "profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",

@@ -1,0 +1,71 @@
+"""How wrong `dpscope whatif` is on public series of step times that it was not shown. Prints a line a level.
+
+python benchmarks/what_if.py
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from dpscope.analysis.what_if.from_table import TableFit, fit_table, predict_step
+from dpscope.analysis.what_if.score import Score, score
+from dpscope.analysis.what_if.step_table import MeasuredStep, read_step_table
+
+SERIES = Path(__file__).resolve().parents[1] / "tests" / "data" / "scaling"
+FITTED_UP_TO = 8
+
+
+def main() -> None:
+    sys.stdout.write(
+        "series, fitted on -> predicted: step (worst) | overhead | exposed | inside 90% | half width | simple rules"
+        + "\n"
+    )
+    for name in ("cifar10", "imagenet"):
+        rows = read_step_table(SERIES / f"ddp_t4_{name}.csv")
+        for first, last in ((9, 16), (13, 16), (16, 16)):
+            _line(f"T4 {name}", rows, FITTED_UP_TO, first, last)
+        _line(f"T4 {name}", rows, 4, 5, 8)
+    for model in ("resnet50", "resnet101"):
+        rows = [
+            one
+            for one in read_step_table(SERIES / "ddp_v100_pytorch_benchmark.csv")
+            if ("model", model) in one.identity
+        ]
+        _line(f"V100 {model}", rows, 4, 8, 8)
+        _line(f"V100 {model}", rows, 8, 16, 16)
+
+
+def _line(name: str, rows: list[MeasuredStep], most: int, first: int, last: int) -> None:
+    began = time.perf_counter()
+    fit = fit_table([one for one in rows if one.placement.ranks <= most])
+    took = time.perf_counter() - began
+    held = [one for one in rows if first <= one.placement.ranks <= last]
+    where = f"{name}, up to {most} -> {first} to {last}"
+    if not isinstance(fit, TableFit):
+        sys.stdout.write(f"{where}: refused: {fit}" + "\n")
+        return
+    said = [predict_step(fit, one.placement, one.batch_size) for one in held]
+    refused = {one.reason for one in said if one.step_us is None}
+    if refused:
+        sys.stdout.write(f"{where}: refused: {'; '.join(map(str, refused))}" + "\n")
+        return
+    sys.stdout.write(f"{where}: {_text(score(fit, said, held))} | {len(held)} rows, fit {took:.1f} s" + "\n")
+
+
+def _text(one: Score) -> str:
+    rules = ", ".join(f"{rule} {_percent(off)}" for rule, off in one.rules.items())
+    return " | ".join(
+        (
+            f"{_percent(one.step_error)} ({_percent(one.worst_step_error)})",
+            *map(_percent, (one.overhead_error, one.exposed_error, one.inside, one.half_width)),
+            rules,
+        )
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "NA" if share is None else f"{100 * share:.1f}%"
+
+
+if __name__ == "__main__":
+    main()
