@@ -1,0 +1,121 @@
+"""What to do next, and what it would win at most: the largest part of a step that something could be done about."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dpscope.analysis.text.units import show_time
+
+Values = Mapping[str, object]
+WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
+BATCH_GAIN = 1.1  # throughput of a larger batch over this one's before it is advised
+
+
+@dataclass(frozen=True)
+class Action:
+    """`text` says the action and its bound; `measured` whether the bound was measured in this run."""
+
+    text: str
+    measured: bool
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the step that an action removes at most: microseconds, and what to do about it."""
+
+    us: float
+    advice: str
+    what: str
+
+
+def best_action(
+    rows: Sequence[Values], case: Sequence[Values], chosen: Values, slower: bool, straggler: str | None
+) -> Action:
+    """The one action worth most for the chosen cell.
+
+    `rows` are all measured cells, `case` those compared with the chosen one, `slower` whether it was shown to be slower than
+    one device, `straggler` the rank that is waited for, where one is named.
+    """
+    larger = _larger_batch(rows, chosen)
+    if larger is not None:
+        return larger
+    if slower:
+        return Action(
+            "Train on one device, or try a larger batch or model: this step is too short to share "
+            f"({show_time(_known(chosen, 'step_us'))}).",
+            measured=True,
+        )
+    step = _known(chosen, "traced_step_us")
+    parts = _parts(chosen, straggler) if step else []
+    if not step or not parts:
+        return Action("No action: the trace does not tell where the step's time goes.", measured=False)
+    part = max(parts, key=lambda one: one.us)
+    share = part.us / step
+    if share < WORTH_DOING:
+        return Action(
+            f"Nothing: no part that could be removed is above {WORTH_DOING:.0%} of the step "
+            f"(the largest, {part.what}, is {show_time(part.us)} or {share:.1%}).",
+            measured=True,
+        )
+    return Action(
+        f"{part.advice} At most {show_time(part.us)} of a {show_time(step)} step ({share:.0%}) can be saved.",
+        measured=True,
+    )
+
+
+def _larger_batch(rows: Sequence[Values], chosen: Values) -> Action | None:
+    """A larger batch per device of the same strategy and devices, where it was measured to train clearly more samples."""
+    rate, batch = _known(chosen, "samples_per_s"), _known(chosen, "batch_size")
+    if rate is None or batch is None:
+        return None
+    alike = [
+        row
+        for row in rows
+        if (row["strategy"], row["devices"]) == (chosen["strategy"], chosen["devices"])
+        and (_known(row, "batch_size") or 0.0) > batch
+        and (_known(row, "samples_per_s_low") or 0.0) > BATCH_GAIN * (_known(chosen, "samples_per_s_high") or rate)
+    ]
+    if not alike:
+        return None
+    best = max(alike, key=lambda row: _known(row, "samples_per_s") or 0.0)
+    gain = (_known(best, "samples_per_s") or 0.0) / rate
+    return Action(
+        f"Raise the batch to {best['batch_size']} per device: it was measured to train {gain:.2f}x as many samples per "
+        "second. Check that accuracy holds (dpscope train).",
+        measured=True,
+    )
+
+
+def _parts(chosen: Values, straggler: str | None) -> list[_Part]:
+    exposed, waiting = _known(chosen, "exposed_us"), _known(chosen, "exposed_wait_us")
+    loaded, unloaded = _known(chosen, "step_us"), _known(chosen, "step_without_wait_us")
+    idle = _known(chosen, "idle_us")
+    late = straggler or "the late ranks"
+    ddp = chosen["strategy"] != "dp" and chosen["strategy"] != "dp-host"
+    parts = []
+    if waiting is not None:
+        parts.append(_Part(waiting, f"Find out why {late} arrive late; no faster link helps." if not straggler
+                           else f"Find out why {straggler} arrives late; no faster link helps.", "waiting"))  # fmt: skip
+    if exposed is not None:
+        transfer = exposed - (waiting or 0.0)
+        advice = (
+            "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, or a faster link."
+            if ddp
+            else "Use DDP: DP moves the model every step, and none of it is hidden."
+        )
+        parts.append(_Part(transfer, advice, "exposed transfer"))
+    if loaded is not None and unloaded is not None:
+        parts.append(
+            _Part(loaded - unloaded, "Feed the devices faster: more loader workers.", "waiting for the loader")
+        )
+    if idle is not None:
+        parts.append(
+            _Part(
+                idle, "Look at what the host does between launches: the devices are idle.", "idle time of the devices"
+            )
+        )
+    return parts
+
+
+def _known(row: Values, column: str) -> float | None:
+    value = row.get(column)
+    return float(value) if isinstance(value, int | float) else None

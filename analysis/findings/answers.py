@@ -1,0 +1,246 @@
+"""The three answers a run gives first: which strategy, what communication costs, what to do next.
+
+Each is one or two plain sentences with the number it rests on and how sure it is. They speak of one case: the most devices
+that were measured and, there, the batch per device at which the strategies were compared, the largest such batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
+from dpscope.analysis.findings.actions import Action, best_action
+from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
+from dpscope.analysis.text.units import show_time
+
+Confidence = Literal["shown", "not_shown", "no_interval"]
+Values = Mapping[str, object]
+
+STAND_IN = (
+    "This is a stand-in run on a CPU: it shows how the strategies work and says nothing about GPUs. "
+    "dp-host stands in for nn.DataParallel, which does nothing without a GPU."
+)
+NOT_COMPARED = "No strategy on several devices was measured beside one device, so none can be recommended."
+_CONFIDENCE_WORDS: Mapping[Confidence, str] = {
+    "shown": f"{CONFIDENCE:.0%} interval excludes chance",
+    "not_shown": "within chance",
+    "no_interval": "one repeat or fewer than five steps: no interval",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`question` as people ask it, `text` the answer with its number, `confidence` whether chance is excluded."""
+
+    question: str
+    text: str
+    confidence: Confidence
+
+    @property
+    def basis(self) -> str:
+        """How sure the answer is, in words."""
+        return _CONFIDENCE_WORDS[self.confidence]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """`caveat` comes first where the run cannot speak of GPUs; None on GPUs."""
+
+    which: Answer
+    cost: Answer
+    action: Answer
+    caveat: str | None
+
+    @property
+    def all(self) -> tuple[Answer, Answer, Answer]:
+        return self.which, self.cost, self.action
+
+
+def answer(comparison: Comparison, device_type: str, straggler: str | None = None) -> Answers:
+    """The answers of a comparison.
+
+    `device_type` is the run's ("cuda" or "cpu"); `straggler` names the rank that most waiting was for, where one was found.
+    """
+    case = _largest_case(comparison)
+    which, chosen = _which(comparison, case)
+    return Answers(
+        which=which,
+        cost=_cost(chosen, straggler),
+        action=_action(comparison, case, chosen, straggler),
+        caveat=STAND_IN if device_type == "cpu" else None,
+    )
+
+
+def _rows(comparison: Comparison) -> list[Values]:
+    """The measured cells' values, None where missing."""
+    table = comparison.table
+    kept = table[table["step_us"].notna()]
+    return [
+        {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in kept.to_dict("records")
+    ]
+
+
+def _largest_case(comparison: Comparison) -> list[Values]:
+    """The multi-device cells of the most devices at their largest batch, plain variants where there are any."""
+    several = [row for row in _rows(comparison) if _number(row, "devices") > 1]
+    compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
+    size = max(
+        ((_number(row, "devices"), _pair(row) in compared, _number(row, "batch_size")) for row in several),
+        default=None,
+    )
+    case = [row for row in several if size and _pair(row) == (size[0], size[2])]
+    plain = [row for row in case if row["cell"] == f"{row['strategy']}-d{row['devices']}-b{row['batch_size']}"]
+    return plain or case
+
+
+def _pair(row: Values) -> tuple[float, float]:
+    return _number(row, "devices"), _number(row, "batch_size")
+
+
+def _which(comparison: Comparison, case: Sequence[Values]) -> tuple[Answer, Values | None]:
+    question = "Which strategy?"
+    if not case:
+        return Answer(question, NOT_COMPARED, "no_interval"), None
+    names = {str(row["cell"]): row for row in case}
+    gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
+    chosen = _faster(names, gap) or min(case, key=lambda row: _number(row, "step_us"))
+    speedup = _speedup(comparison, str(chosen["cell"]))
+    where = f"on {chosen['devices']} devices at batch {chosen['batch_size']} per device"
+    between = f" {_gap_sentence(gap)}" if gap else ""
+    if speedup is None or speedup.value is None:
+        said = f"{_name(chosen)} {where} was not measured beside one device, so its gain is not known."
+        return Answer(question, said + between, "no_interval"), chosen
+    times = f"{speedup.value:.2f}x the throughput of one device{_range(speedup)}"
+    shown = verdict(speedup)
+    if shown == "below":
+        said = f"Do not parallelise at this size: {_name(chosen)} {where} gives {times}."
+    elif shown == "above":
+        said = f"Use {_recommended(gap, chosen)}: {where} it gives {times}."
+    else:
+        said = f"Not decided: {_name(chosen)} {where} gives {times}."
+    return Answer(question, said + between, _confidence(speedup)), chosen
+
+
+def _faster(names: Mapping[str, Values], gap: StrategyGap | None) -> Values | None:
+    """The faster of DP and DDP, DDP where no difference is shown: it is the one that torch keeps developing."""
+    if gap is None:
+        return None
+    return names[gap.dp] if _gap_verdict(gap) == "below" else names[gap.ddp]
+
+
+def _recommended(gap: StrategyGap | None, chosen: Values) -> str:
+    undecided = gap is not None and _gap_verdict(gap) not in ("above", "below")
+    return f"DDP or {_dp_name(gap)}, whichever is simpler" if undecided and gap else _name(chosen)
+
+
+def _gap_verdict(gap: StrategyGap) -> str:
+    return verdict(_gap_ratio(gap))
+
+
+def _gap_ratio(gap: StrategyGap) -> Estimate:
+    return Estimate(gap.ratio, gap.ratio_low, gap.ratio_high, gap.count)
+
+
+def _gap_sentence(gap: StrategyGap) -> str:
+    ratio, dp = _gap_ratio(gap), _dp_name(gap)
+    if ratio.value is None:
+        return ""
+    shown = verdict(ratio)
+    if shown == "above":
+        return f"DDP's step is {ratio.value:.2f}x as fast as {dp}'s{_range(ratio)}."
+    if shown == "below":
+        return f"{dp}'s step is {1 / ratio.value:.2f}x as fast as DDP's{_range(_inverse(ratio))}."
+    if ratio.low is None:
+        return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but one repeat cannot show it: use --repeats 3."
+    return f"No difference between {dp} and DDP is shown (ratio of their steps {ratio.value:.2f}{_range(ratio)})."
+
+
+def _inverse(ratio: Estimate) -> Estimate:
+    assert ratio.value
+    assert ratio.low
+    assert ratio.high
+    return Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
+
+
+def _dp_name(gap: StrategyGap | None) -> str:
+    return "dp-host" if gap is not None and gap.dp.startswith("dp-host") else "DP"
+
+
+def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
+    """Samples per second over one device's at the same batch per device."""
+    points = [(series, point) for series in comparison.scaling for point in series.points if point.cell == cell]
+    points.sort(key=lambda one: one[0].scaling != "weak")
+    return points[0][1].speedup if points else None
+
+
+def _cost(chosen: Values | None, straggler: str | None) -> Answer:
+    question = "What does communication cost?"
+    if chosen is None:
+        return Answer(question, "Nothing was measured on several devices.", "no_interval")
+    total, exposed, step = (_known(chosen, name) for name in ("communication_us", "exposed_us", "traced_step_us"))
+    if total is None or exposed is None or not step:
+        said = f"It was not measured: the trace of {chosen['cell']} does not show it."
+        return Answer(question, said, "no_interval")
+    what = "dp-host's host copies take" if chosen["strategy"] == "dp-host" else f"{_name(chosen)}'s communication takes"
+    share = exposed / step
+    said = (
+        f"{what} {show_time(total)} of a {show_time(step)} step; {show_time(exposed)} of it ({share:.0%} of the step) is "
+        "exposed, that is, not hidden behind compute."
+    )
+    low, high = _known(chosen, "added_exposed_low_us"), _known(chosen, "added_exposed_high_us")
+    confidence: Confidence = "no_interval" if low is None or high is None else "shown" if low > 0 else "not_shown"
+    if low is not None and high is not None:
+        said += f" Exposed, 95% interval over repeats: {show_time(max(low, 0.0))} to {show_time(high)}."
+    return Answer(question, said + _waiting(chosen, exposed, straggler), confidence)
+
+
+def _waiting(chosen: Values, exposed: float, straggler: str | None) -> str:
+    """How much of the exposed part is waiting for late ranks, and for whom."""
+    waiting = _known(chosen, "exposed_wait_us")
+    if waiting is None or not exposed:
+        return ""
+    fault = f" {straggler} is the late one." if straggler and waiting > 0 else ""
+    return (
+        f" Of the exposed part {show_time(waiting)} is waiting for late ranks and {show_time(exposed - waiting)} "
+        f"is transfer.{fault}"
+    )
+
+
+def _action(comparison: Comparison, case: Sequence[Values], chosen: Values | None, straggler: str | None) -> Answer:
+    question = "What to do?"
+    if chosen is None:
+        return Answer(question, "Measure two or more devices: dpscope run --devices 1,2.", "no_interval")
+    speedup = _speedup(comparison, str(chosen["cell"]))
+    slower = speedup is not None and verdict(speedup) == "below"
+    action: Action = best_action(_rows(comparison), case, chosen, slower, straggler)
+    return Answer(question, action.text, "shown" if action.measured else "no_interval")
+
+
+def _confidence(estimate: Estimate) -> Confidence:
+    shown = verdict(estimate)
+    return "no_interval" if shown == "too_few_samples" else "not_shown" if shown == "no_difference_shown" else "shown"
+
+
+def _range(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f" ({estimate.count} steps, no interval)"
+    return f" (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def _name(row: Values) -> str:
+    names: Mapping[str, str] = {str(key): value for key, value in STRATEGY_NAMES.items()}
+    return names.get(str(row["strategy"]), str(row["strategy"]))
+
+
+def _known(row: Values, column: str) -> float | None:
+    value = row.get(column)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _number(row: Values, column: str) -> float:
+    value = _known(row, column)
+    assert value is not None, column
+    return value
