@@ -87,7 +87,7 @@ def write_rank(job: RankJob) -> WrittenRank:
     with writing(job.part), open(job.part, "wb") as file:
         part = PartWriter(job.part, file, job.compressed)
 
-        def use(decoded: DecodedChunk[RawEvent], _: bytearray) -> None:
+        def use(decoded: DecodedChunk[RawEvent]) -> None:
             part.write(rewriter.rewritten(decoded.events))
             rewriter.left_out += decoded.skipped
 

@@ -4,7 +4,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ _COMMUNICATION_NAME = re.compile(
     r"^(?:gloo:|_?c10d|record_param_comms|Broadcast$|ReduceAddCoalesced$)|nccl|rccl|msccl", re.IGNORECASE
 )
 _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
-_LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)')
+_LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)(?:\.(\d{1,17})\d*)?')
 _SEARCHED_WHOLE = 4  # chunks: a file may begin with much metadata, which has no times
 _MOST_US = 2.0**53  # 285 years: what is longer is no time
 
@@ -43,6 +43,9 @@ COLUMN_TYPES: dict[str, type] = {
     "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
     "thread": np.int64, "device": np.int64, "correlation": np.int64, "bytes": np.int64,
 }  # fmt: skip
+
+
+_Event = TypeVar("_Event", bound=Event)
 
 
 class TextBase:
@@ -60,11 +63,17 @@ class TextBase:
         if match is None and not self.subtracted_us:
             return chunk
         self.subtracted_us = self.subtracted_us or int(match[1] if match else 0)
-        shortened = _LONG_TIME.sub(
-            lambda found: found[1] + str(int(found[2]) - self.subtracted_us).encode(),
-            chunk,
-        )
-        return bytearray(shortened)
+        return bytearray(_LONG_TIME.sub(self._shortened, chunk))
+
+    def _shortened(self, found: re.Match[bytes]) -> bytes:
+        """The time less the base; before the base the fraction counts the other way: -3 and .25 are -2.75."""
+        key, whole, fraction = found.groups()
+        difference = int(whole) - self.subtracted_us
+        if not fraction:
+            return b"%s%d" % (key, difference)
+        if difference >= 0 or not fraction.strip(b"0"):
+            return b"%s%d.%s" % (key, difference, fraction)
+        return b"%s-%d.%0*d" % (key, -difference - 1, len(fraction), 10 ** len(fraction) - int(fraction))
 
 
 Loss = Literal["without_time", "negative", "shapes"]
@@ -75,7 +84,7 @@ class TableBuilder:
     """The events of one process, in file order."""
 
     def __init__(self) -> None:
-        self.base_us: int | None = None  # the table's time 0, as the file writes times
+        self.base_us: int | None = None  # the table's time 0, as the file writes times: amid the first events
         self.parts: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES}
         self.name_codes: dict[str, int] = {}
         self.communication: dict[int, CommunicationArgs] = {}
@@ -93,15 +102,18 @@ class TableBuilder:
         named = Counter({rank: count for rank, count in self.ranks.items() if rank not in (NONE, None)})
         return _several(self.launching_processes or self.annotating_processes) or _several(named)
 
-    def add(self, decoded: Sequence[Event], subtracted_us: int = 0) -> None:
-        """Append those of the events that are of a category read here and have sound times, shortened by `subtracted_us`."""
+    def add(self, decoded: Sequence[_Event], subtracted_us: int = 0) -> list[_Event]:
+        """Append those of the events that are of a category read here and have sound times, shortened by `subtracted_us`.
+
+        Returns them: a row each, in order.
+        """
         known = _CATEGORY_CODES
         events = [event for event in decoded if event.ph == "X" and event.cat in known]
         events, starts, durations = self._with_sound_times(events)
         if not events:
-            return
+            return events
         if self.base_us is None:
-            self.base_us = int(np.floor(starts.min())) + subtracted_us
+            self.base_us = int(np.median(starts)) + subtracted_us
         category = np.array([known[event.cat] for event in events], dtype=np.uint8)
         names = self._name_codes([event.name for event in events])
         self._append(
@@ -117,6 +129,7 @@ class TableBuilder:
         self._note_processes(events, category)
         self._add_communication(events, names)
         self.rows += len(events)
+        return events
 
     def _name_codes(self, names: list[str]) -> IntColumn:
         """A number for each name, the same whenever it comes; of new names it is noted which communicate."""
@@ -127,7 +140,7 @@ class TableBuilder:
                 self.communicates.append(_COMMUNICATION_NAME.search(name) is not None)
         return np.fromiter(map(codes.__getitem__, names), dtype=np.int64, count=len(names))
 
-    def _with_sound_times(self, events: list[Event]) -> tuple[list[Event], FloatColumn, FloatColumn]:
+    def _with_sound_times(self, events: list[_Event]) -> tuple[list[_Event], FloatColumn, FloatColumn]:
         """The events that have a start and a duration, these two, and a count of the others."""
         starts = np.array([event.ts for event in events], dtype=np.float64)
         durations = np.array([event.dur for event in events], dtype=np.float64)
@@ -141,14 +154,14 @@ class TableBuilder:
         kept = [event for event, keep in zip(events, sound, strict=True) if keep]
         return kept, starts[sound], durations[sound]
 
-    def _note_processes(self, events: list[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> None:
+    def _note_processes(self, events: Sequence[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> None:
         launches = np.flatnonzero(category == Category.RUNTIME).tolist()
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
         self.launching_processes.update([events[row].pid for row in launches])
         self.annotating_processes.update([events[row].pid for row in annotations])
         self.ranks.update([events[row].args.rank for row in launches or annotations])
 
-    def _add_communication(self, events: list[Event], names: IntColumn) -> None:
+    def _add_communication(self, events: Sequence[Event], names: IntColumn) -> None:
         """Sizes and groups: of events that carry them, and whose name says that they communicate."""
         for row in np.flatnonzero(np.array(self.communicates, dtype=np.bool_)[names]).tolist():
             args = events[row].args
@@ -199,7 +212,7 @@ def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:
     )
 
 
-def _of_some(events: list[Event], rows: IntColumn, value: Callable[[Event], int]) -> IntColumn:
+def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], int]) -> IntColumn:
     """A column that only these rows have a value in."""
     column = np.full(len(events), NONE, dtype=np.int64)
     if len(rows):

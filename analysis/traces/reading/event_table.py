@@ -1,7 +1,8 @@
 """The event table: one row per trace event that matters here, as numpy columns."""
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -13,6 +14,8 @@ from dpscope.profiling.records.run import Finding
 FloatColumn = npt.NDArray[np.float64]
 IntColumn = npt.NDArray[np.int64]
 BoolColumn = npt.NDArray[np.bool_]
+
+_LONGEST_US = 2.0**36  # 19 hours: within it a float of microseconds keeps 5 decimals
 
 
 class Category(IntEnum):
@@ -86,15 +89,32 @@ class EventTable:
 
     def select(self, mask: BoolColumn) -> "EventTable":
         """The rows that `mask` marks, in order."""
-        kept = np.flatnonzero(mask)
-        new_row = {int(old): new for new, old in enumerate(kept)}
+        return self.rows(np.flatnonzero(mask))
+
+    def rows(self, kept: IntColumn) -> "EventTable":
+        """These rows, given in ascending order, with the names they use."""
         columns = {
             column.name: getattr(self, column.name)[kept]
             for column in fields(self)
             if column.name not in ("names", "communication")
         }
-        communication = {new_row[row]: args for row, args in self.communication.items() if row in new_row}
-        return EventTable(**columns, names=self.names, communication=communication)
+        used, columns["name"] = np.unique(columns["name"], return_inverse=True)
+        noted = np.fromiter(self.communication, dtype=np.int64, count=len(self.communication))
+        noted = noted[np.isin(noted, kept, assume_unique=True)]
+        communication = {
+            new: self.communication[old]
+            for new, old in zip(np.searchsorted(kept, noted).tolist(), noted.tolist(), strict=True)
+        }
+        return EventTable(**columns, names=[self.names[code] for code in used.tolist()], communication=communication)
+
+    def from_its_start(self) -> tuple["EventTable", int]:
+        """The table with whole microseconds taken from its times, so that its earliest event is near 0, and how many.
+
+        An event that lies more than 19 hours before the table's present 0 is damaged: beside it the others would lose digits.
+        """
+        sound = self.start_us[self.start_us > -_LONGEST_US]
+        offset_us = math.floor(sound.min()) if len(sound) else 0
+        return (replace(self, start_us=self.start_us - offset_us) if offset_us else self), offset_us
 
 
 @dataclass(frozen=True)

@@ -1,167 +1,177 @@
 """Several ranks in one file: which event is whose. A correlation is one process's, so each rank needs its own table."""
 
-import json
 import re
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_columns import COLUMN_TYPES, Loss, TableBuilder
-from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
-from dpscope.analysis.traces.reading.json_events import NONE, Event, int64
+from dpscope.analysis.traces.reading.event_columns import CATEGORIES, TableBuilder
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
+from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, LabelEvent, ordinal
+from dpscope.analysis.traces.reading.launching_process import Launches
 from dpscope.profiling.records.run import Finding
+from dpscope.profiling.store.errors import DpscopeError
 
-_LABEL = re.compile(rb'"process_(?:name|labels)"')
-_RANK = re.compile(r"rank[ _:#-]*(\d{1,9})(?!\d)", re.IGNORECASE)
-_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_RANK = re.compile(rb"(?<![a-z])(?<!local_)(?<!local[ -])rank[ _:=#-]*(\d{1,10})(?!\d)", re.IGNORECASE)
+_GPU = re.compile(rb"gpu|cuda|device", re.IGNORECASE)
+_LABELS = frozenset({"process_name", "process_labels"})
+_HOST = (Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP)
+_DEVICE = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET})
+_MOST_PROCESSES = 2000  # in one file; more are no ranks of a job but damage, and each costs tables of its own
+
+
+class Owner(NamedTuple):
+    """Whose an event says it is: the rank it names, if it does, and its process.
+
+    A process's number may be a device's too, of another rank: `on_device` tells them apart.
+    """
+
+    rank: int | None
+    process: int | str
+    on_device: bool
 
 
 @dataclass(frozen=True)
 class FusedRank:
-    """One rank's events."""
+    """One rank's events, and the time stamp in the file of its table's time 0."""
 
     rank: int | None
     events: EventTable
+    base_us: int
 
 
 class FusedBuilder:
-    """Tables by owner: the rank an event names, else its process."""
+    """One table of all ranks, with the owner of each row; `ranks` divides it."""
 
-    def __init__(self) -> None:
-        self._builders: dict[Hashable, TableBuilder] = {}
-        self._labels: dict[Hashable, int] = {}  # process -> the rank its name tells
-        self.base_us: int | None = None
+    def __init__(self, path: Path) -> None:
+        self.table = TableBuilder()
+        self._path = path
+        self._codes: dict[tuple[object, int | str, bool], int] = {}  # of owners, the rank as it is written
+        self._rows: list[IntColumn] = []  # the owners' codes, a chunk at a time
+        self._labels: _Labels = {}
 
-    @property
-    def rows(self) -> int:
-        return sum(builder.rows for builder in self._builders.values())
-
-    @property
-    def lost(self) -> Counter[Loss]:
-        return sum((builder.lost for builder in self._builders.values()), Counter())
-
-    def add(self, events: Sequence[Event], chunk: bytearray, subtracted_us: int = 0) -> None:
-        """Sort a chunk's events by owner; `chunk` is their text, in which the processes' names are looked for."""
-        owned: dict[Hashable, list[Event]] = {}
+    def add(self, events: Sequence[LabelEvent], subtracted_us: int = 0) -> None:
+        """Append a chunk's events. Raises DpscopeError for more processes than any job has in one file."""
+        kept = self.table.add(events, subtracted_us)
+        owners = [(event.args.rank, event.pid, CATEGORIES[event.cat] in _DEVICE) for event in kept]
+        for owner in dict.fromkeys(owners):
+            self._codes.setdefault(owner, len(self._codes))
+        if len(self._codes) > _MOST_PROCESSES:
+            raise DpscopeError(
+                f"{self._path} holds events of more than {_MOST_PROCESSES:,} processes: it is damaged, or too many traces "
+                "were joined; name the ranks' own files"
+            )
+        self._rows.append(np.fromiter(map(self._codes.__getitem__, owners), dtype=np.int64, count=len(owners)))
         for event in events:
-            if event.ph == "X":
-                owned.setdefault(_owner(event), []).append(event)
-        for owner, own in owned.items():
-            builder = self._builders.setdefault(owner, TableBuilder())
-            if self.base_us is None:
-                builder.add(own, subtracted_us)
-                self.base_us = builder.base_us
-            else:
-                builder.base_us = self.base_us
-                builder.add(own, subtracted_us)
-        self._labels.update(_process_ranks(chunk))
+            if event.ph == "M" and event.name in _LABELS:
+                _note_labels(self._labels, event)
 
-    def ranks(self, path: Path) -> tuple[list[FusedRank], list[Finding]]:
+    def ranks(self) -> tuple[list[FusedRank], list[Finding]]:
         """A table per rank, by rank, and how the file was divided."""
-        tables: dict[Hashable, list[EventTable]] = {}
-        for owner, builder in self._builders.items():
-            rank = self._labels.get(owner[1]) if isinstance(owner, tuple) else None
-            tables.setdefault(("rank", rank) if rank is not None else owner, []).append(builder.table())
-        merged = {owner: concatenated(parts) for owner, parts in tables.items()}
-        hosts = {owner: table for owner, table in merged.items() if _is_host(table)}
-        findings: list[Finding] = []
-        for owner, table in merged.items():
-            if owner in hosts or not len(table):
-                continue
-            launcher = _launcher(table, hosts)
-            if launcher is None:
-                findings.append(_unowned(path, len(table)))
-            else:
-                hosts[launcher] = concatenated([hosts[launcher], table])
-        numbers, assumed = _rank_numbers(list(hosts))
-        ranks = sorted((FusedRank(numbers[owner], table) for owner, table in hosts.items()), key=_by_rank)
-        if len(ranks) > 1:
-            findings.insert(0, _fused(path, ranks, assumed))
-        return ranks, findings
+        table, base_us = self.table.table(), self.table.base_us or 0
+        owners = [Owner(ordinal(rank), process, on_device) for rank, process, on_device in self._codes]
+        division = _Division(owners, self._labels)
+        group = division.of_owner[np.concatenate(self._rows)] if self._rows else np.empty(0, dtype=np.int64)
+        group = division.with_devices(table, group)
+        present = np.unique(group[group >= 0]).tolist()
+        numbers, assumed = _rank_numbers([division.names[one] for one in present])
+        ranks = []
+        for one, number in zip(present, numbers, strict=True):
+            events, offset_us = table.rows(np.flatnonzero(group == one)).from_its_start()
+            ranks.append(FusedRank(number, events, base_us + offset_us))
+        ranks.sort(key=lambda one: (one.rank is None, one.rank or 0))
+        findings = [_fused(self._path, ranks, assumed)] if len(ranks) > 1 else []
+        unowned = int((group < 0).sum())
+        return ranks, findings + ([_unowned(self._path, unowned)] if unowned else [])
 
 
-def _owner(event: Event) -> tuple[str, int | str]:
-    rank = int64(event.args.rank)
-    return ("rank", rank) if rank is not None and rank != NONE else ("process", event.pid)
+class _Division:
+    """Groups of owners that are one: of the same rank, or without a rank and of the same process.
 
-
-def _process_ranks(chunk: bytearray) -> dict[Hashable, int]:
-    """Ranks that the names or labels of processes tell, by process."""
-    found: dict[Hashable, int] = {}
-    for match in _LABEL.finditer(chunk):
-        start = chunk.rfind(b"{", 0, match.start())
-        end = chunk.find(b"}", match.end())
-        end = chunk.find(b"}", end + 1)
-        try:
-            event = json.loads(chunk[start : end + 1].decode("utf-8", errors="replace"), strict=False)
-            rank = _RANK.search(" ".join(str(value) for value in event["args"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            continue
-        if rank is not None and isinstance(event.get("pid"), int | str):
-            found[event["pid"]] = int(rank[1])
-    return found
-
-
-def _is_host(table: EventTable) -> bool:
-    """Whether a process of its own: it launches, or annotates."""
-    return bool(table.is_category(Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP).any())
-
-
-def _launcher(device: EventTable, hosts: dict[Hashable, EventTable]) -> Hashable | None:
-    """The process that launched a device's events; None where two fit as well.
-
-    Ranks run the same program, so their correlations are much alike: a launch must be of the right sort and begin before
-    the event.
+    An event's own rank says whose it is; what a process is called tells only of events that name no rank. A process that
+    is called by two ranks, or has events of two, tells nothing.
     """
-    scores = {owner: _launched(device, table) for owner, table in hosts.items()}
-    ordered = sorted(scores.values(), reverse=True)
-    if not ordered or ordered[0] == 0 or (len(ordered) > 1 and ordered[0] == ordered[1]):
-        return None
-    return max(scores, key=lambda owner: scores[owner])
+
+    def __init__(self, owners: Sequence[Owner], labels: "_Labels") -> None:
+        told: _Labels = {}
+        for rank, process, on_device in owners:
+            if rank is not None:
+                told.setdefault((process, on_device), set()).add(rank)
+        told |= labels
+        codes: dict[Owner, int] = {}
+        of_owner = []
+        for owner in owners:
+            known = owner.rank if owner.rank is not None else _only(told.get(owner[1:], set()))
+            whole = owner if known is None else Owner(known, "", on_device=False)
+            of_owner.append(codes.setdefault(whole, len(codes)))
+        self.names = list(codes)
+        self.of_owner = np.array(of_owner, dtype=np.int64)
+
+    def with_devices(self, table: EventTable, group: IntColumn) -> IntColumn:
+        """Each row's group, devices in that of the process that launched them; -1 for rows of which it cannot be told.
+
+        A process without a rank takes that of the device it launches on, if that names one.
+        """
+        counts = np.bincount(group[table.is_category(*_HOST)], minlength=len(self.names))
+        named = np.array([name.rank is not None for name in self.names], dtype=np.bool_)
+        hosts = counts > np.where(named, 0, 1)  # one event that names another process is a damaged one
+        same_process = self._hosts_of_devices(hosts)
+        launches = Launches(table, group, hosts)
+        owned = group.copy()
+        claims: dict[int, set[int]] = {}  # process without a rank -> devices that name one
+        for device in np.flatnonzero(~hosts).tolist():
+            rows = np.flatnonzero(group == device)
+            owners = launches.owners(rows)
+            if not named[device]:
+                owned[rows] = same_process.get(device, -1) if (owners < 0).all() else owners
+            elif len(rows) and owners[0] >= 0 and (owners == owners[0]).all() and not named[owners[0]]:
+                claims.setdefault(int(owners[0]), set()).add(device)
+        for host, devices in claims.items():
+            if len(devices) == 1:
+                device = devices.pop()
+                self.names[host] = self.names[device]
+                owned[group == device] = host
+        return owned
+
+    def _hosts_of_devices(self, hosts: BoolColumn) -> dict[int, int]:
+        """Each device's host where a tool gave both one process id: then every host has a device, and every device a host."""
+        host_of = {self.names[one].process: one for one in np.flatnonzero(hosts).tolist()}
+        device_of = {name.process: one for one, name in enumerate(self.names) if name.on_device}
+        if host_of.keys() != device_of.keys():
+            return {}
+        return {device: host_of[process] for process, device in device_of.items()}
 
 
-def _launched(device: EventTable, host: EventTable) -> int:
-    """How many of a device's events this process may have launched."""
-    calls = np.flatnonzero(host.is_category(Category.RUNTIME) & (host.correlation >= 0))
-    if not len(calls):
-        return 0
-    sorts = np.array([_sort_of_call(name) for name in host.names], dtype=np.int64)
-    calls = calls[np.argsort(host.correlation[calls], kind="stable")]
-    index = np.minimum(np.searchsorted(host.correlation[calls], device.correlation), len(calls) - 1)
-    call = calls[index]
-    fits = (host.correlation[call] == device.correlation) & (host.start_us[call] <= device.start_us)
-    return int((fits & (sorts[host.name[call]] == device.category)).sum())
+def _only(values: set[int]) -> int | None:
+    """The value, if there is exactly one."""
+    return next(iter(values)) if len(values) == 1 else None
 
 
-def _sort_of_call(name: str) -> int:
-    low = name.lower()
-    return int(Category.MEMCPY if "memcpy" in low else Category.MEMSET if "memset" in low else Category.KERNEL)
+_Labels = dict[tuple[int | str, bool], set[int]]
+"""(process, whether on a device) -> the ranks it is called by."""
 
 
-def _rank_numbers(owners: list[Hashable]) -> tuple[dict[Hashable, int | None], bool]:
-    """Rank of each owner, and whether it had to be assumed from the order of the processes' ids."""
-    told: dict[Hashable, int | None] = {}
-    for owner in owners:
-        if isinstance(owner, tuple) and owner[0] == "rank":
-            told[owner] = owner[1]
-    rest = sorted((owner for owner in owners if owner not in told), key=str)
-    processes = [owner[1] for owner in rest if isinstance(owner, tuple)]
-    if told or all(isinstance(process, int) and 0 <= process < len(rest) for process in processes):
-        taken = set(told.values())
-        for owner, process in zip(rest, processes, strict=True):
-            told[owner] = process if isinstance(process, int) and process < 4096 and process not in taken else None
-        return told, False
-    by_number = sorted(
-        rest, key=lambda owner: (isinstance(owner[1], str), owner[1]) if isinstance(owner, tuple) else ()
-    )
-    return {owner: index for index, owner in enumerate(by_number)}, True
+def _note_labels(labels: _Labels, event: LabelEvent) -> None:
+    """Add the rank that a metadata event calls a process by; a name that speaks of a GPU is of nothing on the host."""
+    for text in (bytes(event.args.process_name), bytes(event.args.process_labels)):
+        match = _RANK.search(text)
+        if match is not None and (rank := int(match[1])) <= MOST_ORDINAL:
+            for on_device in (True,) if _GPU.search(text) else (True, False):
+                labels.setdefault((event.pid, on_device), set()).add(rank)
 
 
-def _by_rank(one: FusedRank) -> tuple[bool, int]:
-    return one.rank is None, one.rank if one.rank is not None else 0
+def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:
+    """Rank of each group, and whether it had to be assumed from the order of the processes' ids."""
+    processes = [name.process for name in names if name.rank is None]
+    if len(processes) < len(names):  # beside named ranks, a process without a name is of an unknown one
+        return [name.rank for name in names], False
+    if set(processes) == set(range(len(processes))):
+        return [process if isinstance(process, int) else None for process in processes], False
+    ordered = sorted(processes, key=lambda process: (isinstance(process, str), process))
+    return [ordered.index(process) for process in processes], True
 
 
 def _fused(path: Path, ranks: list[FusedRank], assumed: bool) -> Finding:
@@ -172,7 +182,7 @@ def _fused(path: Path, ranks: list[FusedRank], assumed: bool) -> Finding:
         message=f"{path} holds {len(ranks)} ranks ({numbers})"
         + ("; they are not named and were numbered in the order of their processes" if assumed else "")
         + ": each was read by itself",
-        next_step="nothing to do" if not assumed else "give each event its `args.rank` to have them named rightly",
+        next_step="no action needed" if not assumed else "give each event its `args.rank` to have them named rightly",
     )
 
 
@@ -180,28 +190,6 @@ def _unowned(path: Path, count: int) -> Finding:
     return Finding(
         severity="error",
         code="fused_events_unowned",
-        message=f"{count} device events of {path} could be of several of its ranks and were left out",
+        message=f"{count} device events of {path} could have been launched by several of its ranks, or by none: left out",
         next_step="read the ranks' own files, or give each event its `args.rank`",
-    )
-
-
-def concatenated(tables: Sequence[EventTable]) -> EventTable:
-    """Several tables as one, their names joined."""
-    if len(tables) == 1:
-        return tables[0]
-    codes: dict[str, int] = {}
-    communication: dict[int, CommunicationArgs] = {}
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMN_TYPES}
-    rows = 0
-    for table in tables:
-        recoded = np.array([codes.setdefault(name, len(codes)) for name in table.names], dtype=np.int64)
-        for name, parts in columns.items():
-            column = getattr(table, name)
-            parts.append(recoded[column] if name == "name" else column)
-        communication |= {rows + row: args for row, args in table.communication.items()}
-        rows += len(table)
-    return EventTable(
-        **{name: np.concatenate(parts) for name, parts in columns.items()},
-        names=list(codes),
-        communication=communication,
     )

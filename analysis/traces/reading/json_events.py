@@ -16,6 +16,7 @@ _EVENT_CUT = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*")')
 _ARRAY_END = re.compile(rb'\}(\s*\])(?=\s*(?:\Z|\}(?!\s*[\]},])|,\s*"))')
 _STRAY_END = re.compile(rb'(?<=\})\s*\]\s*,\s*(?=\{\s*")')
 NONE = -1  # stands for a number the trace does not give
+MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
 _MAX_ENDS = 8  # of an array that are tried in one piece of text
 _MAX_UNFINISHED = 1 << 16  # bytes at a chunk's end that may be an event's beginning
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -41,7 +42,15 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     rank: int | str | None = NONE  # given where a tool fused several ranks into one file
 
 
+class LabelArgs(EventArgs, gc=False, frozen=True):
+    """The same, with what metadata events call a process."""
+
+    process_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="name")
+    process_labels: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="labels")
+
+
 NO_ARGS = EventArgs()
+NO_LABEL_ARGS = LabelArgs()
 
 
 class Event(msgspec.Struct, gc=False):
@@ -57,7 +66,14 @@ class Event(msgspec.Struct, gc=False):
     args: EventArgs = NO_ARGS
 
 
+class LabelEvent(Event, gc=False):
+    """The same, with what processes are called."""
+
+    args: LabelArgs = NO_LABEL_ARGS
+
+
 _Event = TypeVar("_Event")
+_Traced = TypeVar("_Traced", bound=Event)
 _Text = bytes | bytearray
 
 
@@ -184,7 +200,7 @@ def _joined(pieces: list[bytes], index: int) -> tuple[bytes, int, int]:
     return b",".join(pieces[index : index + count]), count, depth
 
 
-def lenient_event(text: bytes) -> Event | None:
+def _lenient_event(text: bytes, event_type: type[_Traced], args_type: type[EventArgs]) -> _Traced | None:
     """An event that is not strict JSON: NaN and Infinity, control characters, bad UTF-8, huge integers.
 
     None when even that fails. A field of a wrong type is left out; the event stays if its times are sound.
@@ -199,14 +215,14 @@ def lenient_event(text: bytes) -> Event | None:
     fields = {key: _sound(value[key]) for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
     fields |= {key: _sound(value[key]) for key in ("pid", "tid") if isinstance(value.get(key), int | str)}
     fields |= {key: finite(value.get(key)) for key in ("ts", "dur")}
-    return Event(**fields, args=_lenient_args(args) if isinstance(args, dict) else NO_ARGS)
+    return event_type(**fields, args=_lenient_args(args if isinstance(args, dict) else {}, args_type))
 
 
-def _lenient_args(args: dict[str, Any]) -> EventArgs:
+def _lenient_args(args: dict[str, Any], args_type: type[EventArgs]) -> EventArgs:
     kept: dict[str, Any] = {}
-    for name, encoded in zip(EventArgs.__struct_fields__, EventArgs.__struct_encode_fields__, strict=True):
+    for name, encoded in zip(args_type.__struct_fields__, args_type.__struct_encode_fields__, strict=True):
         value = args.get(encoded)
-        if name in ("input_dims", "input_type", "group_ranks"):
+        if name in ("input_dims", "input_type", "group_ranks", "process_name", "process_labels"):
             if value is not None:
                 kept[name] = msgspec.Raw(json.dumps(value).encode())
         elif name in ("collective_name", "dtype", "group"):
@@ -215,7 +231,7 @@ def _lenient_args(args: dict[str, Any]) -> EventArgs:
             kept[name] = _sound(value)
         elif (number := int64(value)) is not None:
             kept[name] = number
-    return EventArgs(**kept)
+    return args_type(**kept)
 
 
 def _sound(value: Any) -> Any:
@@ -238,16 +254,30 @@ def finite(value: object) -> float | None:
 
 def int64(value: object) -> int | None:
     """A whole number that fits 64 bits, else None."""
+    if type(value) is int:
+        return value if -(2**63) <= value < 2**63 else None
     number = finite(value)
     return int(number) if number is not None and abs(number) < 2**63 and number == int(number) else None
 
 
-EVENTS = Codec(
-    chunk=msgspec.json.Decoder(list[Event]).decode,
-    lax_chunk=msgspec.json.Decoder(list[Event], strict=False).decode,
-    one=msgspec.json.Decoder(Event, strict=False).decode,
-    lenient=lenient_event,
-    is_event=lambda event: bool(event.ph),
-    is_timed=lambda event: event.ts is not None and event.dur is not None,
-)
+def ordinal(value: object) -> int | None:
+    """A rank's, device's or process's number, also one written as a string; None if it is none, or out of range."""
+    number = int64(value)
+    return number if number is not None and 0 <= number <= MOST_ORDINAL else None
+
+
+def _event_codec(event_type: type[_Traced], args_type: type[EventArgs]) -> Codec[_Traced]:
+    return Codec(
+        chunk=msgspec.json.Decoder(list[event_type]).decode,  # type: ignore[valid-type]
+        lax_chunk=msgspec.json.Decoder(list[event_type], strict=False).decode,  # type: ignore[valid-type]
+        one=msgspec.json.Decoder(event_type, strict=False).decode,
+        lenient=lambda text: _lenient_event(text, event_type, args_type),
+        is_event=lambda event: bool(event.ph),
+        is_timed=lambda event: event.ts is not None and event.dur is not None,
+    )
+
+
+EVENTS = _event_codec(Event, EventArgs)
 """The events of which tables are made: their fields that dpscope reads."""
+LABEL_EVENTS = _event_codec(LabelEvent, LabelArgs)
+"""The same, with what processes are called."""

@@ -13,7 +13,14 @@ from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, Te
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, Trace
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.header import Header, read_header
-from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, DecodedChunk, Event, decode_chunk
+from dpscope.analysis.traces.reading.json_events import (
+    EVENTS,
+    LABEL_EVENTS,
+    Codec,
+    DecodedChunk,
+    Event,
+    decode_chunk,
+)
 from dpscope.profiling.records.run import Finding
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -42,32 +49,30 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
     path = Path(path)
     builder = TableBuilder()
 
-    def add(decoded: DecodedChunk[Event], _: bytearray) -> None:
+    def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
         watch(decoded.events)
 
-    fused = FusedBuilder()
-
-    def add_fused(decoded: DecodedChunk[Event], chunk: bytearray) -> None:
-        fused.add(decoded.events, chunk, decoded.subtracted_us)
-
     reading = read_events(path, max_bytes, EVENTS, add)
     if builder.is_fused:
-        reading = read_events(path, max_bytes, EVENTS, add_fused)
-        ranks, findings = fused.ranks(path)
+        fused = FusedBuilder(path)
+        builder = fused.table
+        reading = read_events(
+            path, max_bytes, LABEL_EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us)
+        )
+        ranks, findings = fused.ranks()
         reading.findings += findings
-        damage = _damage_findings(path, reading, fused.rows, fused.lost)
     else:
-        ranks = [FusedRank(reading.header.rank, builder.table())]
-        damage = _damage_findings(path, reading, builder.rows, builder.lost)
-    reading.findings += damage
-    base_us = fused.base_us if builder.is_fused else builder.base_us
-    zero_us = base_us - reading.subtracted_us if base_us is not None else 0
+        events, offset_us = builder.table().from_its_start()
+        base_us = builder.base_us if builder.base_us is not None else reading.subtracted_us
+        ranks = [FusedRank(reading.header.rank, events, base_us + offset_us)]
+    reading.findings += _damage_findings(path, reading, builder.rows, builder.lost)
     traces = []
     for index, rank in enumerate(ranks):
         events, duplicates = without_duplicates(rank.events, path)
         own = reading.findings if index == 0 else []
         source = str(path) if len(ranks) == 1 else f"{path} (rank {rank.rank})"
+        zero_us = rank.base_us - reading.subtracted_us
         traces.append(_trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates)))
     return traces
 
@@ -85,9 +90,9 @@ class Reading:
 
 
 def read_events(
-    path: Path, max_bytes: int, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event], bytearray], None]
+    path: Path, max_bytes: int, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event]], None]
 ) -> Reading:
-    """Hand every chunk of a file's events to `use`, decoded and as text. Raises DpscopeError as `read_trace` does."""
+    """Hand every chunk of a file's events to `use`. Raises DpscopeError as `read_trace` does."""
     findings: list[Finding] = []
     text = open_trace(path, max_bytes, findings.append)
     base = TextBase()
@@ -97,12 +102,11 @@ def read_events(
         if ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
             continue
-        rebased = base.rebased(chunk)
-        decoded = decode_chunk(rebased, text.kineto_layout, codec, goes_on)
+        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on)
         decoded.subtracted_us = base.subtracted_us
         text.unfinished = decoded.unfinished
         any_event = any_event or any(codec.is_event(event) for event in decoded.events)
-        use(decoded, rebased)
+        use(decoded)
         skipped += decoded.skipped
         repaired += decoded.repaired
         ended = decoded.tail is not None

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,36 @@ def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) 
     steps = analysis.steps.iloc[2:]
     assert steps["step_us"].to_list() == pytest.approx([1000.0] * len(steps), abs=0.5)
     assert steps["compute_us"].to_list() == pytest.approx([100.0] * len(steps), abs=0.5)
+
+
+@pytest.mark.parametrize("layout", [one_line, kineto])
+@pytest.mark.parametrize(
+    "fractions",
+    [
+        # Of the file's first record, and of the step, launch and kernel that begin before it.
+        (".650", ".650", ".650", ".650"),
+        (".650", ".250", ".125", ".375"),
+        (".001", ".999", ".998", ".997"),
+        (".5", ".0", ".000", ".9990"),
+        (".25", "", ".75", ""),
+    ],
+)
+def test_times_before_the_first_record_are_exact(tmp_path: Path, layout: Any, fractions: tuple[str, ...]) -> None:
+    """The first record stands at 1,694,128,201,226,418 us and a fraction, the others 13,917 us and less before."""
+    base = 1_694_128_201_226_418
+    whole = (base, base - 13_917, base - 13_907, base - 13_000)
+    first, *before = [events()[0], *events()[:3]]
+    found = [{**first, "cat": "cpu_op", "name": "aten::add"}, *before]
+    for index, event in enumerate(found):
+        event["ts"] = f"@{index}"
+    text = layout(found)
+    for index, (number, fraction) in enumerate(zip(whole, fractions, strict=True)):
+        text = text.replace(f'"@{index}"', f"{number}{fraction}")
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text(text)
+    table = read_trace(path).events
+    exact = [number - whole[1] + Fraction("0" + part) for number, part in zip(whole, fractions, strict=True)]
+    assert table.start_us.tolist() == pytest.approx([float(one) for one in exact], abs=1e-9)
 
 
 ABSURD = {

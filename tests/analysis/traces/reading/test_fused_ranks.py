@@ -1,6 +1,8 @@
 """Several ranks in one file give what their own files give."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -8,8 +10,8 @@ import pytest
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace, read_traces
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.fusing import Marking, fused_trace
-from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
+from tests.generated_traces.fusing import Marking, fused_trace, renumbered
+from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, gloo_trace, write_trace
 from tests.helpers.generated_checks import check_collectives, check_steps
 
 
@@ -17,7 +19,7 @@ def codes(analysis: TraceAnalysis) -> set[str]:
     return {finding.code for finding in analysis.findings}
 
 
-@pytest.mark.parametrize("marking", ["args_rank", "process", "label", "plain"])
+@pytest.mark.parametrize("marking", ["args_rank", "process", "label", "device_label", "plain"])
 @pytest.mark.parametrize("options", [DdpOptions(), DdpOptions(straggler=1), DdpOptions(metadata="none")])
 def test_each_rank_is_read_by_itself(tmp_path: Path, marking: Marking, options: DdpOptions) -> None:
     ranks = [ddp_trace(rank, 4, options) for rank in range(4)]
@@ -81,3 +83,152 @@ def test_one_launch_that_names_another_process_is_damage_and_no_rank(tmp_path: P
     assert len(read_traces(write_trace(trace, tmp_path / "one.json"))) == 1
     calls[6]["pid"] = 51000
     assert len(read_traces(write_trace(trace, tmp_path / "two.json"))) == 2
+
+
+MARKINGS: tuple[Marking, ...] = ("args_rank", "label", "device_label", "plain")
+
+
+@pytest.mark.parametrize("marking", MARKINGS)
+@pytest.mark.parametrize(
+    ("devices", "processes"),
+    [((0, 2, 1), (5100, 6100, 7100)), ((1, 0, 2), (7100, 5100, 6100)), ((1, 2, 0), (2, 3, 1)), ((2, 0, 1), (3, 1, 2))],
+)
+def test_a_fused_file_is_its_ranks_files(
+    tmp_path: Path, marking: Marking, devices: tuple[int, ...], processes: tuple[int, ...]
+) -> None:
+    """Ranks 0 to 2 of four, whatever their devices' and processes' numbers are, those of other ranks among them."""
+    if marking == "plain":
+        processes = tuple(sorted(processes))  # ranks without a name are numbered in the order of their processes
+    ranks = [
+        renumbered(ddp_trace(rank, 4, DdpOptions(straggler=1)).trace, processes[rank], devices[rank])
+        for rank in range(3)
+    ]
+    paths = [write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json") for rank, trace in enumerate(ranks)]
+    fused_file = fused_trace(ranks, marking)
+    fused_file["distributedInfo"]["world_size"] = 4
+    fused = analyze_traces([write_trace(fused_file, tmp_path / "all.json")])
+    split = analyze_traces(paths)
+    assert len(split.steps) == 9
+    pd.testing.assert_frame_equal(fused.steps, split.steps, rtol=0, atol=1e-9)
+    pd.testing.assert_frame_equal(fused.collectives, split.collectives, rtol=0, atol=1e-9)
+    assert codes(fused) == codes(split) | {"fused_ranks"}
+
+
+def rank_events(rank: int, process: int, device: int, kernel_us: float, **changed: Any) -> list[Trace]:
+    """Two steps of 1000 us, two launches each, and their kernels, 20 us later unless `delay_us` says otherwise.
+
+    `args` are in every event, correlations begin at `first_id`, all times at `start_us`.
+    """
+    args = changed.get("args", {})
+    events: list[Trace] = []
+    for step in range(2):
+        host: Trace = {"ph": "X", "pid": process, "tid": process}
+        start = 1000.0 * step + changed.get("start_us", 0.0)
+        name = f"ProfilerStep#{step}"
+        events.append({**host, "cat": "user_annotation", "name": name, "ts": start, "dur": 900.0, "args": args})
+        for launch in range(2):
+            ids = {"correlation": changed.get("first_id", 1) + 10 * step + launch, **args}
+            began = start + 10 + 200 * launch
+            events.append(
+                {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": began, "dur": 5.0, "args": ids}
+            )
+            place: Trace = {"ph": "X", "cat": "kernel", "name": f"gemm{rank}", "pid": device, "tid": 7}
+            place |= {"ts": began + changed.get("delay_us", 20.0), "dur": kernel_us}
+            events.append({**place, "args": {"device": device, "stream": 7, **ids}})
+    return events
+
+
+def label(process: int, name: str) -> Trace:
+    # Keys in alphabetical order, as tools that sort them write them.
+    return {"args": {"name": name}, "name": "process_name", "ph": "M", "pid": process, "tid": 0, "ts": 0}
+
+
+def computed(path: Path, *events: list[Trace]) -> tuple[dict[tuple[int | None, int], list[float]], set[str]]:
+    """The compute time of each (rank, device), step after step, and what was found."""
+    path.write_text(
+        json.dumps({"distributedInfo": {"world_size": 2}, "traceEvents": [one for some in events for one in some]})
+    )
+    analysis = analyze_traces([path])
+    found: dict[tuple[int | None, int], list[float]] = {}
+    for row in analysis.steps.itertuples():
+        rank = None if row.rank is pd.NA else int(str(row.rank))
+        found.setdefault((rank, int(str(row.device))), []).append(float(str(row.compute_us)))
+    return found, codes(analysis) - {"device_idle", "parallelism"}
+
+
+def test_a_device_called_by_its_rank_has_the_number_of_another(tmp_path: Path) -> None:
+    """Rank 0 on device 1, "RANK 0 - GPU", two kernels of 100 us a step; rank 1 on device 3, two of 30 us."""
+    events = [rank_events(0, 50, 1, 100.0, args={"rank": 0}), rank_events(1, 60, 3, 30.0, args={"rank": 1})]
+    for labels in ([label(1, "RANK 0 - GPU")], [label(1, "RANK 0 - GPU"), label(3, "RANK 1 - GPU")]):
+        found, told = computed(tmp_path / "all.json", labels, *events)
+        assert found == {(0, 1): [200.0] * 2, (1, 3): [60.0] * 2}
+        assert told == {"fused_ranks"}
+
+
+@pytest.mark.parametrize("name", ["RANK {} - GPU", "rank:{}", "global_rank={}, device 0", "[rank{}]"])
+@pytest.mark.parametrize("delay_us", [20.0, 1500.0])
+def test_events_without_a_rank_are_of_the_rank_their_process_is_called_by(
+    tmp_path: Path, name: str, delay_us: float
+) -> None:
+    """Correlations are alike, and with 1500 us of delay kernels run more than a step behind their launches."""
+    found, told = computed(
+        tmp_path / "all.json",
+        [label(50, "rank 1"), label(60, "rank 0"), label(0, name.format(1)), label(1, name.format(0))],
+        rank_events(1, 50, 0, 100.0, delay_us=delay_us),
+        rank_events(0, 60, 1, 30.0, delay_us=delay_us),
+    )
+    assert found == {(1, 0): [200.0] * 2, (0, 1): [60.0] * 2}
+    assert told == {"fused_ranks"}
+
+
+def test_ranks_may_share_a_device_number(tmp_path: Path) -> None:
+    """Two hosts, device 0 on each: a kernel is of the process that has its launch, though kernels lag by a step."""
+    found, told = computed(
+        tmp_path / "all.json",
+        rank_events(0, 50, 0, 100.0, delay_us=1500.0),
+        rank_events(1, 60, 0, 30.0, delay_us=1500.0, first_id=501),
+    )
+    assert found == {(0, 0): [200.0] * 2, (1, 0): [60.0] * 2}
+    assert told == {"fused_ranks"}
+
+
+@pytest.mark.parametrize("later_us", [0.0, 15.0, 100.0])
+def test_launches_alike_on_both_ranks_are_told(tmp_path: Path, later_us: float) -> None:
+    """No name, one set of correlations, ranks at most 100 us apart, 190 us of lag: either may have launched any kernel."""
+    first = rank_events(0, 50, 0, 100.0, delay_us=190.0)
+    second = rank_events(1, 60, 1, 30.0, delay_us=190.0, start_us=later_us)
+    found, told = computed(tmp_path / "all.json", first, second)
+    assert found == {}
+    assert "fused_events_unowned" in told
+
+
+def test_launches_that_began_too_late_are_no_ranks(tmp_path: Path) -> None:
+    """The same correlations a minute apart: a launch cannot have begun after its kernel, and each kernel has one before."""
+    first = rank_events(0, 50, 0, 100.0)
+    second = rank_events(1, 60, 1, 30.0, start_us=60e6)
+    found, told = computed(tmp_path / "all.json", first, second)
+    assert (0, 0) in found
+    assert found[0, 0] == [200.0] * 2
+    assert "fused_events_unowned" in told  # the second's kernels have launches of both before them
+
+
+def test_a_process_called_by_two_ranks_tells_none(tmp_path: Path) -> None:
+    found, told = computed(
+        tmp_path / "all.json",
+        [label(0, "RANK 0 - GPU"), label(0, "RANK 1 - GPU"), label(50, "rank 0"), label(60, "rank 1")],
+        rank_events(0, 50, 0, 100.0),
+        rank_events(1, 60, 0, 30.0, first_id=501),
+    )
+    assert found == {(0, 0): [200.0] * 2, (1, 0): [60.0] * 2}
+    assert told == {"fused_ranks"}
+
+
+def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
+    """Each would cost tables of its own."""
+    events = [event for rank in range(2001) for event in rank_events(rank, 50, 0, 1.0, args={"rank": rank})[:2]]
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps({"traceEvents": events * 2}))
+    with pytest.raises(
+        DpscopeError, match=r"of more than 2,000 processes: it is damaged, or too many traces were joined"
+    ):
+        read_traces(path)
