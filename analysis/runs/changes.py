@@ -16,7 +16,7 @@ from dpscope.analysis.stats.samples import (
 )
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show
-from dpscope.profiling.machine.conditions import SETTINGS, differences, differing, machine_differences
+from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
 from dpscope.profiling.records.run import Finding
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -131,7 +131,7 @@ def parse_share(text: str) -> float:
 def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     """Settings and machines that differ: a change may come from them."""
     first, second = before.manifest, after.manifest
-    return differing([*differences(first.config, second.config, SETTINGS), *machine_differences(first, second)])
+    return difference_findings(first, second, field_differences(first.config, second.config, SETTINGS))
 
 
 def change_table(changes: Sequence[Change]) -> TextTable:

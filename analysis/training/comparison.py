@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.seed_statistics import CellDifference, difference, epoch_spread
-from dpscope.profiling.machine.conditions import SETTINGS, differences, differing, machine_differences
+from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
 from dpscope.profiling.records.run import Finding
 from dpscope.profiling.records.training import TrainConfig
 
@@ -27,10 +27,8 @@ def training_setting_findings(before: TrainingData, after: TrainingData) -> list
     first, second = before.manifest, after.manifest
     if first is None or second is None:
         return []
-    return differing(
-        [
-            *differences(first.config.run, second.config.run, SETTINGS),
-            *differences(first.config, second.config, _LEARNING),
-            *machine_differences(first, second),
-        ]
-    )
+    settings = [
+        *field_differences(first.config.run, second.config.run, SETTINGS),
+        *field_differences(first.config, second.config, _LEARNING),
+    ]
+    return difference_findings(first, second, settings)

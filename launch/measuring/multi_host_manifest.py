@@ -1,12 +1,16 @@
 """The manifest that jobs started by hand share: each one's cell is added to its plan. Imports no torch."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from dpscope.launch.jobs.out_folder import claimed
-from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, machine_difference, settings_difference
+from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.planning.variants import VARIANT_FIELDS, merged
+from dpscope.profiling.machine.conditions import (
+    Difference,
+    field_differences,
+    machine_differences,
+    variable_differences,
+)
 from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RESULT_NAME, RunFolder, is_run_folder
@@ -41,17 +45,17 @@ def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Mani
     if not is_run_folder(run.path):
         return wanted
     had = run.manifest()
-    difference = (
-        next(_differences(had, wanted.config, threads), None)
-        or machine_difference(had.environment, wanted.environment)
-        or settings_difference(had.environment, wanted.environment)
-    )
-    if difference is not None:
+    differences = [
+        *_setting_differences(had, wanted.config, threads),
+        *machine_differences(had.environment, wanted.environment, partly=["GPUs", "cores"]),
+        *variable_differences(had.environment, wanted.environment),
+    ]
+    if differences:
         if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
-            _check_nobody_measures(run, difference)
+            _check_nobody_measures(run, differences[0])
             return wanted
         raise DpscopeError(
-            f"{run.path} was measured with {difference}: its cells would not compare; "
+            f"{run.path} was measured with {differences[0]}: its cells would not compare; "
             "give the same settings or another --out"
         )
     if set(wanted.plan) <= set(had.plan):
@@ -69,24 +73,23 @@ def entered(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) 
     manifest = run.manifest() if is_run_folder(run.path) else None
     if manifest is None or PlannedCell(cell=cell) not in manifest.plan:
         return None
-    return None if any(_differences(manifest, config, threads)) else manifest
+    return None if _setting_differences(manifest, config, threads) else manifest
 
 
-def _differences(had: Manifest, config: RunConfig, threads: int | None) -> Iterator[str]:
-    """What differs that must be the same for cells to compare, such as ``momentum = 0.9, not 0.5``."""
-    for field in RunConfig.__struct_fields__:
-        then, now = getattr(had.config, field), getattr(config, field)
-        if field not in _FIELDS_OF_THE_PLAN and then != now:
-            yield f"{field} = {then}, not {now}"
+def _setting_differences(had: Manifest, config: RunConfig, threads: int | None) -> list[Difference]:
+    """What was asked otherwise and must be the same for cells to compare."""
+    fields = [field for field in RunConfig.__struct_fields__ if field not in _FIELDS_OF_THE_PLAN]
+    differences = field_differences(had.config, config, fields)
     if threads not in (None, had.threads_per_process):
-        yield f"threads = {had.threads_per_process}, not {threads}"
+        differences.append(Difference("threads", had.threads_per_process, threads))
+    return differences
 
 
-def _check_nobody_measures(run: RunFolder, settings: str) -> None:
+def _check_nobody_measures(run: RunFolder, difference: Difference) -> None:
     """Raise DpscopeError where another job, which has no result yet, would lose its manifest."""
     if any(claimed(folder) for folder in (run.path / "cells").glob("*/*") if folder.is_dir()):
         raise DpscopeError(
-            f"{run.path}: another job is measuring there with {settings}: wait for it and give the same settings, "
+            f"{run.path}: another job is measuring there with {difference}: wait for it and give the same settings, "
             "or another --out"
         )
 

@@ -1,27 +1,79 @@
-"""What must be alike for two measurements to be compared, and what differs."""
+"""Whether two measurements were made under the same conditions: machine, variables, threads, settings. Imports no torch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from dpscope.profiling.machine.timing_variables import timing_variables
 from dpscope.profiling.records.run import Environment, Finding, Manifest, RunConfig
 from dpscope.profiling.records.training import TrainManifest
 
-_NO_SETTINGS = ("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir")
-SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name not in _NO_SETTINGS)
-MACHINE = ("hostname", "cpu_name", "cpu_count", "torch_version", "cuda_version", "nccl_version", "driver_version")
+_SET_FOR_JOBS = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # by dpscope
+    "CUDA_MODULE_LOADING": "LAZY",  # by torch, once it uses CUDA
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # by torchrun
+}
+"""What a job's processes have of a variable that nobody set."""
+
+_OF_NO_EFFECT_PREFIXES = ("KINETO_", "NCCL_DEBUG", "TORCH_LOGS")
+_OF_NO_EFFECT = (
+    "CUDA_CACHE_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",  # which GPUs; that they are alike is checked
+    "MKL_NUM_THREADS",  # dpscope sets the threads itself, and torchrun the variable
+    "OMP_NUM_THREADS",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_HOME",
+    "TORCH_SHOW_CPP_STACKTRACES",
+)
+"""Variables that are recorded and that no time depends on."""
 
 
-def machine_differences(first: Manifest | TrainManifest, second: Manifest | TrainManifest) -> list[str]:
-    """How two machines and what was set on them differ: MACHINE, threads per process, devices, variables."""
-    one, other = first.environment, second.environment
-    said = [*differences(one, other, MACHINE), *differences(first, second, ("threads_per_process",))]
-    named = _device_names(one), _device_names(other)
-    if named[0] != named[1]:
-        said.append(f"accelerators {named[0]} -> {named[1]}")
-    had, has = timing_variables(one), timing_variables(other)
-    variables = {name: (had.get(name, "not set"), has.get(name, "not set")) for name in sorted({*had, *has})}
-    return [*said, *(f"{name} {value} -> {to}" for name, (value, to) in variables.items() if value != to)]
+@dataclass(frozen=True)
+class Difference:
+    """One condition that is not the same in two measurements."""
+
+    what: str  # such as "torch" or "NCCL_ALGO"
+    then: object
+    now: object
+
+    def __str__(self) -> str:
+        return f"{self.what} = {self.then}, not {self.now}"
+
+    @property
+    def change(self) -> str:
+        """Such as ``torch 2.14 -> 2.15``."""
+        return f"{self.what} {self.then} -> {self.now}"
+
+
+def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainManifest) -> list[Difference]:
+    """Everything but the settings in which two runs differ that times depend on: machine, variables, threads."""
+    return [
+        *machine_differences(then.environment, now.environment),
+        *variable_differences(then.environment, now.environment),
+        *_differing([("threads a process", then.threads_per_process, now.threads_per_process)]),
+    ]
+
+
+def machine_differences(then: Environment, now: Environment, partly: Collection[str] = ()) -> list[Difference]:
+    """In what two machines differ that times depend on; hosts that are alike are the same machine.
+
+    Of what `partly` names, "GPUs" or "cores", `now` may have less: a job may be given some of a machine.
+    """
+    found = [
+        ("processor", then.cpu_name, now.cpu_name),
+        ("cores", then.cpu_count, now.cpu_count),
+        ("GPUs", _device_names(then), _device_names(now)),
+        ("driver", then.driver_version, now.driver_version),
+        ("torch", then.torch_version, now.torch_version),
+        ("CUDA", then.cuda_version, now.cuda_version),
+        ("NCCL", then.nccl_version, now.nccl_version),
+    ]
+    some_of_the_gpus = {one.name for one in now.accelerators} <= {one.name for one in then.accelerators}
+    given_less = {name for name in partly if name != "GPUs" or some_of_the_gpus}
+    return list(
+        _differing((name, one or "none", other or "none") for name, one, other in found if name not in given_less)
+    )
 
 
 def _device_names(environment: Environment) -> str:
@@ -30,21 +82,48 @@ def _device_names(environment: Environment) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
 
 
-def differences(first: object, second: object, names: Sequence[str]) -> list[str]:
-    """Those of the named fields that differ, each with both values."""
-    values = {name: (getattr(first, name), getattr(second, name)) for name in names}
-    return [f"{name} {one} -> {other}" for name, (one, other) in values.items() if one != other]
+def variable_differences(then: Environment, now: Environment) -> list[Difference]:
+    """The environment variables that differ and that times may depend on, by name."""
+    had, has = timing_variables(then), timing_variables(now)
+    return list(_differing((name, had.get(name, "unset"), has.get(name, "unset")) for name in sorted({*had, *has})))
 
 
-def differing(differ: Sequence[str]) -> list[Finding]:
-    """A finding about settings that differ, none without any."""
-    if not differ:
+def timing_variables(environment: Environment) -> dict[str, str]:
+    """The variables that a job's processes had and that times may depend on."""
+    settings = {**_SET_FOR_JOBS, **environment.settings}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _OF_NO_EFFECT and not name.startswith(_OF_NO_EFFECT_PREFIXES)
+    }
+
+
+_NO_SETTINGS = ("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir")
+SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name not in _NO_SETTINGS)
+
+
+def field_differences(then: object, now: object, names: Sequence[str]) -> list[Difference]:
+    """Those of the named fields that differ."""
+    return list(_differing((name, getattr(then, name), getattr(now, name)) for name in names))
+
+
+def _differing(pairs: Iterable[tuple[str, object, object]]) -> Iterator[Difference]:
+    return (Difference(*pair) for pair in pairs if pair[1] != pair[2])
+
+
+def difference_findings(
+    first: Manifest | TrainManifest, second: Manifest | TrainManifest, settings: Sequence[Difference]
+) -> list[Finding]:
+    """A finding about two runs that are compared and were not made alike, none where all but the time is the same."""
+    hosts = _differing([("host", first.environment.hostname, second.environment.hostname)])
+    differences = [*settings, *hosts, *condition_differences(first, second)]
+    if not differences:
         return []
     return [
         Finding(
             severity="warning",
             code="settings_differ",
-            message=f"the runs differ in {'; '.join(differ)}",
+            message=f"the runs differ in {'; '.join(one.change for one in differences)}",
             next_step="a change may come from that and not from the code",
         )
     ]

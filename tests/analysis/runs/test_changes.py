@@ -143,14 +143,14 @@ def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> 
     (finding,) = setting_findings(first, second)
     assert (finding.code, finding.severity) == ("settings_differ", "warning")
     for said in (
-        "threads_per_process 1 -> 2",
-        "accelerators none -> 2 x H100",
+        "threads a process 1 -> 2",
+        "GPUs none -> 2 x H100",
         "NCCL_ALGO Ring -> Tree",
-        "GLOO_SOCKET_IFNAME not set -> eth1",
+        "GLOO_SOCKET_IFNAME unset -> eth1",
     ):
         assert said in finding.message
     (finding,) = setting_findings(elsewhere(before, gpus=["A100"]), elsewhere(before, gpus=["H100"]))
-    assert finding.message == "the runs differ in accelerators 1 x A100 -> 1 x H100"
+    assert finding.message == "the runs differ in GPUs 1 x A100 -> 1 x H100"
 
 
 def test_variables_that_no_time_depends_on_are_not_told(before: RunData) -> None:

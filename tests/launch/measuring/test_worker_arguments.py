@@ -252,7 +252,7 @@ def test_another_machine_or_environment_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     assert job_from_arguments(arguments, ALONE).repeat == 1
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    said = "was measured with GLOO_SOCKET_IFNAME unset, now GLOO_SOCKET_IFNAME=lo: its cells would not compare"
+    said = "was measured with GLOO_SOCKET_IFNAME = unset, not lo: its cells would not compare"
     with pytest.raises(DpscopeError, match=said):
         job_from_arguments(arguments, ALONE)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
