@@ -16,7 +16,8 @@ from dpscope.analysis.equality.data import EqualityData, TrainingData
 from dpscope.analysis.equality.differences import output_differences
 from dpscope.analysis.equality.pairs import JudgedPair, judge_pair
 from dpscope.profiling.records.equality import EqualitySettings
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.learning_codes import LearningCode
 
 Scope = Literal["none", "batch", "share"]
 
@@ -54,14 +55,10 @@ def batch_norm_finding(
     how = "bit for bit" if in_shares.same_bits else "within the tolerance"
     devices = data.settings.devices
     share = data.settings.global_batch_size // devices
-    return Finding(
-        severity="info",
-        code="batch_norm_by_share",
+    return LearningCode.BATCH_NORM_BY_SHARE.finding(
         message=f"{pair.reference.name} and {pair.other.name} differ through batch norm alone: the first output that "
         f"differs is {apart[0]}'s ({apart[1]:.2g} of its norm), and a single device that takes each batch in {devices} "
-        f"shares of {share} agrees with {by_share.name} {how} over {pair.judged_steps} steps",
-        next_step="expected: each device normalises by its own share. --freeze-batch-norm compares without it; on GPUs "
-        "--sync-batch-norm makes ddp normalise by the global batch",
+        f"shares of {share} agrees with {by_share.name} {how} over {pair.judged_steps} steps"
     )
 
 

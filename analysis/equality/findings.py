@@ -12,7 +12,8 @@ from dpscope.analysis.equality.pairs import JudgedPair
 from dpscope.analysis.equality.result import Difference, RankResult
 from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
 from dpscope.analysis.text.units import counted
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.learning_codes import LearningCode
 
 _SHOWN = 5  # indices named in a message
 
@@ -39,7 +40,7 @@ def sample_mistakes(samples: Samples, shuffled: bool) -> list[Mistake]:
             found.append(
                 _mistake(
                     name,
-                    "epoch_order_repeated",
+                    LearningCode.EPOCH_ORDER_REPEATED,
                     f"{name} takes the samples of epoch {repeated.epoch}, from step {repeated.step} on, in the order of "
                     f"the epoch before ({repeated.steps_compared} steps compared)",
                     "call the sampler's set_epoch at the beginning of every epoch",
@@ -51,7 +52,7 @@ def sample_mistakes(samples: Samples, shuffled: bool) -> list[Mistake]:
             found.append(
                 _mistake(
                     name,
-                    "samples_differ",
+                    LearningCode.SAMPLES_DIFFER,
                     f"from step {other.step} on {name} trains on other samples than {reference_name}: in that step "
                     f"{_listed(other.missing, 'is', 'are')} missing and {_listed(other.extra, 'is', 'are')} too many",
                     "look at how the sampler shares an epoch out: at remainders that no rank gets, at shuffling and seeds",
@@ -67,7 +68,7 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
     if lost.never:
         yield _mistake(
             name,
-            "samples_lost",
+            LearningCode.SAMPLES_LOST,
             f"from step {lost.step} on {name} loses samples between loader and model: in that step "
             f"{_listed(lost.never, 'enters', 'enter')} no device's forward",
             "look at how a batch is scattered: at a remainder that no device gets",
@@ -75,7 +76,7 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
     if lost.repeatedly:
         yield _mistake(
             name,
-            "samples_repeated",
+            LearningCode.SAMPLES_REPEATED,
             f"from step {lost.step} on {name} trains on samples more than once: in that step "
             f"{_listed(lost.repeatedly, 'enters', 'enter')} several forwards",
             "look at how a batch is scattered: at shares that overlap",
@@ -91,7 +92,7 @@ def rank_mistakes(ranks: Sequence[RankResult]) -> list[Mistake]:
             found.append(
                 _mistake(
                     result.training,
-                    "ranks_apart",
+                    LearningCode.RANKS_APART,
                     f"{result.training}: from step {result.first_step} on rank {apart} has {result.what}s of its own "
                     f"({result.tensor} differs by {_share(result.relative)} from another rank's): they are not "
                     "averaged there",
@@ -118,12 +119,9 @@ def _unexplained(pair: JudgedPair, first: Difference, output_tolerance: float) -
     output = first_output_apart(pair, output_tolerance)
     where = f"; in the first forward {output[0]} is the first to put out something else" if output else ""
     where = where or _scaled(pair, first)
-    return Finding(
-        severity="error",
-        code="unexplained_difference",
+    return LearningCode.UNEXPLAINED_DIFFERENCE.finding(
         message=f"{pair.other.name} differs from {pair.reference.name} from step {first.step} on: the {first.what}{tensor} "
-        f"by {_share(first.relative)}, where rounding may make {_share(first.tolerance)}{where}",
-        next_step="find what the two compute differently in that step; equality.json lists every tensor",
+        f"by {_share(first.relative)}, where rounding may make {_share(first.tolerance)}{where}"
     )
 
 
@@ -146,29 +144,20 @@ def setting_findings(
     reference = data.compared[0]
     yield from _judged(data, judged_steps, all(pair.same_bits for pair in pairs))
     if off := reference.ranks[0].record.random_layers:
-        yield Finding(
-            severity="info",
-            code="random_layers_off",
-            message=f"dropout and the like are switched off here ({_named(off)}): what they draw differs between strategies",
-            next_step="nothing to do; with them, strategies learn the same only on average",
+        yield LearningCode.RANDOM_LAYERS_OFF.finding(
+            message=f"dropout and the like are switched off here ({_named(off)}): what they draw differs between strategies"
         )
     table = samples[reference.name]
     if not reference.ranks[0].record.shuffled:
         return
     if table["epoch"].nunique() < 2:
-        yield Finding(
-            severity="info",
-            code="no_epoch_boundary",
-            message=f"no epoch ended within {data.settings.steps} steps: shuffling anew (set_epoch) was not tested",
-            next_step="give more --steps, or fewer --samples",
+        yield LearningCode.NO_EPOCH_BOUNDARY.finding(
+            message=f"no epoch ended within {data.settings.steps} steps: shuffling anew (set_epoch) was not tested"
         )
     if padding := repeated_samples(table):
-        yield Finding(
-            severity="info",
-            code="samples_padded",
+        yield LearningCode.SAMPLES_PADDED.finding(
             message=f"an epoch takes {counted(padding, 'sample')} twice, so that all shares are equal, "
-            "under every strategy alike",
-            next_step="nothing to do; a data set that the devices divide needs none",
+            "under every strategy alike"
         )
 
 
@@ -176,17 +165,15 @@ def _judged(data: EqualityData, judged_steps: int, same_bits: bool) -> Iterator[
     if judged_steps == data.settings.steps or same_bits:
         return
     other = "--dtype float64, or " if data.settings.precision == "float32" else ""
-    yield Finding(
-        severity="warning",
-        code="rounding_grows",
+    yield LearningCode.ROUNDING_GROWS.finding(
         message=f"only the first {judged_steps} of {data.settings.steps} steps are judged: from then on training amplifies "
         "rounding beyond 1% of the values, or diverges, and a mistake could hide in that",
         next_step=f"use {other}a smaller --lr",
     )
 
 
-def _mistake(training: str, code: str, message: str, next_step: str) -> Mistake:
-    return Mistake(training, Finding(severity="error", code=code, message=message, next_step=next_step))
+def _mistake(training: str, code: FindingCode, message: str, next_step: str) -> Mistake:
+    return Mistake(training, code.finding(message, next_step))
 
 
 def _share(value: float | None) -> str:

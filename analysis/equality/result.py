@@ -3,7 +3,7 @@
 from typing import Literal
 
 from dpscope.profiling.records.equality import EqualitySettings
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.stored import Stored
 
 EQUALITY_SCHEMA_VERSION = 1

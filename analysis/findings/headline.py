@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
 from dpscope.analysis.stats.samples import verdict
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 
 
 def best_sentence(comparison: Comparison, findings: Sequence[Finding]) -> str:
     """DP against DDP on most devices at the largest batch, else the speedup there, else communication."""
-    return _gap(comparison, findings) or _speedup(comparison) or _first(findings, "communication_measured")
+    return _gap(comparison, findings) or _speedup(comparison) or _first(findings, RunCode.COMMUNICATION_MEASURED)
 
 
 def _gap(comparison: Comparison, findings: Sequence[Finding]) -> str:
@@ -18,7 +19,7 @@ def _gap(comparison: Comparison, findings: Sequence[Finding]) -> str:
         return ""
     largest = max(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size))
     where = f"{largest.devices} devices, batch {largest.batch_size} per device: "
-    said = [one.message for one in findings if one.code in ("strategy_gap", "strategies_not_compared")]
+    said = [one.message for one in findings if one.code in (RunCode.STRATEGY_GAP, RunCode.STRATEGIES_NOT_COMPARED)]
     return next((message for message in said if message.startswith(where)), "")
 
 
@@ -54,6 +55,6 @@ def _times(point: ScalingPoint) -> str:
     return f"no difference from one device is shown in time per sample (speedup of the median step {value:.2f}; {interval})"
 
 
-def _first(findings: Sequence[Finding], code: str) -> str:
+def _first(findings: Sequence[Finding], code: RunCode) -> str:
     found = (finding.message for finding in findings if finding.code == code)
     return next(found, "No comparison could be made; see the findings.")

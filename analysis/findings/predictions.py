@@ -7,7 +7,8 @@ from dpscope.analysis.comparison.predicted import CollectivePrediction
 from dpscope.analysis.findings.estimate_gaps import NOTABLE, Values, number, records
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 
 TOLERANCE = 0.25
 SMALL_BYTES = 256 << 10  # below this an all-reduce's time is mostly latency
@@ -82,14 +83,13 @@ def _off_finding(values: Values, off: list[str], single: list[CollectivePredicti
     said = "; ".join([*(_said(values, name) for name in off), *([_said_of_each(single)] if single else [])])
     why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single], shared_cores)
     why += dict.fromkeys(f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated)
-    return Finding(
-        severity="warning" if calibrated else "info",
-        code="prediction_off",
+    return RunCode.PREDICTION_OFF.finding(
         message=f"{values['cell']}: predicted from the {'calibration' if calibrated else 'link specification'}: "
         f"{said}. Likely reasons: {'; '.join(why) if why else 'none that this run shows'}",
         next_step="compare with a cell whose communication does not run under compute (--overlap off)"
         if calibrated
         else "calibrate on this machine and predict from that",
+        severity="warning" if calibrated else "info",
     )
 
 
@@ -123,9 +123,7 @@ def _lacking(comparison: Comparison) -> Iterator[Finding]:
         return
     kinds = sorted({one.kind for one in comparison.predictions})
     cells = ", ".join(dict.fromkeys(one.cell for one in lacking))
-    yield Finding(
-        severity="info",
-        code="calibration_incomplete",
+    yield RunCode.CALIBRATION_INCOMPLETE.finding(
         message=f"{'; '.join(dict.fromkeys(one.reason for one in lacking))}, which {cells} "
         f"{'use' if ',' in cells else 'uses'}: exposed communication is not predicted there",
         next_step=f"calibrate all that the run uses: dpscope calibrate --collectives {','.join(kinds)} "

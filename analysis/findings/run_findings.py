@@ -17,7 +17,10 @@ from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import counted, show_time
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.training.findings import training_findings
-from dpscope.profiling.records.run import CellResult, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import CellResult, CellStatus
+from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.trace_codes import TraceCode
 
 STRAGGLER_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
 STRAGGLER_STEPS = 0.9  # ...last in nearly every step...
@@ -26,10 +29,21 @@ TRACER_COST = 1.15
 
 _MERGED = frozenset(
     {
-        *("few_samples", "wide_spread", "repeats_differ", "drift", "outliers"),
-        *("tracer_cost", "target_efficiency", "device_idle"),
+        RunCode.FEW_SAMPLES,
+        RunCode.WIDE_SPREAD,
+        RunCode.REPEATS_DIFFER,
+        RunCode.DRIFT,
+        RunCode.OUTLIERS,
+        RunCode.TRACER_COST,
+        RunCode.TARGET_EFFICIENCY,
+        TraceCode.DEVICE_IDLE,
     }
 )
+_CODE_OF_STATUS: dict[CellStatus, RunCode] = {
+    "out_of_memory": RunCode.CELL_OUT_OF_MEMORY,
+    "crashed": RunCode.CELL_CRASHED,
+    "timed_out": RunCode.CELL_TIMED_OUT,
+}
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -64,31 +78,23 @@ def _merged(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _info(code: str, message: str, next_step: str) -> Finding:
-    return Finding(severity="info", code=code, message=message, next_step=next_step)
-
-
 def _cells_not_measured(run: RunData) -> Iterator[Finding]:
     for name, data in run.cells.items():
         for result in data.results:
             if result.status not in ("ok", "skipped"):
                 yield _not_measured(name, result)
         if data.skip_reason and not data.measured:
-            yield _info(
-                "cell_skipped", f"{name} was left out: {data.skip_reason}", "nothing to do, or choose other cells"
-            )
+            yield RunCode.CELL_SKIPPED.finding(f"{name} was left out: {data.skip_reason}")
 
 
 def _not_measured(name: str, result: CellResult) -> Finding:
     where, status = f"{name}, repeat {result.repeat}", result.status.replace("_", " ")
     stopped = result.status == "interrupted"  # by the user: its message says so, and how to go on
-    return Finding(
-        severity="error",
-        code=f"cell_{result.status}",
-        message=f"{where}: {result.message}" if stopped else f"{where}: {status}: {result.message}",
-        next_step="nothing is to be mended"
-        if stopped
-        else f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
+    if stopped:
+        return RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
+    return _CODE_OF_STATUS[result.status].finding(
+        f"{where}: {status}: {result.message}",
+        f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
     )
 
 
@@ -98,10 +104,8 @@ def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
     where = f"{gap.devices} devices, batch {gap.batch_size} per device"
     shown = verdict(Estimate(gap.ratio, gap.ratio_low, gap.ratio_high, gap.count))
     if shown == "too_few_samples" or gap.ratio_low is None or gap.ratio_high is None:
-        yield _info(
-            "strategies_not_compared",
-            f"{where}: {gap.dp} / {gap.ddp} step time is {gap.ratio:.2f}, from {gap.count} steps: no interval, no verdict",
-            "time two repeats or more (--repeats), of five steps in all or more (--steps)",
+        yield RunCode.STRATEGIES_NOT_COMPARED.finding(
+            f"{where}: {gap.dp} / {gap.ddp} step time is {gap.ratio:.2f}, from {gap.count} steps: no interval, no verdict"
         )
         return
     interval = f"95% interval {gap.ratio_low:.2f} to {gap.ratio_high:.2f}, {gap.count} steps"
@@ -113,7 +117,7 @@ def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
     else:
         said = f"no difference between {_label(gap)} and DDP is shown"
         interval = f"ratio {gap.ratio:.2f}, {interval}"
-    yield _info("strategy_gap", f"{where}: {said} ({interval})", _gap_advice(gap))
+    yield RunCode.STRATEGY_GAP.finding(f"{where}: {said} ({interval})", _gap_advice(gap))
 
 
 def _label(gap: StrategyGap) -> str:
@@ -149,11 +153,8 @@ def _per_row(comparison: Comparison) -> Iterator[Finding]:
         yield from _estimates(values)
         cost = values["tracer_cost"]
         if cost is not None and cost > TRACER_COST:
-            yield Finding(
-                severity="warning",
-                code="tracer_cost",
-                message=f"{values['cell']}: a traced step takes {cost:.2f} times as long as an untraced one",
-                next_step="trust the untraced step times; traced times are right in proportion only",
+            yield RunCode.TRACER_COST.finding(
+                message=f"{values['cell']}: a traced step takes {cost:.2f} times as long as an untraced one"
             )
 
 
@@ -164,8 +165,7 @@ def _communication(values: dict[str, object]) -> Iterator[Finding]:
     what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
     wait = _number(values["wait_us"])
     waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
-    yield _info(
-        "communication_measured",
+    yield RunCode.COMMUNICATION_MEASURED.finding(
         f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
         f"{show_time(exposed)} exposed{waiting}",
         "copying within one process: no link is involved"
@@ -191,10 +191,8 @@ def _estimates(values: dict[str, object]) -> Iterator[Finding]:
     if said:
         why = [reason.text for reason in reasons(values)]
         because = f". Measured reasons: {'; '.join(why)}" if why else ""
-        yield _info(
-            "estimates",
-            f"{values['cell']}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(said)}{because}",
-            "the subtractions also hold what compute and idle time changed: use the measured columns",
+        yield RunCode.ESTIMATES.finding(
+            f"{values['cell']}: measured {show_time(exposed)} exposed of {show_time(total)}; {'; '.join(said)}{because}"
         )
 
 
@@ -221,9 +219,7 @@ def _straggler(data: CellData) -> Iterator[Finding]:
     if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
         return
     lateness_us = sum(one.lateness_us for one in named) / len(named)
-    yield Finding(
-        severity="warning",
-        code="straggler",
+    yield RunCode.STRAGGLER.finding(
         message=f"{data.cell.name}: rank {named[0].rank} is the straggler: it is waited for in "
         f"{sum(one.steps for one in named)} of {sum(one.of_steps for one in named)} traced steps, "
         f"{show_time(lateness_us)} a step (mean over the other ranks and steps), {_of_all([one.share for one in named])}",
@@ -243,34 +239,26 @@ def _setting(run: RunData) -> Iterator[Finding]:
     """What has to be known to read this run's numbers."""
     strategies = {data.cell.strategy for data in run.measured}
     if run.manifest.device_type == "cpu":
-        yield _info(
-            "cpu_concurrency",
-            "on the CPU computing and communicating share the cores: what is called hidden ran concurrently, and slowed both",
-            "measure on GPUs before deciding anything about GPUs",
+        yield RunCode.CPU_CONCURRENCY.finding(
+            "on the CPU computing and communicating share the cores: what is called hidden ran concurrently, and slowed both"
         )
     if "dp-host" in strategies:
-        yield _info(
-            "dp_host_stand_in",
+        yield RunCode.DP_HOST_STAND_IN.finding(
             "dp-host is not nn.DataParallel, which does nothing without a GPU: it is dpscope's stand-in that runs the same four "
-            "phases on CPU threads; its communication is copying within one process",
-            "read it for how DP works, not for how fast DP is",
+            "phases on CPU threads; its communication is copying within one process"
         )
     config = run.manifest.config
     if config.data != "synthetic" and config.workers_total is None and "ddp" in strategies and len(strategies) > 1:
-        yield _info(
-            "loader_workers",
-            f"each process has {config.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one",
-            "give --workers-total to hold the sum equal",
+        yield RunCode.LOADER_WORKERS.finding(
+            f"each process has {config.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one"
         )
     if config.data == "synthetic" and config.epochs is not None:
         yield from _synthetic_epochs(run.measured, config.samples)
     threads = run.manifest.threads_per_process
     if run.manifest.device_type == "cpu":
-        yield _info(
-            "threads",
+        yield RunCode.THREADS.finding(
             f"every process (dp-host: every replica) computes with {counted(threads, 'thread')}, "
-            f"of {run.manifest.environment.cpu_count} cores",
-            "nothing to do: it makes the strategies comparable",
+            f"of {run.manifest.environment.cpu_count} cores"
         )
 
 
@@ -281,11 +269,9 @@ def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
     name = max(more, key=lambda cell: more[cell])
     if more[name] > 0:
         steps, size = batches[name]
-        yield _info(
-            "synthetic_epochs",
+        yield RunCode.SYNTHETIC_EPOCHS.finding(
             f"synthetic data have no short last batch: an epoch of {samples:,} samples is timed as whole batches, in {name} "
-            f"{steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)",
-            "compare epochs of a --samples that every global batch divides, if that much matters",
+            f"{steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)"
         )
 
 

@@ -8,7 +8,8 @@ from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
@@ -119,13 +120,7 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
             f"{better} scaling is better here: by median steps {times:.2f} times the samples per second, and the "
             f"efficiency, of {worse} scaling (95% interval {low:.2f} to {high:.2f}; {choice.weak} against {choice.strong})"
         )
-    return Finding(
-        severity="info",
-        code="strong_or_weak",
-        message=f"{name}: {said}",
-        next_step="weak scaling multiplies the global batch by the number of devices, which may need another learning rate; "
-        "strong scaling trains as before, with less work per device to hide communication behind",
-    )
+    return RunCode.STRONG_OR_WEAK.finding(message=f"{name}: {said}")
 
 
 def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Finding]:
@@ -145,13 +140,12 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
             }[shown]
             missed |= shown == "below"
             said.append(f"{words} {point.devices} devices ({_with_percent(point.efficiency)})")
-        yield Finding(
-            severity="warning" if missed else "info",
-            code="target_efficiency",
+        yield RunCode.TARGET_EFFICIENCY.finding(
             message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
             next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"
             if missed
             else "nothing to do, or time more repeats where it is not shown",
+            severity="warning" if missed else "info",
         )
 
 
@@ -173,11 +167,7 @@ def amdahl_misuse(scaling: Sequence[ScalingSeries]) -> Iterator[Finding]:
     if not known:
         return
     _, series, point = max(known, key=lambda one: one[0])
-    yield Finding(
-        severity="info",
-        code="amdahl_misuse",
+    yield RunCode.AMDAHL_MISUSE.finding(
         message=f"{series.label}, {point.devices} devices: the exposed share {point.exposed_share:.0%} taken as Amdahl's serial "
-        f"fraction would give a speedup of {point.misuse:.2f}; measured {point.speedup.value:.2f}",
-        next_step="do not compute speedups so: exposed communication is a cost added to each step on N devices, not work that "
-        "one device does alone; it is not there at N = 1, it changes with N, and it is not all that is added",
+        f"fraction would give a speedup of {point.misuse:.2f}; measured {point.speedup.value:.2f}"
     )

@@ -30,14 +30,15 @@ from dpscope.analysis.traces.steps.attribution import CUT_SHORT
 from dpscope.analysis.training.comparison import compare_trainings, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.tables import difference_table, training_tables
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
-_IN_TABLES = frozenset({"communication_measured", "estimates"})  # said again in the report, in words
+_IN_TABLES = frozenset({RunCode.COMMUNICATION_MEASURED, RunCode.ESTIMATES})  # said again in the report, in words
 
 
 @dataclass(frozen=True)

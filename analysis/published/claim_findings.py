@@ -6,12 +6,13 @@ import pandas as pd
 
 from dpscope.analysis.published.audit import AuditedClaim, audit_claims
 from dpscope.analysis.published.baselines import global_batch
+from dpscope.analysis.published.claim_codes import ClaimCode
 from dpscope.analysis.published.claim_groups import ClaimGroup, agrees, cells, printed, which
 from dpscope.analysis.published.claims import NotComputable, base_value
 from dpscope.analysis.published.volume_findings import VOLUME_CHECKS
-from dpscope.analysis.published.wording import at, info, listed, place, warning
+from dpscope.analysis.published.wording import at, listed, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 
 _AMDAHL_OFF = 0.05
 
@@ -37,22 +38,16 @@ def _counted_twice(where: str, group: ClaimGroup) -> Iterator[Finding]:
         parts = [
             f"{part} at {at(one.audit.batch_size, one.audit.devices)}" for part, one in zip(parts, found, strict=True)
         ]
-        yield warning(
-            "devices_counted_twice",
+        yield ClaimCode.DEVICES_COUNTED_TWICE.finding(
             f"{where}: N T_1/T_N on epoch times counts the devices twice, as an epoch on N devices has 1/N of the "
-            f"steps: {listed(parts)}",
-            "use T_1/T_N for epoch times; N t_1/t_N is for step times",
+            f"steps: {listed(parts)}"
         )
 
 
 def _negative(where: str, group: ClaimGroup) -> Iterator[Finding]:
     for quantity in ("communication_seconds", "effective_bandwidth", "utilisation"):
         if found := which(group, (quantity,), lambda one: float(one.audit.printed_value) < 0):
-            yield warning(
-                "negative_claim",
-                f"{where}: {quantity} is claimed negative: {cells(found)}",
-                "a negative time or rate shows that the method measures something else: use same_local_batch",
-            )
+            yield ClaimCode.NEGATIVE_CLAIM.finding(f"{where}: {quantity} is claimed negative: {cells(found)}")
 
 
 def _unsound_subtraction(where: str, group: ClaimGroup) -> Iterator[Finding]:
@@ -68,10 +63,8 @@ def _unsound_subtraction(where: str, group: ClaimGroup) -> Iterator[Finding]:
             for one in found
         ]
         methods = ", ".join(dict.fromkeys(one.audit.method for one in found))
-        yield warning(
-            "unsound_subtraction",
-            f"{where}: {methods} at a fixed global batch compares different batches per device: {listed(parts)}",
-            "subtract the time of one device at batch_size / devices",
+        yield ClaimCode.UNSOUND_SUBTRACTION.finding(
+            f"{where}: {methods} at a fixed global batch compares different batches per device: {listed(parts)}"
         )
 
 
@@ -94,12 +87,10 @@ def _batch_contradicted(where: str, group: ClaimGroup) -> Iterator[Finding]:
     shares = which(group, ("compute_seconds",), takes_per_device)
     if volumes and shares:
         first = volumes[0]
-        yield warning(
-            "batch_meaning_contradicted",
+        yield ClaimCode.BATCH_MEANING_CONTRADICTED.finding(
             f"{where}: its volumes count {first.setting.steps} steps an epoch at batch {first.audit.batch_size} on "
             f"{' and on '.join(_devices_of(volumes, first))} devices, so the batch is global; its compute T_1/N at the "
-            f"same batch_size would need it per device: {cells(shares)}",
-            "decide which one the runs used, by their steps per epoch, and compare at the same batch per device",
+            f"same batch_size would need it per device: {cells(shares)}"
         )
 
 
@@ -116,12 +107,10 @@ def _subtraction_called_measured(where: str, group: ClaimGroup) -> Iterator[Find
 
     for one in which(group, ("communication_share",), from_subtraction):
         added_ms, step_ms, top, bottom = _share_parts(one)
-        yield warning(
-            "subtraction_called_measured",
+        yield ClaimCode.SUBTRACTION_CALLED_MEASURED.finding(
             f"{where}: the {top:g} ms of {bottom:g} ms at {at(one.audit.batch_size, one.audit.devices)} are the "
             f"subtraction itself, (T_N - T_1/N) / steps = {added_ms:.1f} ms of {step_ms:.1f} ms: "
-            "agreeing with it confirms nothing",
-            "read communication off a trace, and compare the subtraction with that",
+            "agreeing with it confirms nothing"
         )
 
 
@@ -145,11 +134,9 @@ def _overhead_as_serial(where: str, group: ClaimGroup) -> Iterator[Finding]:
             fraction = karp_flatt(measured, one.setting.devices)
             parts.append(f"{claimed:g}x for {measured:.2f}x on {one.setting.devices} (Karp-Flatt {fraction:.3f})")
     if parts:
-        yield warning(
-            "overhead_as_serial_fraction",
+        yield ClaimCode.OVERHEAD_AS_SERIAL_FRACTION.finding(
             f"{where}: a communication share taken as Amdahl's serial fraction predicts {listed(parts)}: it is a cost "
-            "added to each step on several devices, no work that one device must do alone",
-            "fit a scaling law to measured speedups, and predict no further than twice the largest count",
+            "added to each step on several devices, no work that one device must do alone"
         )
 
 
@@ -160,31 +147,24 @@ def _limit_compared(where: str, group: ClaimGroup) -> Iterator[Finding]:
         limit = limits[0]
         measured, devices = one.setting.printed("speedup"), one.setting.devices
         same_count = amdahl_speedup(1 / float(limit.audit.printed_value), devices)
-        yield warning(
-            "limit_compared_with_measurement",
+        yield ClaimCode.LIMIT_COMPARED_WITH_MEASUREMENT.finding(
             f"{where}: {printed(one)} is the speedup on {devices} devices over the limit for "
             f"infinitely many ({limit.audit.printed_value}x); the same formula gives {same_count:.2f}x on "
-            f"{devices}, and measured are {measured:.2f}x: a measurement stands beside a limit no run can reach",
-            "compare a measurement with a prediction for the same number of devices",
+            f"{devices}, and measured are {measured:.2f}x: a measurement stands beside a limit no run can reach"
         )
 
 
 def _digits(where: str, group: ClaimGroup) -> Iterator[Finding]:
     for label, code, say in (
-        ("differs", "claim_not_reproduced", "its named method does not give the printed digits"),
-        ("truncated", "claim_truncated", "printed digits are cut off, not rounded"),
+        ("differs", ClaimCode.CLAIM_NOT_REPRODUCED, "its named method does not give the printed digits"),
+        ("truncated", ClaimCode.CLAIM_TRUNCATED, "printed digits are cut off, not rounded"),
     ):
         if found := [one for one in group if one.audit.agreement == label]:
             parts = [f"{printed(one)} for {one.audit.reproduced:.6g}" for one in found]
-            tell = warning if label == "differs" else info
-            yield tell(code, f"{where}: {say}: {listed(parts)}", "print one digit more than is meant to be used")
+            yield code.finding(f"{where}: {say}: {listed(parts)}")
     if found := [one for one in group if one.audit.agreement == "unknown"]:
         parts = [f"{one.audit.quantity} {printed(one)} ({one.reproduction.reason})" for one in found]
-        yield info(
-            "claim_not_computable",
-            f"{where}: cannot be computed from the tables: {listed(parts)}",
-            "add the rows it was derived from, or take it as stated",
-        )
+        yield ClaimCode.CLAIM_NOT_COMPUTABLE.finding(f"{where}: cannot be computed from the tables: {listed(parts)}")
 
 
 _CHECKS: tuple[Callable[[str, ClaimGroup], Iterator[Finding]], ...] = (

@@ -8,8 +8,9 @@ import pandas as pd
 from dpscope.analysis.published.baselines import epoch_bounds, global_batch, local_batch
 from dpscope.analysis.published.estimates import Estimate, estimates
 from dpscope.analysis.published.tables import EpochTime, epoch_times
-from dpscope.analysis.published.wording import at, info, listed, place, warning
-from dpscope.profiling.records.run import Finding
+from dpscope.analysis.published.wording import at, listed, place
+from dpscope.profiling.records.estimate_codes import EstimateCode
+from dpscope.profiling.records.finding import Finding
 
 COARSE_SHARE = 0.25  # of a value, from which on its clock's share is told
 RUNS_DIFFER_FROM = 0.05
@@ -48,46 +49,34 @@ def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
 def _columns(table: _Table) -> Iterator[Finding]:
     if table.unknown_columns:
         names = ", ".join(repr(name) for name in table.unknown_columns)
-        yield warning("unknown_column", f"columns not understood and not used: {names}", "check their spelling")
+        yield EstimateCode.UNKNOWN_COLUMN.finding(f"columns not understood and not used: {names}")
     if "resolution_s" in table.absent_columns:
-        yield info(
-            "resolution_unknown",
-            "there is no column resolution_s: times are taken as exact, so low and high equal the value",
-            "add resolution_s, the last digit of the clock or the print in seconds",
+        yield EstimateCode.RESOLUTION_UNKNOWN.finding(
+            "there is no column resolution_s: times are taken as exact, so low and high equal the value"
         )
     if not any(row.devices > 1 for row in table.rows):
-        yield warning(
-            "nothing_to_estimate",
-            "the table has no row with several devices",
-            "add rows with devices above 1, and keep the single-device ones beside them",
-        )
+        yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")
 
 
 def _out_of_memory(table: _Table) -> Iterator[Finding]:
     for where, rows in _grouped(row for row in table.rows if row.epoch_seconds is None):
         cells = listed([f"{row.strategy} {at(row.batch_size, row.devices)}" for row in rows])
-        yield info(
-            "out_of_memory",
-            f"{where}: no time for {cells} (batch_size, devices): out of memory; its comparisons are unknown, not 0",
-            "compare at the largest batch that fits on one device",
+        yield EstimateCode.OUT_OF_MEMORY.finding(
+            f"{where}: no time for {cells} (batch_size, devices): out of memory; its comparisons are unknown, not 0"
         )
 
 
 def _batch_meaning(table: _Table) -> Iterator[Finding]:
     unknown = (row for row in table.rows if row.batch_size_is is None and row.devices > 1)
     for where, rows in _grouped(unknown):
-        yield warning(
-            "batch_meaning_unknown",
-            f"{where}: {len(rows)} rows do not say whether batch_size is global or per device",
-            "fill batch_size_is with global or per_device; only then a sound baseline can be chosen",
+        yield EstimateCode.BATCH_MEANING_UNKNOWN.finding(
+            f"{where}: {len(rows)} rows do not say whether batch_size is global or per device"
         )
     for where, rows in _grouped(row for row in table.rows if _steps_contradict(row)):
         cells = [f"{row.steps_per_epoch} steps at {at(row.batch_size, row.devices)}" for row in rows]
-        yield warning(
-            "steps_contradict_batch",
+        yield EstimateCode.STEPS_CONTRADICT_BATCH.finding(
             f"{where}: {listed(cells)} do not fit a batch that is {rows[0].batch_size_is} on "
-            f"{rows[0].samples_per_epoch} samples",
-            "correct batch_size_is: equal steps on 1 and on N devices mean a global batch",
+            f"{rows[0].samples_per_epoch} samples"
         )
 
 
@@ -107,11 +96,9 @@ def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
         if len(times_s) > 1:
             shortest, longest = min(times_s), max(times_s)
             spread = f"; on one device they are the same single step, and yet take {shortest:g} to {longest:g} s"
-        yield warning(
-            "batch_exceeds_dataset",
+        yield EstimateCode.BATCH_EXCEEDS_DATASET.finding(
             f"{where}: {len(rows)} rows, with batches of {min(sizes)} to {max(sizes)}, are one batch of the whole "
-            f"data set of {rows[0].samples_per_epoch} samples{spread}",
-            "leave these rows out: no step had the batch they name",
+            f"data set of {rows[0].samples_per_epoch} samples{spread}"
         )
 
 
@@ -138,10 +125,8 @@ def _runs_differ(table: _Table) -> Iterator[Finding]:
             worst.setdefault(first.study, []).append((excess, text))
     for study, found in worst.items():
         found.sort(reverse=True)
-        yield warning(
-            "runs_differ",
-            f"{place(study, None)}: runs of the same setting differ: {listed([text for _, text in found])}",
-            "repeat each run and show the spread; differences smaller than this show nothing",
+        yield EstimateCode.RUNS_DIFFER.finding(
+            f"{place(study, None)}: runs of the same setting differ: {listed([text for _, text in found])}"
         )
 
 
@@ -150,10 +135,8 @@ def _negative(table: _Table) -> Iterator[Finding]:
     for method, formula in _SUBTRACTIONS.items():
         for where, found in _grouped(e for e in negative if e.method == method):
             cells = listed([f"{e.value:.4g} s at {at(e.batch_size, e.devices)}" for e in found])
-            yield warning(
-                "negative_communication",
-                f"{where}: {formula} is negative, which no communication time can be: {cells}",
-                "compare with one device at the same batch per device (same_local_batch)",
+            yield EstimateCode.NEGATIVE_COMMUNICATION.finding(
+                f"{where}: {formula} is negative, which no communication time can be: {cells}"
             )
 
 
@@ -168,18 +151,14 @@ def _clock(table: _Table) -> Iterator[Finding]:
     timed = [e for e in table.found if e.quantity in ("communication_seconds", "speedup") and e.value is not None]
     for where, found in _grouped(e for e in timed if _sign_open(e)):
         cells = [f"{e.quantity} {e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
-        yield warning(
-            "sign_not_certain",
+        yield EstimateCode.SIGN_NOT_CERTAIN.finding(
             f"{where}: the clock's resolution leaves open on which side of zero added time, or of one speedup, "
-            f"these lie: {listed(cells)}",
-            "time more epochs together, or with a finer clock",
+            f"these lie: {listed(cells)}"
         )
     for where, found in _grouped(e for e in timed if _coarse(e)):
         cells = [f"{e.method} {at(e.batch_size, e.devices)} {_range(e)}" for e in found]
-        yield warning(
-            "resolution_too_coarse",
-            f"{where}: the clock's resolution is more than {COARSE_SHARE:.0%} of these times: {listed(cells)}",
-            "time more epochs together, or with a finer clock",
+        yield EstimateCode.RESOLUTION_TOO_COARSE.finding(
+            f"{where}: the clock's resolution is more than {COARSE_SHARE:.0%} of these times: {listed(cells)}"
         )
 
 
@@ -208,8 +187,7 @@ def _no_baseline(table: _Table) -> Iterator[Finding]:
     for where, rows in _grouped(row for row in lacking if _setting(row) not in settings):
         cells = listed([at(row.batch_size, row.devices) for row in rows])
         batches = ", ".join(str(b) for b in sorted({local_batch(row) or 0 for row in rows}))
-        yield warning(
-            "no_same_local_baseline",
+        yield EstimateCode.NO_SAME_LOCAL_BASELINE.finding(
             f"{where}: the added time is unknown at {cells}, as no single-device time at the same batch per device "
             "was measured",
             f"time one device at batch {batches}",
@@ -227,17 +205,13 @@ def _speedups(table: _Table) -> Iterator[Finding]:
         (where, _cells(found)) for where, found in _grouped(e for e in sound if (e.value or 0.0) < LITTLE_SPEEDUP)
     ]
     if little:
-        yield warning(
-            "little_speedup",
+        yield EstimateCode.LITTLE_SPEEDUP.finding(
             "several devices are hardly faster than one, or slower: "
-            + "; ".join(f"{where}: {cells}" for where, cells in little),
-            "look for what each step waits for; a larger batch per device spreads fixed costs",
+            + "; ".join(f"{where}: {cells}" for where, cells in little)
         )
     for where, found in _grouped(e for e in sound if (e.low or 0.0) > e.devices):
-        yield warning(
-            "superlinear_speedup",
-            f"{where}: more than N times as fast on N devices: {_cells(found)}",
-            "the single-device time holds something the others do not: time both alike",
+        yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
+            f"{where}: more than N times as fast on N devices: {_cells(found)}"
         )
 
 
@@ -248,28 +222,22 @@ def _cells(found: list[Estimate]) -> str:
 def _strategies(table: _Table) -> Iterator[Finding]:
     studies = dict.fromkeys(place(row.study, None) for row in table.rows if row.strategy == "dp" and row.devices > 1)
     if studies:
-        yield info(
-            "dp_is_no_all_reduce",
+        yield EstimateCode.DP_IS_NO_ALL_REDUCE.finding(
             f"{', '.join(studies)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
-            "step for any N; it runs no all-reduce, so the ring volume 2(N-1)/N S does not describe it",
-            "model it by broadcast and reduce, or measure DistributedDataParallel",
+            "step for any N; it runs no all-reduce, so the ring volume 2(N-1)/N S does not describe it"
         )
     for where, rows in _grouped(row for row in table.rows if row.provenance == "typed"):
-        yield warning(
-            "times_typed",
-            f"{where}: {len(rows)} times are typed into a document; the runs that gave them are not shown",
-            "show the runs' own output",
+        yield EstimateCode.TIMES_TYPED.finding(
+            f"{where}: {len(rows)} times are typed into a document; the runs that gave them are not shown"
         )
 
 
 def _uneven_epochs(table: _Table) -> Iterator[Finding]:
     for where, rows in _grouped(row for row in table.rows if (_extra_steps(row) or 0.0) > UNEVEN_FROM):
         cells = [f"{at(row.batch_size, row.devices)} by {_extra_steps(row):.0%}" for row in rows]
-        yield info(
-            "uneven_epoch",
+        yield EstimateCode.UNEVEN_EPOCH.finding(
             f"{where}: the last step of an epoch is far from full, so an epoch on N devices has more than 1/N of one "
-            f"device's steps: {listed(cells)}; T_1/N leaves out their fixed cost",
-            "compare times per step, or samples that divide by the global batch",
+            f"device's steps: {listed(cells)}; T_1/N leaves out their fixed cost"
         )
 
 

@@ -18,7 +18,7 @@ from dpscope.analysis.published.findings import table_findings
 from dpscope.analysis.published.tables import read_claims, read_epoch_times
 from dpscope.analysis.published.wording import place, shortened
 from dpscope.analysis.text.units import NA
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 
 WIDTH = 80
 OutputFormat = Literal["table", "json", "csv", "markdown"]

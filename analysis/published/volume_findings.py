@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from dpscope.analysis.published.audit import AuditedClaim, link_peak
+from dpscope.analysis.published.claim_codes import ClaimCode
 from dpscope.analysis.published.claim_groups import ClaimGroup, cells, which
 from dpscope.analysis.published.claims import NotComputable, base_value, last_printed_digit
 from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER
-from dpscope.analysis.published.wording import at, warning
-from dpscope.profiling.records.run import Finding
+from dpscope.analysis.published.wording import at
+from dpscope.profiling.records.finding import Finding
 
 _PEAK_TOO_HIGH = 1.5  # stated peak over the link's: above bus overheads and units of 1024
 
@@ -20,11 +21,9 @@ def _one_volume_per_epoch(where: str, group: ClaimGroup) -> Iterator[Finding]:
 
     if found := which(group, ("effective_bandwidth",), one_volume):
         steps = [one.setting.steps for one in found]
-        yield warning(
-            "one_volume_per_epoch",
+        yield ClaimCode.ONE_VOLUME_PER_EPOCH.finding(
             f"{where}: the volume of one all-reduce over the communication time of an epoch, which has {min(steps)} to "
-            f"{max(steps)} steps; the rates are too low by as much: {cells(found)}",
-            "multiply the volume of a step by the steps of an epoch",
+            f"{max(steps)} steps; the rates are too low by as much: {cells(found)}"
         )
 
 
@@ -35,8 +34,7 @@ def _elements_as_bytes(where: str, group: ClaimGroup) -> Iterator[Finding]:
         return _volume_is(one, one.setting.steps * one.setting.ring_elements)
 
     if found := which(group, ("effective_bandwidth",), elements):
-        yield warning(
-            "elements_as_bytes",
+        yield ClaimCode.ELEMENTS_AS_BYTES.finding(
             f"{where}: the volume behind the rates counts elements, not bytes, of which a 32-bit element has 4: "
             f"{cells(found)}",
             f"multiply the volume by {BYTES_PER_PARAMETER} bytes",
@@ -68,11 +66,9 @@ def _impossible_peak(where: str, group: ClaimGroup) -> Iterator[Finding]:
         assert peak is not None
         assert rate is not None
         stated = rate.value / base_value(found[0].setting.claim)
-        yield warning(
-            "impossible_peak",
+        yield ClaimCode.IMPOSSIBLE_PEAK.finding(
             f"{where}: {len(found)} utilisations are of a peak of {stated:.0f} {rate.unit}, but {hardware} "
-            f"have {peak.name} and no NVLink: {peak.gbps:.1f} GB/s in one direction",
-            "divide by the peak of the link that is there, or better by a calibrated rate",
+            f"have {peak.name} and no NVLink: {peak.gbps:.1f} GB/s in one direction"
         )
 
 
@@ -91,11 +87,9 @@ def _ring_for_dp(where: str, group: ClaimGroup) -> Iterator[Finding]:
 
     if found := which(group, quantities, modelled):
         names = ", ".join(dict.fromkeys(one.audit.quantity for one in found))
-        yield warning(
-            "ring_for_dp",
+        yield ClaimCode.RING_FOR_DP.finding(
             f"{where}: {len(found)} claims ({names}) take the ring volume 2(N-1)/N S for DataParallel, which runs no "
-            "all-reduce: it broadcasts S and reduces S in each step",
-            "use 2 S a step for DataParallel, or measure DistributedDataParallel",
+            "all-reduce: it broadcasts S and reduces S in each step"
         )
 
 
@@ -118,11 +112,9 @@ def _volume_mismatch(where: str, group: ClaimGroup) -> Iterator[Finding]:
     for one in which(group, ("bandwidth", "effective_bandwidth"), lambda one: not _near(stated(one), ring(one))):
         model_bytes = BYTES_PER_PARAMETER * one.setting.parameters
         source = "; it is twice the model, without the ring's (N-1)/N" if _near(stated(one), 2 * model_bytes) else ""
-        yield warning(
-            "volume_mismatch",
+        yield ClaimCode.VOLUME_MISMATCH.finding(
             f"{where}: {stated(one) / 1e6:.0f} MB are stated at {at(one.audit.batch_size, one.audit.devices)}, the "
-            f"ring all-reduce of this model moves {ring(one) / 1e6:.0f} MB{source}",
-            "take the volume from the parameters: 2(N-1)/N S",
+            f"ring all-reduce of this model moves {ring(one) / 1e6:.0f} MB{source}"
         )
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from dpscope.profiling.records.run import Finding
-
 _SHOWN = 8
 
 
@@ -27,11 +25,3 @@ def listed(parts: Sequence[str]) -> str:
 def shortened(printed_value: str) -> str:
     """A printed value, to six digits where a whole float was printed."""
     return printed_value if len(printed_value) <= 12 else f"{float(printed_value):.6g}..."
-
-
-def warning(code: str, message: str, next_step: str) -> Finding:
-    return Finding(severity="warning", code=code, message=message, next_step=next_step)
-
-
-def info(code: str, message: str, next_step: str) -> Finding:
-    return Finding(severity="info", code=code, message=message, next_step=next_step)

@@ -20,7 +20,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.files import write_text
 
 

@@ -20,7 +20,7 @@ from dpscope.analysis.report.sections import SECTIONS, Section
 from dpscope.analysis.report.timeline import TimelineView, as_plain
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 
 TEMPLATE = "page.html"
 _LONG = 16  # letters; no number takes so many

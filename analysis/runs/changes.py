@@ -17,7 +17,8 @@ from dpscope.analysis.stats.samples import (
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 
 Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
@@ -108,9 +109,7 @@ def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
     if any(change.ratio.low is not None for change in steps):
         return []
     return [
-        Finding(
-            severity="warning",
-            code="nothing_compared",
+        RunCode.NOTHING_COMPARED.finding(
             message="no step has an interval, so none is called slower or faster",
             next_step=f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)",
         )

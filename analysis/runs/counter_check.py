@@ -8,7 +8,9 @@ import pandas as pd
 
 from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
 from dpscope.analysis.traces.steps import intervals
-from dpscope.profiling.records.run import Cell, DdpCounters, Finding
+from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.run import Cell, DdpCounters
+from dpscope.profiling.records.run_codes import RunCode
 
 SPAN_TOLERANCE = 0.10
 # A span's ends are set by threads that may first have to be scheduled: on a CPU shared by ranks that takes milliseconds.
@@ -87,15 +89,17 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
             continue
         if not check.buckets_equal:
             findings.append(
-                _mismatch(cell, check, "bucket_mismatch", "the all-reduces' sizes are not DDP's bucket sizes")
+                _mismatch(cell, check, RunCode.BUCKET_MISMATCH, "the all-reduces' sizes are not DDP's bucket sizes")
             )
         if not check.union_within_span:
             findings.append(
-                _mismatch(cell, check, "span_exceeded", "the all-reduces take longer than DDP's communication span")
+                _mismatch(
+                    cell, check, RunCode.SPAN_EXCEEDED, "the all-reduces take longer than DDP's communication span"
+                )
             )
         if not check.spans_agree:
             what = f"the communication span by the trace is {check.span_ratio:.3f} of DDP's own"
-            findings.append(_mismatch(cell, check, "span_mismatch", what))
+            findings.append(_mismatch(cell, check, RunCode.SPAN_MISMATCH, what))
     return findings
 
 
@@ -103,13 +107,13 @@ def counters_not_compared(cell: Cell, why: str) -> Finding:
     """The self-check did not take place: its silence must not read as agreement."""
     return cell_error(
         cell,
-        "counters_not_compared",
+        RunCode.COUNTERS_NOT_COMPARED,
         f"DDP's own counters could not be compared with the trace: {why}",
         f"{MEASURE_AGAIN} before trusting its communication",
     )
 
 
-def _mismatch(cell: Cell, check: CounterCheck, code: str, what: str) -> Finding:
+def _mismatch(cell: Cell, check: CounterCheck, code: FindingCode, what: str) -> Finding:
     return cell_error(
         cell,
         code,

@@ -8,7 +8,8 @@ import numpy as np
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import ALONE, Samples, Spread, pooled_spread, spread_of
 from dpscope.analysis.text.units import counted
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 
 TERMS = ("exposed", "compute", "idle", "tracer")
 _PARTS = ("exposed_us", "compute_us", "idle_us")
@@ -95,16 +96,10 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
         f"{name}: {count} of {counted(begun, 'repeat')} measured" for name, count in counts.items() if count < begun
     ]
     if fewer:
-        yield Finding(
-            severity="warning",
-            code="repeats_missing",
-            message=f"{'; '.join(fewer)}: these cells rest on fewer steps than the others, or on none",
-            next_step="give the run's command again: it measures what is missing and nothing else",
+        yield RunCode.REPEATS_MISSING.finding(
+            message=f"{'; '.join(fewer)}: these cells rest on fewer steps than the others, or on none"
         )
     if max(counts.values()) == 1:
-        yield Finding(
-            severity="warning",
-            code="single_repeat",
-            message="one repeat of each cell: how far repeats lie apart is not known, so there is no interval and no verdict",
-            next_step="measure with --repeats 2 or more",
+        yield RunCode.SINGLE_REPEAT.finding(
+            message="one repeat of each cell: how far repeats lie apart is not known, so there is no interval and no verdict"
         )

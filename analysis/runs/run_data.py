@@ -23,12 +23,15 @@ from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.profiling.records.run import Cell, CellResult, Finding, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
+from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
 
-_SAID_OF_CELLS = frozenset({"parallelism", "device_idle"})  # and not of each trace
+_SAID_OF_CELLS = frozenset({TraceCode.PARALLELISM, TraceCode.DEVICE_IDLE})  # and not of each trace
 
 Progress = Callable[[str], None]
 
@@ -58,7 +61,7 @@ class CellData:
     @property
     def communication_known(self) -> bool:
         """False when the trace does not show what the strategy must have moved."""
-        return not any(finding.code in ("trace_incomplete", "no_kernels") for finding in self.findings)
+        return not any(finding.code in (TraceCode.TRACE_INCOMPLETE, TraceCode.NO_KERNELS) for finding in self.findings)
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
@@ -203,7 +206,7 @@ def _lack(cell: Cell, done: RepeatFolder) -> str | None:
 
 def _incomplete_repeat(cell: Cell, repeat: int, lack: str) -> Finding:
     next_step = f"files were lost after it was measured: {MEASURE_AGAIN}"
-    return cell_error(cell, "repeat_incomplete", f"repeat {repeat} is left out: {lack}", next_step)
+    return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {lack}", next_step)
 
 
 def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:

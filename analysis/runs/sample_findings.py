@@ -7,7 +7,8 @@ from scipy.stats import theilslopes
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples
 from dpscope.analysis.text.units import show_time
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 
 FEWEST_FOR_DRIFT = 10
 DRIFT = 0.05  # of the median, from a repeat's first step to its last
@@ -27,18 +28,12 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> list[Finding]:
     return [finding for finding in findings if finding is not None]
 
 
-def _warning(code: str, message: str, next_step: str) -> Finding:
-    return Finding(severity="warning", code=code, message=message, next_step=next_step)
-
-
 def _few(name: str, repeats: Sequence[Samples]) -> Finding | None:
     count = sum(map(len, repeats))
     if count >= FEWEST_SAMPLES:
         return None
-    return _warning(
-        "few_samples",
-        f"{name} has only {count} timed steps and no interval",
-        f"time at least {FEWEST_SAMPLES} steps (--steps)",
+    return RunCode.FEW_SAMPLES.finding(
+        f"{name} has only {count} timed steps and no interval", f"time at least {FEWEST_SAMPLES} steps (--steps)"
     )
 
 
@@ -47,10 +42,8 @@ def _wide(name: str, repeats: Sequence[Samples]) -> Finding | None:
     lower, middle, upper = np.quantile(pooled, (0.25, 0.5, 0.75))
     if len(pooled) < FEWEST_SAMPLES or upper - lower <= WIDE_SPREAD * middle:
         return None
-    return _warning(
-        "wide_spread",
-        f"{name}: the middle half of its step times spans {(upper - lower) / middle:.0%} of their median",
-        "close other programs, raise --steps or --repeats; small differences cannot be trusted",
+    return RunCode.WIDE_SPREAD.finding(
+        f"{name}: the middle half of its step times spans {(upper - lower) / middle:.0%} of their median"
     )
 
 
@@ -58,10 +51,8 @@ def _apart(name: str, repeats: Sequence[Samples]) -> Finding | None:
     medians = [float(np.median(repeat)) for repeat in repeats]
     if max(medians) <= REPEATS_APART * min(medians):
         return None
-    return _warning(
-        "repeats_differ",
-        f"{name}: its repeats' medians differ by {max(medians) / min(medians) - 1:.0%}",
-        "something changed between repeats (clocks, other load): raise --repeats",
+    return RunCode.REPEATS_DIFFER.finding(
+        f"{name}: its repeats' medians differ by {max(medians) / min(medians) - 1:.0%}"
     )
 
 
@@ -85,8 +76,7 @@ def _drift(name: str, repeats: Sequence[Samples]) -> Finding | None:
     if 2 * max(longer, len(changes) - longer) <= len(repeats):
         return None
     change = float(np.median(changes))
-    return _warning(
-        "drift",
+    return RunCode.DRIFT.finding(
         f"{name}: steps grow {'longer' if change > 0 else 'shorter'} by {abs(change):.0%} of their median from the first of "
         f"a repeat to the last ({len(changes)} of {len(repeats)} repeats)",
         "warm up longer (--warmup)"
@@ -109,9 +99,7 @@ def _outliers(name: str, repeats: Sequence[Samples]) -> Finding | None:
     count = sum(map(len, repeats))
     if not far or count < FEWEST_SAMPLES:
         return None
-    return _warning(
-        "outliers",
+    return RunCode.OUTLIERS.finding(
         f"{name}: {len(far)} of {count} steps stand far above the others, the longest at {show_time(max(far))}, {worst:.1f} "
-        "times its repeat's median",
-        "medians bear a few; if there are many, find what interrupts (other processes, checkpoints, garbage collection)",
+        "times its repeat's median"
     )

@@ -10,7 +10,10 @@ import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
-from dpscope.profiling.records.run import Cell, Finding, ParameterSizes
+from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.run import Cell, ParameterSizes
+from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.trace_codes import TraceCode
 
 TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
@@ -104,7 +107,7 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame)
 def _not_kept(cell: Cell, promised: str, found: str) -> Finding:
     return cell_error(
         cell,
-        "variant_not_kept",
+        RunCode.VARIANT_NOT_KEPT,
         f"its options promise {promised}, the trace shows {found}",
         "do not read the cell as that variant: this torch's DDP did something else",
     )
@@ -180,11 +183,11 @@ def _incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
 MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
 
 
-def cell_error(cell: Cell, code: str, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
     """An error finding about one cell, whose name begins the message."""
-    return Finding(severity="error", code=code, message=f"{cell.name}: {message}", next_step=next_step)
+    return code.finding(f"{cell.name}: {message}", next_step)
 
 
 def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
     """The trace does not show what the cell must have moved: its communication is not given."""
-    return cell_error(cell, "trace_incomplete", f"{message}; its communication is not given", next_step)
+    return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)

@@ -8,7 +8,9 @@ from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, verdict
 from dpscope.analysis.text.units import show_time
-from dpscope.profiling.records.run import Cell, CellOptions, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run_codes import RunCode
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ def _advice(saving: VariantSaving, device_type: str) -> tuple[str, str]:
 
 
 def _saves(saving: VariantSaving, message: str, advice: str) -> Finding:
-    code = "overlap_saves" if saving.option == "overlap" else "variant_saves"
-    return Finding(severity="info", code=code, message=message, next_step=advice)
+    code = RunCode.OVERLAP_SAVES if saving.option == "overlap" else RunCode.VARIANT_SAVES
+    return code.finding(message, advice)
 
 
 def _signed(microseconds: float) -> str:

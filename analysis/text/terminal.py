@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 

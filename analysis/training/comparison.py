@@ -5,7 +5,7 @@ from dataclasses import replace
 from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.seed_statistics import CellDifference, difference, epoch_spread
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import TrainConfig
 
 _LEARNING = tuple(name for name in TrainConfig.__struct_fields__ if name not in ("run", "seeds", "eval_batch_size"))

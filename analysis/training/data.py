@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.profiling.records.run import CellStrategy, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import CellStrategy
 from dpscope.profiling.records.training import TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json

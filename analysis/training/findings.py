@@ -3,7 +3,8 @@
 from dpscope.analysis.text.units import counted
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings
 from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, against_default, against_single
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.learning_codes import LearningCode
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
@@ -22,9 +23,7 @@ def training_findings(data: TrainingData) -> list[Finding]:
 
 def _failed(data: TrainingData) -> list[Finding]:
     return [
-        Finding(
-            severity="error",
-            code="training_failed",
+        LearningCode.TRAINING_FAILED.finding(
             message=f"{result.cell.name}, seed {result.seed}: {result.status.replace('_', ' ')}: {result.message}",
             next_step=f"read {data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt and train again",
         )
@@ -39,9 +38,7 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> list[Finding]:
         begun_elsewhere = all(one.epochs and one.epochs[0].epoch > 1 for one in short)
         seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
         findings.append(
-            Finding(
-                severity="warning",
-                code="training_incomplete",
+            LearningCode.TRAINING_INCOMPLETE.finding(
                 message=f"{cell.name}: of {data.planned_epochs} epochs {seeds}; left out of its accuracy",
                 next_step="its first epochs are another cell's (--resume-from): train it from the beginning for an accuracy "
                 "of its own"
@@ -53,11 +50,8 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> list[Finding]:
         lost = next((one.epoch for one in training.epochs if one.train_loss is None or one.test_loss is None), None)
         if lost is not None:
             findings.append(
-                Finding(
-                    severity="warning",
-                    code="training_diverged",
-                    message=f"{cell.name}, seed {training.seed}: the loss is not finite in epoch {lost}",
-                    next_step="lower the learning rate (--lr), warm it up (--warmup-epochs), or use bf16 instead of fp16",
+                LearningCode.TRAINING_DIVERGED.finding(
+                    message=f"{cell.name}, seed {training.seed}: the loss is not finite in epoch {lost}"
                 )
             )
     return findings
@@ -69,11 +63,8 @@ def _percent(data: TrainingData) -> list[Finding]:
     if data.manifest is not None or best > 1:
         return []
     return [
-        Finding(
-            severity="warning",
-            code="accuracy_not_percent",
-            message=f"no test accuracy is above {best:g}%: they look like fractions",
-            next_step="train.json holds accuracies in percent: multiply them by 100",
+        LearningCode.ACCURACY_NOT_PERCENT.finding(
+            message=f"no test accuracy is above {best:g}%: they look like fractions"
         )
     ]
 
@@ -84,12 +75,9 @@ def _seeds(data: TrainingData) -> list[Finding]:
         return []
     fewest = min(len(cell.complete) for cell in few)
     return [
-        Finding(
-            severity="warning",
-            code="few_seeds",
+        LearningCode.FEW_SEEDS.finding(
             message=f"{_names(few)}: {counted(fewest, 'seed')} of {FEWEST_SEEDS} that show how far accuracy "
-            "spreads by chance; no difference of accuracy is judged",
-            next_step="train with more seeds (--seeds 0,1,2)",
+            "spreads by chance; no difference of accuracy is judged"
         )
     ]
 
@@ -123,9 +111,6 @@ def _about_difference(one: CellDifference) -> Finding:
         "look for what differs: batch per device (batch norm), learning rate for the global batch, precision; "
         "`dpscope equal` compares the first steps",
     )
-    return Finding(
-        severity="warning" if one.verdict == "below" else "info",
-        code="accuracy_difference",
-        message=difference_message(one),
-        next_step=advice,
+    return LearningCode.ACCURACY_DIFFERENCE.finding(
+        message=difference_message(one), next_step=advice, severity="warning" if one.verdict == "below" else "info"
     )

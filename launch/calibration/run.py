@@ -19,8 +19,9 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import RepeatFolder
@@ -90,10 +91,7 @@ def _findings(settings: CalibrationSettings) -> list[Finding]:
     if settings.device == "cuda" or processes <= usable_cores():
         return []
     return [
-        Finding(
-            severity="warning",
-            code="cores_oversubscribed",
-            message=f"{processes} processes share {usable_cores()} core(s): they wait for cores, not only for data",
-            next_step="calibrate no more processes than there are cores (--devices)",
+        PlanCode.CORES_OVERSUBSCRIBED.finding(
+            message=f"{processes} processes share {usable_cores()} core(s): they wait for cores, not only for data"
         )
     ]

@@ -19,7 +19,8 @@ from dpscope.launch.planning.run_config import setting_text
 from dpscope.launch.planning.worker_command import hand_command
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, check_model
-from dpscope.profiling.records.run import Cell, Finding, PlannedCell, RunConfig
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, PlannedCell, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 

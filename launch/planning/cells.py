@@ -10,7 +10,9 @@ from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.planning.variants import check_variants, ddp_options, other_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
-from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, Finding, PlannedCell, RunConfig, Strategy
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, PlannedCell, RunConfig, Strategy
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
@@ -186,9 +188,7 @@ def plan_findings(config: RunConfig, kind: DeviceType, on_this_host: int | None 
     here = largest if on_this_host is None else on_this_host
     if kind == "cpu" and here > cores:
         findings.append(
-            Finding(
-                severity="warning",
-                code="cpu_oversubscribed",
+            PlanCode.CPU_OVERSUBSCRIBED.finding(
                 message=f"{here} processes share {cores} cores: they wait for each other's turns, and times on "
                 f"{largest} devices are no measure of scaling.",
                 next_step=f"Use --devices up to {cores} on this machine.",
@@ -196,9 +196,7 @@ def plan_findings(config: RunConfig, kind: DeviceType, on_this_host: int | None 
         )
     if config.data != "synthetic" and "ddp" in config.strategies and 0 < (config.workers_total or 0) < largest:
         findings.append(
-            Finding(
-                severity="warning",
-                code="loader_workers_uneven",
+            PlanCode.LOADER_WORKERS_UNEVEN.finding(
                 message=f"{config.workers_total} loader worker(s) in all for {largest} DDP processes: some of the "
                 "processes load their batches themselves, in the middle of a step, and the others wait for them.",
                 next_step=f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",

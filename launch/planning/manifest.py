@@ -10,7 +10,9 @@ from dpscope.launch.planning.cells import plan_findings
 from dpscope.profiling.machine.conditions import Difference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Finding, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
@@ -64,11 +66,8 @@ def host_findings(first: Environment, other: Environment) -> tuple[Finding, ...]
     differences = machine_differences(first, other, partly=["GPUs"])
     if not differences:
         return ()
-    finding = Finding(
-        severity="warning",
-        code="mixed_hosts",
+    finding = PlanCode.MIXED_HOSTS.finding(
         message=f"{other.hostname} is unlike {first.hostname}, on which the run began ({'; '.join(map(str, differences))}): "
-        "every synchronous step waits for the slowest host.",
-        next_step="Measure on hosts that are alike.",
+        "every synchronous step waits for the slowest host."
     )
     return (finding,)

@@ -16,7 +16,9 @@ from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.workload.model_names import CIFAR_RESNET
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.environment import usable_cores
-from dpscope.profiling.records.run import Cell, Finding, PlannedCell, RunConfig
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import Cell, PlannedCell, RunConfig
 
 _BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
@@ -62,13 +64,10 @@ def estimate_findings(
     if not over:
         return []
     return [
-        Finding(
-            severity="warning",
-            code="estimate_over_timeout",
+        PlanCode.ESTIMATE_OVER_TIMEOUT.finding(
             message=f"{', '.join(over)}: a repeat is estimated to take up to "
             f"{duration_text(max(over.values()))} and is ended at "
-            f"its time limit of {config.timeout_s:g} s, unmeasured.",
-            next_step="Raise --timeout, or measure fewer steps or smaller batches.",
+            f"its time limit of {config.timeout_s:g} s, unmeasured."
         )
     ]
 

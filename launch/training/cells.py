@@ -8,7 +8,9 @@ from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve
 from dpscope.launch.planning.run_config import shown
 from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
-from dpscope.profiling.records.run import Cell, Finding, PlannedCell
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.training import PlannedTraining, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -67,9 +69,7 @@ def train_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...], kind:
     late = [milestone for milestone in config.milestones if milestone >= config.epochs]
     if late:
         found.append(
-            Finding(
-                severity="warning",
-                code="milestone_after_the_end",
+            LearningCode.MILESTONE_AFTER_THE_END.finding(
                 message=f"--milestones {shown(late)}: with {config.epochs} epochs the learning rate is never cut there; "
                 "a milestone takes effect after that many epochs.",
                 next_step=f"Use milestones below {config.epochs}, or more --epochs.",
@@ -77,9 +77,7 @@ def train_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...], kind:
         )
     if config.warmup_epochs >= config.epochs:
         found.append(
-            Finding(
-                severity="warning",
-                code="warmup_to_the_end",
+            LearningCode.WARMUP_TO_THE_END.finding(
                 message=f"--warmup-epochs {config.warmup_epochs}: with {config.epochs} epochs the learning rate grows to "
                 "the end of the training.",
                 next_step=f"Use fewer than {config.epochs} warm-up epochs.",
@@ -92,12 +90,9 @@ def _scaling_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...]) ->
     if config.learning_rate_scaling == "none" or any(batch_growth(config, one.cell) > 1 for one in plan):
         return []
     return [
-        Finding(
-            severity="info",
-            code="learning_rate_not_scaled",
+        LearningCode.LEARNING_RATE_NOT_SCALED.finding(
             message=f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
-            f"single device it is compared with, so that all learn with {config.run.learning_rate:g}.",
-            next_step="Use --scaling weak, under which the global batch grows with the devices.",
+            f"single device it is compared with, so that all learn with {config.run.learning_rate:g}."
         )
     ]
 
@@ -108,9 +103,7 @@ def _repeated_findings(plan: tuple[PlannedTraining, ...]) -> list[Finding]:
         return []
     counts = ", ".join(f"{samples} of them with {devices} devices" for devices, samples in repeated.items())
     return [
-        Finding(
-            severity="info",
-            code="samples_repeated",
+        LearningCode.SAMPLES_PADDED.finding(
             message=f"{plan[0].train_samples} samples cannot be shared evenly: an epoch trains twice on {counts}. "
             "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
             next_step="Nothing, unless the data set is so small that this matters: then use device counts that divide it.",

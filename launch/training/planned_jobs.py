@@ -19,7 +19,8 @@ from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
-from dpscope.profiling.records.run import Cell, Finding, RunConfig
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, RunConfig
 from dpscope.profiling.records.training import PlannedTraining, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from dpscope.launch.jobs.progress import SweepProgress
 from dpscope.launch.training.planned_jobs import PlannedTrainJob
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder

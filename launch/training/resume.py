@@ -11,7 +11,9 @@ from dpscope.launch.planning.run_config import flag_name, shown
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.records.checkpoint import CheckpointDescription
-from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -128,12 +130,8 @@ def what_differs(
     differences = list(_differences(had, cell, device_type, threads_per_process))
     if not differences:
         return ()
-    finding = Finding(
-        severity="warning",
-        code="resumed_under_other_conditions",
-        message=f"{cell.name} with seed {had.seed} goes on from {had.place} of {had.cell.name}: {'; '.join(differences)}.",
-        next_step="Model, optimizer and epoch are the checkpoint's. For an accuracy that speaks of one "
-        "strategy alone, train it from the beginning (--fresh).",
+    finding = LearningCode.RESUMED_UNDER_OTHER_CONDITIONS.finding(
+        message=f"{cell.name} with seed {had.seed} goes on from {had.place} of {had.cell.name}: {'; '.join(differences)}."
     )
     return (finding,)
 

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dpscope.profiling.records.run import Environment, Finding, Manifest, RunConfig
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import Environment, Manifest, RunConfig
 from dpscope.profiling.records.training import TrainManifest
 
 _SET_FOR_JOBS = {
@@ -120,10 +122,5 @@ def difference_findings(
     if not differences:
         return []
     return [
-        Finding(
-            severity="warning",
-            code="settings_differ",
-            message=f"the runs differ in {'; '.join(one.change for one in differences)}",
-            next_step="a change may come from that and not from the code",
-        )
+        PlanCode.SETTINGS_DIFFER.finding(message=f"the runs differ in {'; '.join(one.change for one in differences)}")
     ]

@@ -13,7 +13,9 @@ import msgspec
 
 from dpscope.profiling.machine.interconnect import active_nvlinks
 from dpscope.profiling.machine.nvml import ask, bare_uuid, driver_version, gpu_handles
-from dpscope.profiling.records.run import DeviceState, Environment, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import DeviceState, Environment
 
 _SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
 
@@ -178,12 +180,8 @@ def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], dev
     if kind == "cpu" or environment.accelerators:
         return device_findings(environment.accelerators[:devices])
     return [
-        Finding(
-            severity="warning",
-            code="device_state_unknown",
-            message="NVML says nothing about the GPUs in use: whether they are slowed down, shared or unlike each other "
-            "is not known.",
-            next_step="Install nvidia-ml-py and see that nvidia-smi works; for parts of a GPU (MIG) no action is needed.",
+        PlanCode.DEVICE_STATE_UNKNOWN.finding(
+            "NVML says nothing about the GPUs in use: whether they are slowed down, shared or unlike each other is not known."
         )
     ]
 
@@ -197,40 +195,30 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
     for state in states:
         if _tells_nothing(state):
             findings.append(
-                Finding(
-                    severity="error",
-                    code="device_lost",
-                    message=f"GPU {state.index} does not answer its driver: it may have fallen off the bus.",
-                    next_step="See nvidia-smi and the kernel's log (dmesg, Xid 79); reset the machine, or leave this GPU "
-                    "out with CUDA_VISIBLE_DEVICES.",
+                PlanCode.DEVICE_LOST.finding(
+                    f"GPU {state.index} does not answer its driver: it may have fallen off the bus."
                 )
             )
         if state.throttle_reasons:
             findings.append(
-                Finding(
-                    severity="warning",
-                    code="device_throttled",
+                PlanCode.DEVICE_THROTTLED.finding(
                     message=f"GPU {state.index} is slowed down by {', '.join(state.throttle_reasons)}"
                     + (f" at {state.temperature_c} C" if state.temperature_c is not None else "")
-                    + ": its times are those of a slower device.",
-                    next_step="Let it cool or raise its power limit, and measure again.",
+                    + ": its times are those of a slower device."
                 )
             )
         if state.other_process_ids:
             listed = ", ".join(str(process) for process in state.other_process_ids)
             findings.append(
-                Finding(
-                    severity="warning",
-                    code="device_shared",
+                PlanCode.DEVICE_SHARED.finding(
                     message=f"GPU {state.index} is shared with other processes ({listed}): "
-                    "their work is in the measured times.",
-                    next_step="Stop them, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
+                    "their work is in the measured times."
                 )
             )
     findings = list(dict.fromkeys(findings))
-    findings += _mixed(states, "name", "mixed_devices", "GPU models differ")
-    findings += _mixed(states, "pcie_width", "mixed_links", "PCIe link widths differ")
-    findings += _mixed(states, "active_nvlinks", "mixed_nvlinks", "Numbers of active NVLinks differ")
+    findings += _mixed(states, "name", PlanCode.MIXED_DEVICES, "GPU models differ")
+    findings += _mixed(states, "pcie_width", PlanCode.MIXED_LINKS, "PCIe link widths differ")
+    findings += _mixed(states, "active_nvlinks", PlanCode.MIXED_NVLINKS, "Numbers of active NVLinks differ")
     return findings
 
 
@@ -239,17 +227,10 @@ def _tells_nothing(state: DeviceState) -> bool:
     return msgspec.structs.replace(state, active_nvlinks=None) == DeviceState(index=state.index)
 
 
-def _mixed(states: Sequence[DeviceState], field: str, code: str, title: str) -> list[Finding]:
+def _mixed(states: Sequence[DeviceState], field: str, code: PlanCode, title: str) -> list[Finding]:
     devices = {state.index: getattr(state, field) for state in states}
     counts = Counter(value for value in devices.values() if value is not None)
     if len(counts) < 2:
         return []
     listed = ", ".join(f"{count} x {value}" for value, count in counts.most_common())
-    return [
-        Finding(
-            severity="warning",
-            code=code,
-            message=f"{title} ({listed}): every synchronous step waits for the slowest device.",
-            next_step="Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES.",
-        )
-    ]
+    return [code.finding(f"{title} ({listed}): every synchronous step waits for the slowest device.")]

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
-from dpscope.profiling.records.run import Environment, Finding
+from dpscope.profiling.records.run import Environment
 from dpscope.profiling.records.stored import Stored
 
 CALIBRATION_SCHEMA_VERSION = 1

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.records.training import TrainConfig
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
@@ -131,15 +132,6 @@ class PlannedCell(Stored, frozen=True):
 
     cell: Cell
     skip_reason: str | None = None  # set: never started
-
-
-class Finding(Stored, frozen=True):
-    """A warning or conclusion as data: what was seen, what it means, what to do."""
-
-    severity: Literal["info", "warning", "error"]
-    code: str
-    message: str
-    next_step: str
 
 
 class DeviceState(Stored, frozen=True):

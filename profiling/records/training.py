@@ -13,7 +13,8 @@ percent, losses are means over samples, times are seconds.
 
 from typing import Literal
 
-from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, Finding, PlannedCell, RunConfig
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, PlannedCell, RunConfig
 from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1

@@ -19,7 +19,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records import range_names as phases
-from dpscope.profiling.records.run import Cell, CellOptions, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.paths import USER_MODELS
 
 TINY: dict[str, object] = {

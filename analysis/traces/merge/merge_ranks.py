@@ -22,10 +22,11 @@ from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.trace_analysis import match_unique_ranks
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
-_COUNTED_HERE = frozenset({"events_unreadable", "events_without_time", "negative_durations"})
+_COUNTED_HERE = frozenset({TraceCode.EVENTS_UNREADABLE, TraceCode.EVENTS_WITHOUT_TIME, TraceCode.NEGATIVE_DURATIONS})
 
 
 @dataclass(frozen=True)
@@ -146,25 +147,16 @@ def _kept_findings(told: Sequence[Finding]) -> Iterator[Finding]:
 
 def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
     if left_out := [rank for rank in ranks if rank.left_out]:
-        yield Finding(
-            severity="warning",
-            code="events_left_out",
+        yield TraceCode.EVENTS_LEFT_OUT.finding(
             message=f"{sum(rank.left_out for rank in left_out)} events are not readable or have no sound times and were left "
-            f"out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})",
-            next_step="trace again if they matter",
+            f"out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})"
         )
     if unset := [rank.title for rank in ranks[1:] if not rank.clock.collectives]:
-        yield Finding(
-            severity="warning",
-            code="clocks_as_recorded",
+        yield TraceCode.CLOCKS_AS_RECORDED.finding(
             message=f"{', '.join(unset)}: no collective that synchronises is shared with the ranks before: the clocks are as "
-            "recorded",
-            next_step="on one host they are one clock; of several hosts, merge traces that hold all-reduces of all ranks",
+            "recorded"
         )
     if moved := sum(rank.own_lanes for rank in ranks):
-        yield Finding(
-            severity="info",
-            code="events_in_lanes",
-            message=f"{moved} events partly overlap another of their thread and stand on a lane of their own beside it",
-            next_step="viewers would leave them out otherwise; gloo's ranges do that, as they begin when work is queued",
+        yield TraceCode.EVENTS_IN_LANES.finding(
+            message=f"{moved} events partly overlap another of their thread and stand on a lane of their own beside it"
         )

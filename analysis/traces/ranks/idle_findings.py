@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from dpscope.analysis.text.units import counted, show_time
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
 IDLE_SHARE = 0.3  # of a device's mean step
 COPY_SHARE = 0.1  # of idle time, from which host copies are named
@@ -41,12 +42,8 @@ def idle_findings(steps: pd.DataFrame, name: str = "") -> Iterator[Finding]:
         f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
     )
     times = f"{show_time(most['idle_us'])} of {show_time(most['step_us'])}{copying}"
-    yield Finding(
-        severity="warning",
-        code="device_idle",
+    yield TraceCode.DEVICE_IDLE.finding(
         message=f"{name}: {said} ({times})".removeprefix(": ")
         + ": host or loader bound, or under DataParallel waiting for another device; faster devices or links would not "
-        "shorten that part",
-        next_step="see in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
-        "batches, torch.compile, CUDA graphs), .item() and other calls that wait for the device",
+        "shorten that part"
     )

@@ -15,7 +15,8 @@ import pandas as pd
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import ROOTED
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
 MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps")
@@ -118,13 +119,10 @@ def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Findin
     findings = []
     if unmatched:
         findings.append(
-            Finding(
-                severity="warning",
-                code="collectives_unmatched",
+            TraceCode.COLLECTIVES_UNMATCHED.finding(
                 message=f"{unmatched} of {len(table)} collectives have no counterpart on every rank of their group"
                 + (f" ({disagree} by kind or size)" if disagree else "")
-                + ": no transfer and no wait is given for them",
-                next_step="read the traces of all ranks, over the same steps",
+                + ": no transfer and no wait is given for them"
             )
         )
     return findings

@@ -14,7 +14,8 @@ from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, Co
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind, collective_kind, named_annotations
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
@@ -66,11 +67,8 @@ def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: pd
     if named is None:
         return []
     return [
-        Finding(
-            severity="info",
-            code="parallelism",
-            message=f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}",
-            next_step="told from names and launches alone: say it otherwise if you know better",
+        TraceCode.PARALLELISM.finding(
+            message=f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}"
         )
     ]
 

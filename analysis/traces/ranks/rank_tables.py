@@ -14,7 +14,7 @@ from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives, range_counts
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
@@ -100,12 +101,7 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[Finding]]:
 
 
 def _not_read(message: str) -> Finding:
-    return Finding(
-        severity="warning",
-        code="file_not_read",
-        message=message,
-        next_step="move files that are no traces out of the folder, or name the traces one by one",
-    )
+    return TraceCode.FILE_NOT_READ.finding(message=message)
 
 
 def match_unique_ranks(rank_tables: list[pd.DataFrame], ranks: Sequence[int | None]) -> MatchedCollectives:
@@ -115,11 +111,8 @@ def match_unique_ranks(rank_tables: list[pd.DataFrame], ranks: Sequence[int | No
     if not twice:
         return match_ranks(rank_tables)
     apart = [match_ranks([table]) for table in rank_tables]
-    finding = Finding(
-        severity="warning",
-        code="ranks_not_unique",
+    finding = TraceCode.RANKS_NOT_UNIQUE.finding(
         message=f"several files are of rank {', '.join(twice)}: they are of different jobs, or do not tell their rank; "
-        "their collectives were not matched",
-        next_step="name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not tell the rank",
+        "their collectives were not matched"
     )
     return MatchedCollectives(pd.concat([part.table for part in apart], ignore_index=True), 0, (finding,))

@@ -15,7 +15,8 @@ from typing import IO
 
 from isal import igzip_lib
 
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 BLOCK_BYTES = 1 << 16  # read from the file at once
@@ -153,11 +154,8 @@ def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report
         if total + len(block) > max_bytes:
             yield block[: max_bytes - total]
             report(
-                Finding(
-                    severity="error",
-                    code="trace_too_large",
-                    message=f"{path} expands to more than {max_bytes} bytes; what lies beyond was not read",
-                    next_step="trace fewer steps, or raise --max-bytes",
+                TraceCode.TRACE_TOO_LARGE.finding(
+                    message=f"{path} expands to more than {max_bytes} bytes; what lies beyond was not read"
                 )
             )
             return
@@ -203,7 +201,7 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
                 while data and not data.strip(b"\0"):  # padding
                     data = file.read(BLOCK_BYTES)
                 if data:
-                    report(_gzip_damage(path, "has other bytes behind its end", severity="warning"))
+                    report(_gzip_damage(path, "has other bytes behind its end", TraceCode.GZIP_TRAILING_BYTES))
                 return
             inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         elif inflater.needs_input:
@@ -213,10 +211,5 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
                 return
 
 
-def _gzip_damage(path: Path, what: str, severity: str = "error") -> Finding:
-    return Finding(
-        severity="warning" if severity == "warning" else "error",
-        code="gzip_trailing_bytes" if severity == "warning" else "gzip_damaged",
-        message=f"the gzip file {path} {what}; what came before was read",
-        next_step="copy the file again, or trace again, if the missing part matters",
-    )
+def _gzip_damage(path: Path, what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> Finding:
+    return code.finding(f"the gzip file {path} {what}; what came before was read")

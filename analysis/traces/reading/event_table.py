@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 
 FloatColumn = npt.NDArray[np.float64]
 IntColumn = npt.NDArray[np.int64]

@@ -12,7 +12,8 @@ from dpscope.analysis.traces.reading.event_columns import CATEGORIES, TableBuild
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, LabelEvent, ordinal
 from dpscope.analysis.traces.reading.launching_process import Launches
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _RANK = re.compile(rb"(?<![a-z])(?<!local_)(?<!local[ -])rank[ _:=#-]*(\d{1,10})(?!\d)", re.IGNORECASE)
@@ -176,20 +177,16 @@ def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:
 
 def _fused(path: Path, ranks: list[FusedRank], assumed: bool) -> Finding:
     numbers = ", ".join("unknown" if one.rank is None else str(one.rank) for one in ranks)
-    return Finding(
-        severity="warning" if assumed else "info",
-        code="fused_ranks",
-        message=f"{path} holds {len(ranks)} ranks ({numbers})"
+    return TraceCode.FUSED_RANKS.finding(
+        f"{path} holds {len(ranks)} ranks ({numbers})"
         + ("; they are not named and were numbered in the order of their processes" if assumed else "")
         + ": each was read by itself",
-        next_step="no action needed" if not assumed else "give each event its `args.rank` to have them named rightly",
+        next_step="give each event its `args.rank` to have them named rightly" if assumed else None,
+        severity="warning" if assumed else "info",
     )
 
 
 def _unowned(path: Path, count: int) -> Finding:
-    return Finding(
-        severity="error",
-        code="fused_events_unowned",
-        message=f"{count} device events of {path} could have been launched by several of its ranks, or by none: left out",
-        next_step="read the ranks' own files, or give each event its `args.rank`",
+    return TraceCode.FUSED_EVENTS_UNOWNED.finding(
+        f"{count} device events of {path} could have been launched by several of its ranks, or by none: left out"
     )

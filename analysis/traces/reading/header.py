@@ -8,7 +8,7 @@ from typing import Any
 
 from dpscope.analysis.traces.reading.chunks import Report, TraceText
 from dpscope.analysis.traces.reading.json_events import int64
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
 _FILE_NAME_RANK = (
     re.compile(r"^\d+_(\d{1,9})\.pt\.trace\.json"),
@@ -54,11 +54,8 @@ def _fields(text: TraceText, path: Path, report: Report) -> dict[str, Any]:
             continue
         return value if isinstance(value, dict) else {}
     report(
-        Finding(
-            severity="warning",
-            code="header_unreadable",
-            message=f"the header of {path} is not readable: rank and world size are unknown",
-            next_step="name the file <node>_<rank>.pt.trace.json.gz to give the rank",
+        TraceCode.HEADER_UNREADABLE.finding(
+            message=f"the header of {path} is not readable: rank and world size are unknown"
         )
     )
     return {}

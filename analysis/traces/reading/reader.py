@@ -21,7 +21,8 @@ from dpscope.analysis.traces.reading.json_events import (
     Event,
     decode_chunk,
 )
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _Event = TypeVar("_Event")
@@ -154,31 +155,25 @@ def _trace(
 
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
-    found: list[tuple[str, str]] = []
+    found: list[tuple[TraceCode, str]] = []
     if reading.skipped:
         found.append(
-            ("events_unreadable", f"{reading.skipped} events of {path} are not readable JSON and were left out")
+            (TraceCode.EVENTS_UNREADABLE, f"{reading.skipped} events of {path} are not readable JSON and were left out")
         )
     if repaired := reading.repaired + lost["shapes"]:
         message = f"{repaired} events of {path} hold text that is no strict JSON; their times were read"
-        found.append(("events_repaired", message))
+        found.append((TraceCode.EVENTS_REPAIRED, message))
     if not reading.ended and not rows:
-        found.append(("trace_truncated", f"{path} ends before its first whole event"))
+        found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its first whole event"))
     elif not reading.ended:
-        found.append(("trace_truncated", f"{path} ends before its events do; the {rows} read are whole"))
+        found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its events do; the {rows} read are whole"))
     if lost["without_time"]:
-        found.append(("events_without_time", f"{lost['without_time']} events of {path} have no usable time"))
+        found.append((TraceCode.EVENTS_WITHOUT_TIME, f"{lost['without_time']} events of {path} have no usable time"))
     if lost["negative"]:
-        found.append(("negative_durations", f"{lost['negative']} events of {path} end before they start; left out"))
-    return [
-        Finding(
-            severity="warning",
-            code=code,
-            message=message,
-            next_step="sums hold what was read; trace again if the missing events matter",
+        found.append(
+            (TraceCode.NEGATIVE_DURATIONS, f"{lost['negative']} events of {path} end before they start; left out")
         )
-        for code, message in found
-    ]
+    return [code.finding(message) for code, message in found]
 
 
 _COLUMNS = ("start_us", "duration_us", "category", "name", "device", "thread", "correlation")
@@ -206,10 +201,7 @@ def without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list
         seen.add(values)
     if not dropped.any():
         return events, []
-    finding = Finding(
-        severity="warning",
-        code="duplicate_events",
-        message=f"{int(dropped.sum())} events of {path} stand there twice, alike in every respect; each was taken once",
-        next_step="usual after traces were merged; look at how the file was made if it was not",
+    finding = TraceCode.DUPLICATE_EVENTS.finding(
+        message=f"{int(dropped.sum())} events of {path} stand there twice, alike in every respect; each was taken once"
     )
     return events.select(~dropped), [finding]

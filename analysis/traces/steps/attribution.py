@@ -26,10 +26,11 @@ from dpscope.analysis.traces.steps.event_kind import (
     named_annotations,
 )
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
 NO_STEP = -1
-CUT_SHORT = frozenset({"trace_truncated", "gzip_damaged"})  # findings of a file that ends too early
+CUT_SHORT = frozenset({TraceCode.TRACE_TRUNCATED, TraceCode.GZIP_DAMAGED})  # findings of a file that ends too early
 _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _COMMUNICATES = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms)(?!barrier)")
@@ -168,20 +169,15 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
         findings.append(_communication_without_kernels(source, cut))
     if attribution.steps.numbers == (None,):
         findings.append(
-            Finding(
-                severity="warning",
-                code="no_steps",
-                message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step",
-                next_step="call profiler.step() once per training step to get per-step numbers",
+            TraceCode.NO_STEPS.finding(
+                message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
             )
         )
     return findings
 
 
 def _no_kernels(source: str, cut: bool) -> Finding:
-    return Finding(
-        severity="error",
-        code="no_kernels",
+    return TraceCode.NO_KERNELS.finding(
         message=f"{source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
         next_step=_WHOLE_FILE
         if cut
@@ -192,19 +188,14 @@ def _no_kernels(source: str, cut: bool) -> Finding:
 def _events_of_no_step(attribution: Attribution, lost: npt.NDArray[np.bool_]) -> Finding:
     total_us = float(attribution.events.duration_us[lost].sum())
     collectives = int((lost & attribution.rows(Kind.COLLECTIVE)).sum())
-    return Finding(
-        severity="warning",
-        code="events_of_no_step",
+    return TraceCode.EVENTS_OF_NO_STEP.finding(
         message=f"{int(lost.sum())} device events of {attribution.trace.source} ({total_us:,.1f} us, {collectives} of them "
-        "collectives) were launched in no traced step and are in no step's sums",
-        next_step="usual at a trace's edges; if they are many, trace more steps after a warm-up",
+        "collectives) were launched in no traced step and are in no step's sums"
     )
 
 
 def _communication_without_kernels(source: str, cut: bool) -> Finding:
-    return Finding(
-        severity="error",
-        code="trace_incomplete",
+    return TraceCode.TRACE_INCOMPLETE.finding(
         message=f"{source} holds operators that communicate and no kernel of theirs: its communication is not given",
         next_step=_WHOLE_FILE
         if cut

@@ -11,7 +11,8 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
 from dpscope.analysis.runs.run_data import CellData, load_run
-from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import cell_data, windows
 

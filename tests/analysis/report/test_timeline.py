@@ -9,7 +9,8 @@ import pytest
 from dpscope.analysis.report.timeline import as_plain, timeline_view, timeline_views
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
-from dpscope.profiling.records.run import Cell, Finding
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)

@@ -6,8 +6,9 @@ import pytest
 
 from dpscope.analysis.runs.traffic_check import check_traffic
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, replica_range
-from dpscope.profiling.records.run import Cell, Finding, ParameterSizes, TensorSize
+from dpscope.profiling.records.run import Cell, ParameterSizes, TensorSize
 from tests.generated_traces.generator import DdpOptions, GeneratedTrace, Trace, ddp_trace, dp_trace, write_trace
 
 MIB = 1 << 20

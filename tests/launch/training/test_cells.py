@@ -10,7 +10,7 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.training.cells import make_train_plan, resolve_training, train_findings
 from dpscope.launch.training.planned_jobs import describe_trainings
 from dpscope.launch.training.settings import load_train_config
-from dpscope.profiling.records.run import Finding
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import PlannedTraining
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -75,7 +75,7 @@ def test_samples_that_cannot_be_shared_are_counted() -> None:
     plan, findings = planned(devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp")
     # 37 samples are filled up to 38 and 40.
     assert {one.cell.devices: one.repeated_samples for one in plan} == {1: 0, 2: 1, 4: 3}
-    assert codes(findings) == ["samples_repeated"]
+    assert codes(findings) == ["samples_padded"]
     assert "1 of them with 2 devices, 3 of them with 4 devices" in findings[-1].message
     assert all(one.repeated_samples == 0 for one in planned(devices="2,3,4,6,8", batch_size="48")[0])  # 1,440
 

@@ -1,0 +1,110 @@
+"""Findings about tables of epoch times (`dpscope estimate`), which no trace supports."""
+
+from dpscope.profiling.records.finding import FindingCode
+
+
+class EstimateCode(FindingCode):
+    """Findings about tables of epoch times (`dpscope estimate`), which no trace supports."""
+
+    UNKNOWN_COLUMN = (
+        "unknown_column",
+        "warning",
+        "The table has columns that are not understood and not used.",
+        "check their spelling",
+    )
+    RESOLUTION_UNKNOWN = (
+        "resolution_unknown",
+        "info",
+        "The table does not say how fine its clock was, so times are taken as exact.",
+        "add resolution_s, the last digit of the clock or the print in seconds",
+    )
+    NOTHING_TO_ESTIMATE = (
+        "nothing_to_estimate",
+        "warning",
+        "The table has no row with several devices.",
+        "add rows with devices above 1, and keep the single-device ones beside them",
+    )
+    OUT_OF_MEMORY = (
+        "out_of_memory",
+        "info",
+        "Some rows ran out of memory and have no time, so their comparisons are unknown.",
+        "compare at the largest batch that fits on one device",
+    )
+    BATCH_MEANING_UNKNOWN = (
+        "batch_meaning_unknown",
+        "warning",
+        "Some rows do not say whether their batch is global or per device.",
+        "fill batch_size_is with global or per_device; only then a sound baseline can be chosen",
+    )
+    STEPS_CONTRADICT_BATCH = (
+        "steps_contradict_batch",
+        "warning",
+        "The number of steps contradicts what a row says about its batch.",
+        "correct batch_size_is: equal steps on 1 and on N devices mean a global batch",
+    )
+    BATCH_EXCEEDS_DATASET = (
+        "batch_exceeds_dataset",
+        "warning",
+        "A batch is larger than the data set, so no step had the batch that is named.",
+        "leave these rows out: no step had the batch they name",
+    )
+    RUNS_DIFFER = (
+        "runs_differ",
+        "warning",
+        "Runs of the same setting have different times.",
+        "repeat each run and show the spread; differences smaller than this show nothing",
+    )
+    SIGN_NOT_CERTAIN = (
+        "sign_not_certain",
+        "warning",
+        "The clock is too coarse to say whether a time was added or saved.",
+        "time more epochs together, or with a finer clock",
+    )
+    RESOLUTION_TOO_COARSE = (
+        "resolution_too_coarse",
+        "warning",
+        "The clock's resolution is a large part of some times.",
+        "time more epochs together, or with a finer clock",
+    )
+    NO_SAME_LOCAL_BASELINE = (
+        "no_same_local_baseline",
+        "warning",
+        "No single-device time at the same batch per device was measured, so the added time is unknown.",
+        "time one device at the same batch per device",
+    )
+    LITTLE_SPEEDUP = (
+        "little_speedup",
+        "warning",
+        "Several devices are hardly faster than one, or slower.",
+        "look for what each step waits for; a larger batch per device spreads fixed costs",
+    )
+    SUPERLINEAR_SPEEDUP = (
+        "superlinear_speedup",
+        "warning",
+        "N devices are more than N times as fast as one.",
+        "the single-device time holds something the others do not: time both alike",
+    )
+    DP_IS_NO_ALL_REDUCE = (
+        "dp_is_no_all_reduce",
+        "info",
+        "DataParallel runs no all-reduce, so the ring volume does not describe it.",
+        "model it by broadcast and reduce, or measure DistributedDataParallel",
+    )
+    TIMES_TYPED = (
+        "times_typed",
+        "warning",
+        "Times are typed into a document, and the runs that gave them are not shown.",
+        "show the runs' own output",
+    )
+    UNEVEN_EPOCH = (
+        "uneven_epoch",
+        "info",
+        "The last step of an epoch is far from full, so N devices do more than 1/N of the steps.",
+        "compare times per step, or samples that divide by the global batch",
+    )
+    NEGATIVE_COMMUNICATION = (
+        "negative_communication",
+        "warning",
+        "A subtraction gives a negative time, which no communication time can be.",
+        "compare with one device at the same batch per device (same_local_batch)",
+    )

@@ -1,0 +1,136 @@
+"""Findings about trainings (`dpscope train`) and about whether strategies train the same (`dpscope equal`)."""
+
+from dpscope.profiling.records.finding import FindingCode
+
+
+class LearningCode(FindingCode):
+    """Findings about trainings (`dpscope train`) and about whether strategies train the same (`dpscope equal`)."""
+
+    LEARNING_RATE_NOT_SCALED = (
+        "learning_rate_not_scaled",
+        "info",
+        "A scaling of the learning rate was asked for, and no cell has a larger global batch.",
+        "Use --scaling weak, under which the global batch grows with the devices.",
+    )
+    MILESTONE_AFTER_THE_END = (
+        "milestone_after_the_end",
+        "warning",
+        "The learning rate has a milestone after the last epoch, so it is never cut there.",
+        "use milestones below the number of epochs, or more --epochs",
+    )
+    WARMUP_TO_THE_END = (
+        "warmup_to_the_end",
+        "warning",
+        "The learning rate's warm-up lasts to the end of the training.",
+        "use fewer --warmup-epochs",
+    )
+    SAMPLES_PADDED = (
+        "samples_padded",
+        "info",
+        "Some samples are taken twice in an epoch, so that all shares are equal.",
+        "nothing to do; a data set that the devices divide needs none",
+    )
+    RESUMED_UNDER_OTHER_CONDITIONS = (
+        "resumed_under_other_conditions",
+        "warning",
+        "A training goes on from a checkpoint that was made under other conditions.",
+        "Model, optimizer and epoch are the checkpoint's. For an accuracy that speaks of one strategy alone, train "
+        "it from the beginning (--fresh).",
+    )
+    TRAINING_FAILED = (
+        "training_failed",
+        "error",
+        "A training ended before its last epoch, with an error.",
+        "read the log of the training, and train again",
+    )
+    TRAINING_INCOMPLETE = (
+        "training_incomplete",
+        "warning",
+        "A training has not all of its epochs and is left out of its cell's accuracy.",
+        "give the same `dpscope train` command again: it goes on where it stopped",
+    )
+    TRAINING_DIVERGED = (
+        "training_diverged",
+        "warning",
+        "The loss of a training is not finite.",
+        "lower the learning rate (--lr), warm it up (--warmup-epochs), or use bf16 instead of fp16",
+    )
+    ACCURACY_NOT_PERCENT = (
+        "accuracy_not_percent",
+        "warning",
+        "No test accuracy is above 1%, so the values look like fractions.",
+        "train.json holds accuracies in percent: multiply them by 100",
+    )
+    FEW_SEEDS = (
+        "few_seeds",
+        "warning",
+        "There are too few seeds to show how far accuracy spreads by chance, so no difference is judged.",
+        "train with more seeds (--seeds 0,1,2)",
+    )
+    ACCURACY_DIFFERENCE = (
+        "accuracy_difference",
+        None,
+        "Whether the test accuracy of two cells differs beyond its spread over seeds. A warning where it is lower.",
+        "train with three seeds or more",
+    )
+    BATCH_NORM_BY_SHARE = (
+        "batch_norm_by_share",
+        "info",
+        "Two strategies differ through batch norm alone, because each device normalises by its own share.",
+        "expected: each device normalises by its own share. --freeze-batch-norm compares without it; on GPUs "
+        "--sync-batch-norm makes ddp normalise by the global batch",
+    )
+    UNEXPLAINED_DIFFERENCE = (
+        "unexplained_difference",
+        "error",
+        "Two strategies compute different values, beyond rounding, and no cause was found.",
+        "find what the two compute differently in that step; equality.json lists every tensor",
+    )
+    SAMPLES_LOST = (
+        "samples_lost",
+        "error",
+        "Some samples enter no device's forward.",
+        "look at how a batch is scattered: at a remainder that no device gets",
+    )
+    SAMPLES_REPEATED = (
+        "samples_repeated",
+        "error",
+        "Some samples enter several forwards of a step.",
+        "look at how a batch is scattered: at shares that overlap",
+    )
+    SAMPLES_DIFFER = (
+        "samples_differ",
+        "error",
+        "A strategy trains on other samples than the reference.",
+        "look at how the sampler shares an epoch out: at remainders that no rank gets, at shuffling and seeds",
+    )
+    EPOCH_ORDER_REPEATED = (
+        "epoch_order_repeated",
+        "error",
+        "An epoch takes its samples in the order of the epoch before.",
+        "call the sampler's set_epoch at the beginning of every epoch",
+    )
+    RANKS_APART = (
+        "ranks_apart",
+        "error",
+        "A rank has values that the other ranks of its training do not have.",
+        "look for what keeps the average from that rank: no_sync, a communication hook, a graph of its own",
+    )
+    RANDOM_LAYERS_OFF = (
+        "random_layers_off",
+        "info",
+        "Dropout and the like are switched off for the comparison.",
+        "nothing to do; with them, strategies learn the same only on average",
+    )
+    NO_EPOCH_BOUNDARY = (
+        "no_epoch_boundary",
+        "info",
+        "No epoch ended within the steps, so shuffling anew was not tested.",
+        "give more --steps, or fewer --samples",
+    )
+    ROUNDING_GROWS = (
+        "rounding_grows",
+        "warning",
+        "Only the first steps are judged, because rounding grows too large after them.",
+        "use --dtype float64, or a smaller --lr",
+    )

@@ -1,0 +1,87 @@
+"""Findings about what is planned and about the machine, known before a step is measured."""
+
+from dpscope.profiling.records.finding import FindingCode
+
+
+class PlanCode(FindingCode):
+    """Findings about what is planned and about the machine, known before a step is measured."""
+
+    CPU_OVERSUBSCRIBED = (
+        "cpu_oversubscribed",
+        "warning",
+        "More processes than cores: they wait for each other, and the times are no measure of scaling.",
+        "use no more --devices than there are cores",
+    )
+    CORES_OVERSUBSCRIBED = (
+        "cores_oversubscribed",
+        "warning",
+        "A calibration ran more processes than there are cores: they waited for cores, not only for data.",
+        "calibrate no more processes than there are cores (--devices)",
+    )
+    LOADER_WORKERS_UNEVEN = (
+        "loader_workers_uneven",
+        "warning",
+        "There are fewer loader workers than processes, so some processes load their batches inside the step.",
+        "use a --workers-total of at least one for each process, or 0",
+    )
+    ESTIMATE_OVER_TIMEOUT = (
+        "estimate_over_timeout",
+        "warning",
+        "A repeat is estimated to take longer than its time limit, at which it would be ended unmeasured.",
+        "Raise --timeout, or measure fewer steps or smaller batches.",
+    )
+    MIXED_HOSTS = (
+        "mixed_hosts",
+        "warning",
+        "The hosts of a run are not alike: every synchronous step waits for the slowest.",
+        "Measure on hosts that are alike.",
+    )
+    MIXED_DEVICES = (
+        "mixed_devices",
+        "warning",
+        "The GPUs are of different models: every synchronous step waits for the slowest.",
+        "Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES.",
+    )
+    MIXED_LINKS = (
+        "mixed_links",
+        "warning",
+        "The GPUs' PCIe links have different widths: every synchronous step waits for the slowest device.",
+        "Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES.",
+    )
+    MIXED_NVLINKS = (
+        "mixed_nvlinks",
+        "warning",
+        "The GPUs have different numbers of active NVLinks: every synchronous step waits for the slowest device.",
+        "Measure a uniform subset, chosen with CUDA_VISIBLE_DEVICES.",
+    )
+    DEVICE_THROTTLED = (
+        "device_throttled",
+        "warning",
+        "A GPU is slowed down by heat or a power limit, so its times are those of a slower device.",
+        "Let it cool or raise its power limit, and measure again.",
+    )
+    DEVICE_STATE_UNKNOWN = (
+        "device_state_unknown",
+        "warning",
+        "NVML says nothing about the GPUs, so it is unknown whether they are slowed down, shared or unlike each other.",
+        "Install nvidia-ml-py and see that nvidia-smi works; for parts of a GPU (MIG) no action is needed.",
+    )
+    DEVICE_LOST = (
+        "device_lost",
+        "error",
+        "A GPU does not answer its driver.",
+        "See nvidia-smi and the kernel's log (dmesg, Xid 79); reset the machine, or leave this GPU out with "
+        "CUDA_VISIBLE_DEVICES.",
+    )
+    DEVICE_SHARED = (
+        "device_shared",
+        "warning",
+        "Other processes compute on a GPU, and their work is in the measured times.",
+        "Stop them, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
+    )
+    SETTINGS_DIFFER = (
+        "settings_differ",
+        "warning",
+        "Two measurements that are compared were made under different settings or on different machines.",
+        "a change may come from that and not from the code",
+    )

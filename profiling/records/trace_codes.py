@@ -1,0 +1,155 @@
+"""Findings about traces: their files, their steps, their ranks set side by side, their merging."""
+
+from dpscope.profiling.records.finding import FindingCode
+
+
+class TraceCode(FindingCode):
+    """Findings about traces: their files, their steps, their ranks set side by side, their merging."""
+
+    TRACE_TOO_LARGE = (
+        "trace_too_large",
+        "error",
+        "The file expands beyond the limit of bytes, and the rest of it was not read.",
+        "trace fewer steps, or raise --max-bytes",
+    )
+    GZIP_DAMAGED = (
+        "gzip_damaged",
+        "error",
+        "The gzip file is damaged or cut short; what comes before the damage was read.",
+        "copy the file again, or trace again, if the missing part matters",
+    )
+    GZIP_TRAILING_BYTES = (
+        "gzip_trailing_bytes",
+        "warning",
+        "The gzip file is followed by bytes that are not gzip, which were not read.",
+        "copy the file again, or trace again, if the missing part matters",
+    )
+    HEADER_UNREADABLE = (
+        "header_unreadable",
+        "warning",
+        "The trace's header cannot be read, so its rank and its world size are unknown.",
+        "name the file <node>_<rank>.pt.trace.json.gz to give the rank",
+    )
+    EVENTS_UNREADABLE = (
+        "events_unreadable",
+        "warning",
+        "Some events are not readable JSON and were left out.",
+        "sums hold what was read; trace again if the missing events matter",
+    )
+    EVENTS_REPAIRED = (
+        "events_repaired",
+        "warning",
+        "Some events hold text that is not strict JSON; their times were read all the same.",
+        "sums hold what was read; trace again if the missing events matter",
+    )
+    TRACE_TRUNCATED = (
+        "trace_truncated",
+        "warning",
+        "The file ends before its events do, as that of a killed job does; the events before the end were read.",
+        "sums hold what was read; trace again if the missing events matter",
+    )
+    EVENTS_WITHOUT_TIME = (
+        "events_without_time",
+        "warning",
+        "Some events have no usable time and were left out.",
+        "sums hold what was read; trace again if the missing events matter",
+    )
+    NEGATIVE_DURATIONS = (
+        "negative_durations",
+        "warning",
+        "Some events end before they start and were left out.",
+        "sums hold what was read; trace again if the missing events matter",
+    )
+    DUPLICATE_EVENTS = (
+        "duplicate_events",
+        "warning",
+        "Some events are in the file twice; each was counted once.",
+        "usual after traces were merged; look at how the file was made if it was not",
+    )
+    FUSED_RANKS = (
+        "fused_ranks",
+        None,
+        "One file holds the traces of several ranks; each was read by itself. A warning where the ranks had to be "
+        "numbered by guess.",
+        "no action needed",
+    )
+    FUSED_EVENTS_UNOWNED = (
+        "fused_events_unowned",
+        "error",
+        "In a file of several ranks, device events that several of them, or none, could have launched were left out.",
+        "read the ranks' own files, or give each event its `args.rank`",
+    )
+    NO_KERNELS = (
+        "no_kernels",
+        "error",
+        "The trace holds calls of a device's runtime but no kernel, so nothing can be said of the device.",
+        "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
+    )
+    NO_STEPS = (
+        "no_steps",
+        "warning",
+        "The trace marks no steps, so its whole length is taken as one step.",
+        "call profiler.step() once per training step to get per-step numbers",
+    )
+    EVENTS_OF_NO_STEP = (
+        "events_of_no_step",
+        "warning",
+        "Some device events were launched in no traced step and are in no step's sums.",
+        "usual at a trace's edges; if they are many, trace more steps after a warm-up",
+    )
+    TRACE_INCOMPLETE = (
+        "trace_incomplete",
+        "error",
+        "The trace does not show the communication that must have taken place, so no communication time is given.",
+        "measure the cell again; see `dpscope doctor` if it happens again",
+    )
+    FILE_NOT_READ = (
+        "file_not_read",
+        "warning",
+        "A file among the traces is no trace and was left out.",
+        "move files that are no traces out of the folder, or name the traces one by one",
+    )
+    RANKS_NOT_UNIQUE = (
+        "ranks_not_unique",
+        "warning",
+        "Several files say that they are of the same rank, so their collectives were not matched.",
+        "name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not tell the rank",
+    )
+    COLLECTIVES_UNMATCHED = (
+        "collectives_unmatched",
+        "warning",
+        "Some collectives have no counterpart on every rank of their group, so no transfer and no wait is given "
+        "for them.",
+        "read the traces of all ranks, over the same steps",
+    )
+    PARALLELISM = (
+        "parallelism",
+        "info",
+        "How the job was parallelised, inferred from event names and launches; it may be wrong.",
+        "told from names and launches alone: say it otherwise if you know better",
+    )
+    DEVICE_IDLE = (
+        "device_idle",
+        "warning",
+        "A device is idle for much of each step, which faster devices or links would not shorten.",
+        "see in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
+        "batches, torch.compile, CUDA graphs), .item() and other calls that wait for the device",
+    )
+    EVENTS_LEFT_OUT = (
+        "events_left_out",
+        "warning",
+        "Some events are not readable or have no sound times and are not in the merged trace.",
+        "trace again if they matter",
+    )
+    CLOCKS_AS_RECORDED = (
+        "clocks_as_recorded",
+        "warning",
+        "Some ranks share no synchronising collective with the others, so their clocks could not be aligned.",
+        "on one host they are one clock; of several hosts, merge traces that hold all-reduces of all ranks",
+    )
+    EVENTS_IN_LANES = (
+        "events_in_lanes",
+        "info",
+        "Some events partly overlap another one of their thread and are shown on a lane beside it.",
+        "viewers would leave them out otherwise; gloo's ranges do that, as they begin when work is queued",
+    )
