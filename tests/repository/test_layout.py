@@ -7,6 +7,8 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.paths import ROOT
 
 TOPS = ("profiling", "launch", "analysis")
@@ -173,6 +175,7 @@ def dotted(path: Path) -> str:
     return ".".join(("dpscope", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
+@pytest.mark.process
 def test_analysis_and_planning_import_no_torch() -> None:
     free = [path for path in SOURCES if str(path.relative_to(ROOT)).startswith(("analysis", *TORCH_FREE))]
     loaded = loaded_after("\n".join(f"import {dotted(path)}" for path in (*free, ROOT / "launch/measuring/run.py")))

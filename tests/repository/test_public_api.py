@@ -17,6 +17,7 @@ DOCUMENT = (ROOT / "docs" / "python-api.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("index", range(3))
 def test_the_code_runs(index: int) -> None:
     script = BLOCKS[index] + "\nimport sys\nassert 'torch' not in sys.modules\n"

@@ -30,6 +30,7 @@ def scalars(address: str, run: str, tag: str, count: int) -> list[list[float]]:
     return answer
 
 
+@pytest.mark.process
 def test_epochs_appear_while_the_training_goes_on(tmp_path: Path) -> None:
     """A server reads along: each epoch is there before the next one is written."""
     run = "training/ddp-d2-b16/seed0"
@@ -69,6 +70,7 @@ def hparams(address: str, count: int) -> list[dict[str, Any]]:
     return groups
 
 
+@pytest.mark.process
 def test_a_resumed_training_is_one_run_with_every_epoch_once(tmp_path: Path) -> None:
     first = training_events(tmp_path, None)
     first.write([record(epoch=1), record(epoch=2)])
@@ -92,6 +94,7 @@ def drawn(tmp_path: Path) -> dict[str, Figure]:
     return training_figures(load_training(write_train_json(tmp_path, epochs)))
 
 
+@pytest.mark.process
 def test_a_folder_of_trainings_in_tensorboard(tmp_path: Path) -> None:
     """What was not shown while it ran is written now; what was stays as it is, since it may still be written to."""
     cells = [Cell(strategy="single", devices=1, batch_size=32), Cell(strategy="ddp", devices=2, batch_size=16)]

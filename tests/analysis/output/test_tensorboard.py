@@ -23,6 +23,7 @@ def overlap_by_step(address: str, run: str) -> dict[str, dict[str, list[float]]]
     return steps
 
 
+@pytest.mark.process
 def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
     """Its legend: Computation and Communication without their overlap, Overlapping, Other."""
     write_plugin_copies(A100, tmp_path / "a100", 0, 0)
@@ -47,6 +48,7 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
     assert compared == 4
 
 
+@pytest.mark.process
 def test_a_run_in_tensorboard(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
     with running("-m", "dpscope.launch.cli", "tensorboard", tmp_path / "run", "--port", "0") as address:

@@ -101,6 +101,7 @@ def test_committed_page_is_current() -> None:
     assert committed == page, "run `make docs`"
 
 
+@pytest.mark.process
 def test_page_is_written_where_it_belongs(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     command = [sys.executable, str(ROOT / "docs/_tools/published_docs.py")]
@@ -124,6 +125,7 @@ def test_every_study_needs_notes(tmp_path: Path) -> None:
         read_notes(wrong)
 
 
+@pytest.mark.process
 def test_no_torch_is_imported() -> None:
     check = "import sys, dpscope.analysis.published.report; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

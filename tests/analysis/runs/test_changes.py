@@ -99,6 +99,7 @@ def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
     assert undecided_findings(compare_runs(before, before)) == []
 
 
+@pytest.mark.process
 def test_the_command_guards_a_ci(slower: Path) -> None:
     def status(*arguments: object) -> int:
         command = [sys.executable, "-m", "dpscope.launch.cli", "compare", *map(str, arguments)]

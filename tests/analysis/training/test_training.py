@@ -355,6 +355,7 @@ def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.process
 def test_analyze_shows_a_folder_of_trainings_alone(tmp_path: Path) -> None:
     two_strategies(tmp_path)
     shown = dpscope("analyze", tmp_path, "--target-accuracy", "90")

@@ -21,6 +21,7 @@ def listing_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
+@pytest.mark.process
 @without_gpus
 def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing_smi(tmp_path, monkeypatch)

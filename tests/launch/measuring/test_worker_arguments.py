@@ -1,8 +1,7 @@
-"""The worker started by hand, by path, under torchrun."""
+"""What a worker started by hand is asked to measure, and under which conditions it may join a run."""
 
+import fcntl
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.analysis.report.build import make_report
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.out_folder import claim
 from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
 from dpscope.launch.measuring import worker_arguments as worker_job
 from dpscope.launch.measuring.cell import _wait_for_all_files
@@ -22,46 +18,16 @@ from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_argume
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import threads as job_threads
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes, RankResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-from tests.helpers.paths import ROOT, USER_MODELS
+from tests.helpers.paths import USER_MODELS
 
-WORKER = ROOT / "launch" / "worker.py"
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 TINY = [
     "--model", "tiny_models:tiny", "--device", "cpu", "--steps", "3", "--traced-steps", "1", "--batch-size", "2",
 ]  # fmt: skip
-
-
-def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return subprocess.run(
-        [*command, str(WORKER), *TINY, *options, "--out", str(out)],
-        cwd=USER_MODELS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    for processes, strategy in ((1, "dp"), (2, "ddp")):
-        ended = by_hand(out, processes, "--strategy", strategy)
-        assert ended.returncode == 0, ended.stderr
-    run = RunFolder(out)
-    done = {planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan}
-    assert done == {"dp-host-d2-b2": 1, "ddp-d2-b2": 1}
-    assert run.manifest().config.strategies == ("dp", "ddp")
-    other = by_hand(out, 1, "--strategy", "single", "--momentum", "0.5")
-    assert other.returncode != 0
-    assert "was measured with momentum = 0.9, not 0.5" in other.stderr
-    assert "Traceback" not in other.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
 
 
 def test_two_nodes_by_torchruns_environment() -> None:
@@ -134,57 +100,6 @@ def rank_result(rank: int, node: int) -> RankResult:
         rank=rank, node=node, local_rank=0, world_size=3, device_names=("cpu",), threads=1, backend="gloo",
         nccl_engine=None, loader_workers=0, steps_per_epoch=1, model=sizes, blocks=(), memory=(),
     )  # fmt: skip
-
-
-def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
-    """Two nodes, both this host: what each saves is its own, and together they are one run."""
-    out = tmp_path / "run"
-    begun = out / "cells" / "ddp-d2-b2" / "repeat0"  # by an attempt with both processes on one node, which was killed
-    for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
-        (begun / name).parent.mkdir(parents=True, exist_ok=True)
-        (begun / name).write_text("left")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"),
-        *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
-        *("--strategy", "ddp", "--out", str(out)),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    nodes = [
-        subprocess.Popen(command, cwd=USER_MODELS, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    try:
-        told = [node.communicate(timeout=100)[1] for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], told
-    run = RunFolder(out)
-    (planned,) = run.manifest().plan
-    ((repeat, folder),) = run.done_repeats(planned.cell)
-    assert (planned.cell.name, repeat) == ("ddp-d2-b2", 0)
-    assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [
-        (0, 0, 0, 2),
-        (1, 1, 0, 2),
-    ]
-    first, second = folder.ranks()
-    assert first.environment is None
-    assert (*first.findings, *second.findings) == ()  # of hosts that are alike
-    assert second.environment is not None
-    assert second.environment.hostname == run.manifest().environment.hostname
-    assert [path.name.partition(".")[0] for path in folder.traces()] == ["0_0", "1_1"]
-    assert [path.name.partition(".")[0] for path in folder.counters_traces()] == ["0_0", "1_1"]
-    assert not list(begun.rglob("*0_1.*"))
-    # Each node's processes share that node's cores alone, at least two shares of them.
-    assert first.threads == second.threads == max(1, usable_cores() // 2)
-    report = make_report(load_run(out))
-    row = report.comparison.table.set_index("cell").loc["ddp-d2-b2"]
-    assert (row.devices, row.step_count) == (2, 3)
-    assert row.communication_us > 0
-    assert row.transfer_us > 0  # of collectives matched over both nodes
-    assert report.sound
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
@@ -325,31 +240,6 @@ def test_a_repeat_that_failed_may_be_measured_again(tmp_path: Path) -> None:
     assert [path.name for path in failed.folder.path.iterdir()] == ["log.txt"]  # it may be the running job's
 
 
-def test_one_job_at_a_time_measures_a_repeat(tmp_path: Path) -> None:
-    with claimed_by_another(tmp_path) as other:
-        with pytest.raises(DpscopeError, match="another job is measuring it; wait for that one"):
-            claim(tmp_path)
-        other.kill()
-        other.wait()
-        claim(tmp_path)
-
-
-@contextmanager
-def claimed_by_another(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """While a process of its own has claimed the folder."""
-    code = (
-        "import sys, pathlib; from dpscope.launch.jobs.out_folder import claim; claim(pathlib.Path(sys.argv[1])); "
-        "print('claimed', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"claimed\n"
-        yield other
-        other.kill()
-
-
 def test_without_torchrun_it_says_so() -> None:
     with pytest.raises(DpscopeError, match="under torchrun; start it with torchrun --standalone"):
         torchrun_place({})
@@ -392,8 +282,19 @@ def test_settings_that_nothing_was_measured_with_are_replaced(tmp_path: Path) ->
         job_from_arguments([*arguments, "--momentum", "0.7"], ALONE)
 
 
+@contextmanager
+def claimed_by_another(folder: Path) -> Iterator[None]:
+    """While somebody else has the folder open and locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def test_a_job_that_is_running_keeps_its_manifest(tmp_path: Path) -> None:
-    """Another process has claimed the first job's folder; once it has ended its settings are replaced."""
+    """Another job has claimed the first one's folder; once it has ended its settings are replaced."""
     arguments = [*TINY, "--strategy", "single", "--out", str(tmp_path / "run")]
     sys.path.append(str(USER_MODELS))
     try:

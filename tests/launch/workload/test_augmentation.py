@@ -94,6 +94,7 @@ def _first(stream: object, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     return (stream.next_batch() for _ in range(steps))  # type: ignore[attr-defined]
 
 
+@pytest.mark.process
 def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers() -> None:
     single = augmented(Cell(strategy="single", devices=1, batch_size=12), range(1), 3)
     assert sum(single.values()) == 6 * 12

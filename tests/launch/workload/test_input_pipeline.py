@@ -59,6 +59,7 @@ def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
     assert len(sampler) == 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_tell_which_samples_they_hold(workers: int) -> None:
     stream = open_stream(config(data="fake", workers=workers), DDP, WORKLOAD, 1, HOST)
@@ -81,6 +82,7 @@ def test_epochs_are_counted() -> None:
         assert epochs == [0, 0, 0, 0, 1, 1, 1, 1, 2]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> None:
     stream = open_stream(config(data="fake", workers=workers), DDP, WORKLOAD, 0, HOST)

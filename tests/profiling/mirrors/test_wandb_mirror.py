@@ -86,6 +86,7 @@ def history(file: Path) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.process
 def test_offline_runs_hold_every_epoch_once(tmp_path: Path) -> None:
     """Mirrored twice, as where a training was cut and resumed: the second time replaces the first."""
     for _ in range(2):
@@ -99,6 +100,7 @@ def test_offline_runs_hold_every_epoch_once(tmp_path: Path) -> None:
     assert [float(epoch["accuracy_percent/test"]) for epoch in single] == [50.0]
 
 
+@pytest.mark.process
 def test_nothing_leaves_the_machine_unless_asked(tmp_path: Path) -> None:
     """All of wandb's ways out lead to a server that counts; that it would see them, wandb's error reporting shows."""
     with counting_server() as (address, connections):
@@ -110,6 +112,7 @@ def test_nothing_leaves_the_machine_unless_asked(tmp_path: Path) -> None:
         assert connections
 
 
+@pytest.mark.process
 def test_an_online_run_without_a_key_is_refused_in_one_line(tmp_path: Path) -> None:
     with counting_server() as (address, _):
         ended = mirrored(tmp_path, "online", WANDB_BASE_URL=address)
@@ -136,6 +139,7 @@ def test_the_mode_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
         wandb_mode(online=False)
 
 
+@pytest.mark.process
 def test_train_refuses_before_anything_begins(tmp_path: Path) -> None:
     """The command itself, where the package is absent: one line, status 2, no run folder."""
     code = "import sys; sys.modules['wandb'] = None; from dpscope.launch.cli import main; main()"

@@ -17,6 +17,8 @@ from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
 from tests.helpers.paths import ROOT
 from tests.helpers.trace_rules import violations
 
+pytestmark = pytest.mark.process
+
 RUN = ROOT / "examples/run_cpu"
 
 

@@ -274,6 +274,7 @@ def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
     assert trace["baseTimeNanoseconds"] + round(same["ts"] * 1000) == recorded
 
 
+@pytest.mark.process
 def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one.json", "one.json.gz"):
         merge_traces(GLOO, tmp_path / name)

@@ -116,6 +116,8 @@ from pathlib import Path
 from dpscope.analysis.traces.ranks import process_pool
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 
+pytestmark = pytest.mark.process
+
 def wait(path, max_bytes):
     Path(sys.argv[2], f"started-{path.stem}").touch()
     time.sleep(60)

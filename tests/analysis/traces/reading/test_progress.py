@@ -5,7 +5,11 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.paths import EXAMPLE_RUN
+
+pytestmark = pytest.mark.process
 
 TRACES = EXAMPLE_RUN / "cells" / "ddp-d2-b8" / "repeat0" / "traces"
 COMMAND = (sys.executable, "-m", "dpscope.launch.cli", "analyze", str(TRACES), "--format", "csv")

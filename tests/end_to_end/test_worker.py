@@ -1,0 +1,97 @@
+"""The worker started by hand, by path, under torchrun."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from dpscope.analysis.report.build import make_report
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import ROOT, USER_MODELS
+
+WORKER = ROOT / "launch" / "worker.py"
+TINY = [
+    "--model", "tiny_models:tiny", "--device", "cpu", "--steps", "3", "--traced-steps", "1", "--batch-size", "2",
+]  # fmt: skip
+
+
+def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return subprocess.run(
+        [*command, str(WORKER), *TINY, *options, "--out", str(out)],
+        cwd=USER_MODELS,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for processes, strategy in ((1, "dp"), (2, "ddp")):
+        ended = by_hand(out, processes, "--strategy", strategy)
+        assert ended.returncode == 0, ended.stderr
+    run = RunFolder(out)
+    done = {planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan}
+    assert done == {"dp-host-d2-b2": 1, "ddp-d2-b2": 1}
+    assert run.manifest().config.strategies == ("dp", "ddp")
+    other = by_hand(out, 1, "--strategy", "single", "--momentum", "0.5")
+    assert other.returncode != 0
+    assert "was measured with momentum = 0.9, not 0.5" in other.stderr
+    assert "Traceback" not in other.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
+
+
+def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
+    """Two nodes, both this host: what each saves is its own, and together they are one run."""
+    out = tmp_path / "run"
+    begun = out / "cells" / "ddp-d2-b2" / "repeat0"  # by an attempt with both processes on one node, which was killed
+    for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
+        (begun / name).parent.mkdir(parents=True, exist_ok=True)
+        (begun / name).write_text("left")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"),
+        *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two", "--local-addr=127.0.0.1", str(WORKER), *TINY),
+        *("--strategy", "ddp", "--out", str(out)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(command, cwd=USER_MODELS, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        told = [node.communicate(timeout=100)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], told
+    run = RunFolder(out)
+    (planned,) = run.manifest().plan
+    ((repeat, folder),) = run.done_repeats(planned.cell)
+    assert (planned.cell.name, repeat) == ("ddp-d2-b2", 0)
+    assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [
+        (0, 0, 0, 2),
+        (1, 1, 0, 2),
+    ]
+    first, second = folder.ranks()
+    assert first.environment is None
+    assert (*first.findings, *second.findings) == ()  # of hosts that are alike
+    assert second.environment is not None
+    assert second.environment.hostname == run.manifest().environment.hostname
+    assert [path.name.partition(".")[0] for path in folder.traces()] == ["0_0", "1_1"]
+    assert [path.name.partition(".")[0] for path in folder.counters_traces()] == ["0_0", "1_1"]
+    assert not list(begun.rglob("*0_1.*"))
+    # Each node's processes share that node's cores alone, at least two shares of them.
+    assert first.threads == second.threads == max(1, usable_cores() // 2)
+    report = make_report(load_run(out))
+    row = report.comparison.table.set_index("cell").loc["ddp-d2-b2"]
+    assert (row.devices, row.step_count) == (2, 3)
+    assert row.communication_us > 0
+    assert row.transfer_us > 0  # of collectives matched over both nodes
+    assert report.sound
