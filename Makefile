@@ -1,4 +1,5 @@
-# From a bare Python >= 3.11: `make demo` measures this machine, `make test` runs every check. Both set themselves up.
+# From a bare Python >= 3.11: `make demo` measures this machine, `make check` lints and runs all tests that start no
+# process (a minute and a half), `make test` runs every check (minutes). All set themselves up.
 # TORCH=system uses the torch that PYTHON already has (vendor containers) and never replaces it.
 
 PYTHON ?= python3
@@ -12,10 +13,14 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 # What is held against DDP's own clock has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py
 
-.PHONY: demo test lint docs bench digits clean
+.PHONY: demo check test lint docs bench digits clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
+
+# After every edit.
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not process'
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(TESTED_ALONE))

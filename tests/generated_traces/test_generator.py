@@ -153,9 +153,16 @@ def test_peer_copies_name_both_devices_and_no_collective_of_dp_has_metadata() ->
     assert not any("Collective name" in event["args"] for event in kernels)
 
 
-@pytest.mark.parametrize("name", ["dp2-nccl-host-named", "ddp4-rank1-lag-unlaunched", "ddp2-rank0-rccl"])
-def test_relabel_moves_everything_and_changes_no_measure(name: str) -> None:
-    generated = DEVICE_TRACES[name]
+@pytest.mark.parametrize(
+    "generated",
+    [
+        dp_trace(2),
+        ddp_trace(1, 4, ddp_options()["lag-unlaunched"]),
+        ddp_trace(0, 2, ddp_options()["rccl"]),
+    ],
+    ids=["dp", "ddp, lagging", "ddp, rccl"],
+)
+def test_relabel_moves_everything_and_changes_no_measure(generated: GeneratedTrace) -> None:
     before = json.dumps(generated.trace)
     moved = relabel(
         generated.trace,

@@ -13,9 +13,10 @@ from dpscope.analysis.runs.run_data import load_run
 from tests.helpers.browser import CHROMIUM, Browser, browser
 from tests.helpers.paths import EXAMPLE_RUN
 
-pytestmark = pytest.mark.process
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)"),
+]
 
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
 

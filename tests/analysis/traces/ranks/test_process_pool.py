@@ -17,6 +17,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
 
+pytestmark = pytest.mark.process
+
 RANKS = 4
 
 
@@ -115,8 +117,6 @@ import sys, time
 from pathlib import Path
 from dpscope.analysis.traces.ranks import process_pool
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-
-pytestmark = pytest.mark.process
 
 def wait(path, max_bytes):
     Path(sys.argv[2], f"started-{path.stem}").touch()

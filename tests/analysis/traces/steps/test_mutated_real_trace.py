@@ -115,7 +115,7 @@ def analyzed(path: Path) -> tuple[pd.DataFrame, float, int, set[str]] | None:
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.DataObject) -> None:
     base = original()
@@ -151,7 +151,7 @@ def test_damage_to_some_events_costs_no_other_step(tmp_path: Path, data: st.Data
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_anywhere_never_crashes(tmp_path: Path, data: st.DataObject) -> None:
     """Header, tail, brackets, the compressed bytes themselves."""
