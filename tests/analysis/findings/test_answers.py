@@ -1,0 +1,147 @@
+"""The three answers of a run: which strategy, what communication costs, what to do. Numbers by hand."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
+from dpscope.analysis.findings.answers import STAND_IN, answer
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.profiling.records.run import CellStrategy
+
+
+def cell(strategy: str, devices: int, batch: int, **values: object) -> dict[str, object]:
+    """A row: a traced step of 100 ms of which 20 ms are exposed of 30 ms of communication, unless told otherwise."""
+    parallel = {"communication_us": 30e3, "exposed_us": 20e3} if devices > 1 else {}
+    usual = {"step_us": 100e3, "step_without_wait_us": 100e3, "traced_step_us": 100e3, "idle_us": 1e3, **parallel}
+    names = {"cell": f"{strategy}-d{devices}-b{batch}", "strategy": strategy, "devices": devices, "batch_size": batch}
+    return {**dict.fromkeys(NAMES), **names, **usual, **values}
+
+
+def comparison(
+    *rows: Mapping[str, object], speedups: Mapping[str, Estimate] | None = None, ratio: Estimate | None = None
+) -> Comparison:
+    """`speedups` by cell; `ratio` is DP's step over DDP's at 4 devices and batch 32."""
+    series = tuple(
+        ScalingSeries(strategy(name), "", "weak", 32, (ScalingPoint(name, 4, speedup, 0.1, 0.2),), None)
+        for name, speedup in (speedups or {}).items()
+    )
+    gap = (
+        (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, ratio.value, ratio.low, ratio.high, ratio.count, *[None] * 6),)
+        if ratio
+        else ()
+    )
+    return Comparison(pd.DataFrame(list(rows)), {}, gap, series)
+
+
+def strategy(name: str) -> CellStrategy:
+    return "ddp" if name.startswith("ddp") else "dp"
+
+
+SINGLE = cell("single", 1, 32)
+DP = cell("dp", 4, 32, step_us=130e3)
+DDP = cell("ddp", 4, 32)
+FASTER = Estimate(3.6, 3.4, 3.8, 60)
+AHEAD = Estimate(1.3, 1.2, 1.4, 60)
+
+
+def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
+    said = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda")
+    assert said.caveat is None
+    assert said.which.text == (
+        "Use DDP: on 4 devices at batch 32 per device it gives 3.60x the throughput of one device "
+        "(95% interval 3.40 to 3.80). DDP's step is 1.30x as fast as DP's (95% interval 1.20 to 1.40)."
+    )
+    assert said.which.confidence == "shown"
+
+
+def test_dp_is_recommended_where_it_wins() -> None:
+    behind = Estimate(0.8, 0.75, 0.85, 60)
+    said = answer(comparison(SINGLE, DP, DDP, speedups={"dp-d4-b32": FASTER}, ratio=behind), "cuda")
+    assert said.which.text.startswith("Use DP: on 4 devices")
+    # 1 / 0.8 = 1.25; the ends change places: 1 / 0.85 = 1.18, 1 / 0.75 = 1.33.
+    assert said.which.text.endswith("DP's step is 1.25x as fast as DDP's (95% interval 1.18 to 1.33).")
+
+
+def test_where_no_difference_is_shown_either_will_do() -> None:
+    even = Estimate(1.05, 0.9, 1.2, 60)
+    said = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=even), "cuda")
+    assert said.which.text.startswith("Use DDP or DP, whichever is simpler: ")
+    assert "No difference between DP and DDP is shown" in said.which.text
+
+
+def test_several_devices_that_are_slower_than_one_are_advised_against() -> None:
+    slower = Estimate(0.7, 0.6, 0.8, 60)
+    said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": slower}), "cuda")
+    assert said.which.text == (
+        "Do not parallelise at this size: DDP on 4 devices at batch 32 per device gives 0.70x the throughput of one "
+        "device (95% interval 0.60 to 0.80)."
+    )
+    assert said.action.text.startswith("Train on one device")
+
+
+def test_what_chance_could_give_is_not_decided() -> None:
+    said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, 0.9, 1.3, 60)}), "cuda")
+    assert said.which.text.startswith("Not decided: ")
+    assert said.which.confidence == "not_shown"
+    once = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, None, None, 60)}), "cuda")
+    assert once.which.confidence == "no_interval"
+
+
+def test_what_communication_costs() -> None:
+    row = cell("ddp", 4, 32, added_exposed_low_us=15e3, added_exposed_high_us=25e3)
+    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda").cost
+    assert said.text == (
+        "DDP's communication takes 30.0 ms of a 100.0 ms step; 20.0 ms of it (20% of the step) is exposed, that is, not "
+        "hidden behind compute. Exposed, 95% interval over repeats: 15.0 ms to 25.0 ms."
+    )
+    assert said.confidence == "shown"
+
+
+def test_lost_communication_is_not_called_none() -> None:
+    row = cell("ddp", 4, 32, communication_us=None, exposed_us=None)
+    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert said.cost.text == "It was not measured: the trace of ddp-d4-b32 does not show it."
+    assert said.cost.confidence == "no_interval"
+
+
+def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
+    def action(**values: object) -> str:
+        return answer(
+            comparison(SINGLE, cell("ddp", 4, 32, **values), speedups={"ddp-d4-b32": FASTER}), "cuda", "rank 2"
+        ).action.text
+
+    assert "At most 20.0 ms of a 100.0 ms step (20%) can be saved." in action()
+    assert action(idle_us=40e3).startswith("Look at what the host does between launches")
+    assert "At most 40.0 ms of a 100.0 ms step (40%)" in action(idle_us=40e3)
+    assert action(step_without_wait_us=65e3).startswith("Feed the devices faster")
+    assert "At most 35.0 ms" in action(step_without_wait_us=65e3)
+    assert action(exposed_us=1e3).startswith("Nothing: no part that could be removed is above 2% of the step")
+
+
+def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
+    small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_low=990, samples_per_s_high=1010)
+    large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_low=1480, samples_per_s_high=1520)
+    said = answer(
+        comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda"
+    ).action.text
+    assert said.startswith(
+        "Raise the batch to 64 per device: it was measured to train 1.50x as many samples per second."
+    )
+
+
+def test_a_cpu_run_says_first_that_it_is_a_stand_in() -> None:
+    host = cell("dp-host", 2, 32)
+    said = answer(comparison(SINGLE, host), "cpu")
+    assert said.caveat == STAND_IN
+    assert "dp-host on 2 devices" in said.which.text
+    assert "DataParallel" not in "".join(one.text for one in said.all)
+
+
+def test_one_device_alone_answers_nothing() -> None:
+    said = answer(comparison(SINGLE), "cuda")
+    assert "none can be recommended" in said.which.text
+    assert said.action.text == "Measure two or more devices: dpscope run --devices 1,2."
+    assert {one.confidence for one in said.all} == {"no_interval"}
