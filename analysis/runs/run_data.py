@@ -18,7 +18,7 @@ from dpscope.analysis.runs.traffic_check import (
     trace_incomplete,
 )
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
-from dpscope.analysis.traces.ranks.matching import step_waits
+from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
@@ -45,7 +45,7 @@ class CellData:
     results: tuple[CellResult, ...] = ()
     ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, what the process said)
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)
-    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us, exposed_wait_us
     collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
     dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
     copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
@@ -235,9 +235,9 @@ def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _with_waits(analysis: TraceAnalysis) -> pd.DataFrame:
-    """The breakdown with each row's transfer_us and wait_us; a step without matched collectives has neither."""
+    """The breakdown with each row's transfer_us, wait_us and exposed_wait_us; a step without matched collectives has neither."""
     keys = ["rank", "device", "step"]
-    merged: pd.DataFrame = analysis.steps.merge(step_waits(analysis.collectives), on=keys, how="left")
+    merged: pd.DataFrame = analysis.steps.merge(step_waits(analysis.collectives, analysis.exposed), on=keys, how="left")
     return merged
 
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
-from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -126,26 +125,6 @@ def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Findin
             )
         )
     return findings
-
-
-def step_waits(table: pd.DataFrame) -> pd.DataFrame:
-    """Per (rank, device, step): `transfer_us` and `wait_us` of its matched collectives.
-
-    `transfer_us` is the sum of transfer_j. `wait_us` is the length of the union of the waiting parts (a collective's first
-    wait_j microseconds): gloo's collectives queue side by side, and a wait shared by several of them is lost once.
-    """
-    known = table[table["wait_us"].notna()]
-    keys = ["rank", "device", "step"]
-    rows = []
-    for key, group in known.groupby(keys, dropna=False):
-        starts = group["start_us"].to_numpy(dtype=float)
-        waits = group["wait_us"].to_numpy(dtype=float)
-        rows.append(
-            (*key, float(group["transfer_us"].sum()), intervals.length(intervals.union(starts, starts + waits)))
-        )
-    frame = pd.DataFrame(rows, columns=[*keys, "transfer_us", "wait_us"])
-    frame[keys] = frame[keys].astype("Int64")
-    return frame.astype({"transfer_us": "Float64", "wait_us": "Float64"})
 
 
 _UNKNOWN = -1  # agrees with anything

@@ -14,6 +14,7 @@ from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives, range_counts
+from dpscope.analysis.traces.steps.exposed import exposed_stretches
 from dpscope.profiling.records.finding import Finding
 
 
@@ -37,6 +38,7 @@ class RankTables:
     steps: pd.DataFrame
     collectives: pd.DataFrame
     dp_phases: pd.DataFrame
+    exposed: pd.DataFrame  # exposed_stretches
     summary: TraceSummary
     findings: tuple[Finding, ...]
 
@@ -53,6 +55,7 @@ def rank_tables(trace: Trace) -> RankTables:
         steps=step_breakdown(attribution),
         collectives=collectives(attribution),
         dp_phases=dp_phases(attribution),
+        exposed=exposed_stretches(attribution),
         summary=_summary(attribution),
         findings=(*trace.findings, *attribution_findings(attribution)),
     )

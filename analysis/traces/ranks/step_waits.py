@@ -51,7 +51,7 @@ def step_waits(table: pd.DataFrame, exposed: pd.DataFrame | None = None) -> pd.D
 def _codes(table: pd.DataFrame) -> tuple[_Codes, pd.DataFrame]:
     """A number for each row's (rank, device, step), and these in the order of their numbers."""
     grouped = table.groupby(_KEYS, dropna=False, sort=True)
-    code = grouped.ngroup().to_numpy(dtype=np.int64)
+    code = np.asarray(grouped.ngroup(), dtype=np.int64)
     groups = table[_KEYS].assign(code=code).drop_duplicates("code").sort_values("code")[_KEYS]
     return code, groups.reset_index(drop=True)
 

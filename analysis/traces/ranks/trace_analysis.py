@@ -27,12 +27,13 @@ class TraceAnalysis:
     """The tables of all ranks, in the order of ranks, and what there is to say about them.
 
     `steps`: step_breakdown's columns; `collectives`: matched rows; `dp_phases`: empty for a job that is none of
-    `nn.DataParallel`. All keyed by (rank, device, step).
+    `nn.DataParallel`; `exposed`: where communication is exposed, exposed_stretches' columns. All keyed by (rank, device, step).
     """
 
     steps: pd.DataFrame
     collectives: pd.DataFrame
     dp_phases: pd.DataFrame
+    exposed: pd.DataFrame
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
 
@@ -72,6 +73,7 @@ def analyze_traces(
         steps=steps,
         collectives=matched.table,
         dp_phases=_joined([one.dp_phases for one in ranks]),
+        exposed=_joined([one.exposed for one in ranks]),
         summaries=tuple(summaries),
         findings=tuple(findings),
     )

@@ -3,7 +3,8 @@
 import pytest
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
-from dpscope.analysis.traces.ranks.matching import match_ranks, step_waits
+from dpscope.analysis.traces.ranks.matching import match_ranks
+from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from tests.helpers.collective_tables import rank_table
 

@@ -67,9 +67,10 @@ def test_many_steps_at_once_are_what_each_is_alone() -> None:
     exposed = table[["rank", "device", "step"]].assign(start_us=starts + waits / 2, end_us=starts + waits)
     found = step_waits(table, exposed).set_index(["rank", "step"])
     assert len(found) == 240
+    waited = found["wait_us"].to_dict()
     for key, group in table.groupby(["rank", "step"]):
         covered = _covered(group["start_us"], group["start_us"] + group["wait_us"])
-        assert found.loc[key, "wait_us"] == pytest.approx(covered, abs=1e-3)
+        assert waited[key] == pytest.approx(covered, abs=1e-3)
     assert (found["exposed_wait_us"] <= found["wait_us"] + 1e-3).all()
     assert float(found["exposed_wait_us"].sum()) == pytest.approx(waits.sum() / 2, rel=0.01)
 
