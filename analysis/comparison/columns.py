@@ -55,7 +55,7 @@ COLUMNS = (
     Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
     Column("communication_low_us", "comm. low", "time", "communication", "Smallest mean of a rank and device"),
     Column("communication_high_us", "comm. high", "time", "communication", "Largest mean of a rank and device"),
-    Column("overlapped_us", "hidden", "time", "communication", "Communication while the device computes"),
+    Column("hidden_us", "hidden", "time", "communication", "Communication while the device computes"),
     Column("exposed_us", "exposed", "time", "communication", "Communication while it does not"),
     Column("exposed_low_us", "exposed low", "time", "communication", "Smallest mean of a rank and device"),
     Column("exposed_high_us", "exposed high", "time", "communication", "Largest mean of a rank and device"),

@@ -24,9 +24,9 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
 )
 
-_MEANS = ("compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
+_MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
 _COMMUNICATION = (
-    "communication_us", "communication_low_us", "communication_high_us", "overlapped_us", "exposed_us",
+    "communication_us", "communication_low_us", "communication_high_us", "hidden_us", "exposed_us",
     "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "communication_share", "exposed_share",
     "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us",
 )  # fmt: skip

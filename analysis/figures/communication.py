@@ -10,7 +10,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import choose_unit
 
 _SERIES = {  # label -> column and colour
-    "measured, all": ("communication_us", COLOURS["overlapped"]),
+    "measured, all": ("communication_us", COLOURS["hidden"]),
     "measured, exposed": ("exposed_us", COLOURS["exposed"]),
     "measured, transfer": ("transfer_us", COLOURS["transfer"]),
     "estimate t_N(b) - t_1(b)": ("same_local_batch_us", COLOURS["same_local_batch"]),

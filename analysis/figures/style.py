@@ -15,7 +15,7 @@ from dpscope.analysis.text.units import show_bytes
 COLOURS = {
     "compute": "#0072B2",
     "exposed": "#D55E00",
-    "overlapped": "#E69F00",
+    "hidden": "#E69F00",
     "idle": "#BBBBBB",
     "host_to_device": "#CC79A7",
     "forward": "#56B4E9",

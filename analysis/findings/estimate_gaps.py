@@ -51,7 +51,7 @@ def records(comparison: Comparison) -> list[Values]:
 
 
 def _overlap_and_wait(values: Values) -> list[Reason]:
-    total, hidden, wait = (number(values, name) for name in ("communication_us", "overlapped_us", "wait_us"))
+    total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "wait_us"))
     found = []
     if total and hidden is not None and hidden > NOTABLE * total:
         text = (

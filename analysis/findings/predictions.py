@@ -143,7 +143,7 @@ def likely_reasons(
     if max(errors) > 0 and min(errors) >= 0:
         return _too_high(values)
     found = []
-    total, hidden, wait = (number(values, name) for name in ("communication_us", "overlapped_us", "wait_us"))
+    total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "wait_us"))
     if total and hidden is not None and hidden > OVERLAP * total:
         slower, low = number(values, "added_compute_us"), number(values, "added_compute_low_us")
         too = (

@@ -159,7 +159,7 @@ def _per_row(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _communication(values: dict[str, object]) -> Iterator[Finding]:
-    total, hidden, exposed = (_number(values[name]) for name in ("communication_us", "overlapped_us", "exposed_us"))
+    total, hidden, exposed = (_number(values[name]) for name in ("communication_us", "hidden_us", "exposed_us"))
     if total is None or hidden is None or exposed is None or not total:
         return
     what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"

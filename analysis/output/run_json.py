@@ -16,7 +16,7 @@ from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.training.summary import training_content
 
-UNKNOWN_WITH_COMMUNICATION = ("communication_us", "overlapped_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
+UNKNOWN_WITH_COMMUNICATION = ("communication_us", "hidden_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""
 
 

@@ -19,7 +19,7 @@ from dpscope.analysis.traces.steps.event_kind import ROOTED
 _RATE = Unit("GB/s", 1.0, 3)
 
 STEP_FIELDS = (
-    "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",
+    "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
     "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
     "backward_us", "optimizer_us", "collective_count",
 )  # fmt: skip
@@ -81,7 +81,7 @@ def to_tables(analysis: TraceAnalysis) -> list[TextTable]:
 
 def _step_table(analysis: TraceAnalysis) -> TextTable:
     columns = {
-        "step_us": "step", "compute_us": "compute", "communication_us": "comm.", "overlapped_us": "hidden",
+        "step_us": "step", "compute_us": "compute", "communication_us": "comm.", "hidden_us": "hidden",
         "exposed_us": "exposed", "idle_us": "idle", "host_copy_us": "of it copies",
     }  # fmt: skip
     steps = analysis.steps

@@ -1,7 +1,7 @@
 """What a right analysis finds in the traces of `ddp`: literals, worked out by hand from `ddp_schedule`.
 
 Plain trace, rank 0, first step, as an example of the working (microseconds): compute = 194 + 100 + 8 + 100 + 100 + 60
-+ 20 + 60 = 642; communication = 12 + 6 (broadcasts) + 60 + 96 + 40 (buckets) = 214; overlapped = 60 (bucket 0 in the
++ 20 + 60 = 642; communication = 12 + 6 (broadcasts) + 60 + 96 + 40 (buckets) = 214; hidden = 60 (bucket 0 in the
 second backward kernel) + 56 + 20 (bucket 1 in the third and fourth) = 136; exposed = 18 + 20 + 40 = 78; the window
 runs from 6 to 810, so idle = 804 - 642 - 78 = 84; host copies in it = 30 + 2 + 6 = 38 (the memset runs under bucket 1).
 """
@@ -29,7 +29,7 @@ WINDOWS_US: dict[Role, tuple[tuple[float, float], ...]] = {
     "late": ((6.0, 1310.0), (1310.0, 2650.0), (2650.0, 3996.0)),
     "waiting": ((6.0, 1310.0), (1310.0, 2650.0), (2650.0, 3996.0)),
 }
-# Communication, overlapped, exposed. An even rank adds its early start of the last bucket to the first and the third.
+# Communication, hidden, exposed. An even rank adds its early start of the last bucket to the first and the third.
 COMMUNICATION_US: dict[Role, Triple] = {
     "even": (214, 136, 78),
     "late": (214, 136, 78),
@@ -40,7 +40,7 @@ EVEN_WAITS_US = (0, 3, 1, 2)  # of the last bucket, by rank
 WAITING_US = {"bucket0": 500, "bucket1": 40, "bucket2": 0}
 
 BUFFERS_US = 18  # exposed
-EXTRA_GROUPS_US = 30  # all-gather 20 and all-to-all 10, overlapped; the reduce-scatter runs under bucket 0
+EXTRA_GROUPS_US = 30  # all-gather 20 and all-to-all 10, hidden; the reduce-scatter runs under bucket 0
 HOST_COPY_US: Triple = (38, 38, 38)
 # With lag: own inputs 30 (first step only), targets 2, and 736 to 750, where the copy of the last bucket and that of
 # the next step's inputs leave no gap; the last step has no next: 2 + 6.
@@ -113,7 +113,7 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
     early = EVEN_WAITS_US[rank] if role == "even" else 0
     buffers = 0 if options.buffers else BUFFERS_US
     extra = EXTRA_GROUPS_US if options.extra_groups else 0
-    total, overlapped, exposed = COMMUNICATION_US[role]
+    total, hidden, exposed = COMMUNICATION_US[role]
     host_copy = (LAG_HOST_COPY_US if options.lag else HOST_COPY_US)[index]
     clipped = CLIPPED_US[index] if options.lag else 0
     ranges = {"forward": FORWARD_US, "backward": BACKWARD_US, "optimizer": OPTIMIZER_US[index]}
@@ -128,7 +128,7 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
         step_us=STEP_US[role][index],
         compute_us=COMPUTE_US[index],
         communication_us=total + early - buffers + extra if is_whole else None,
-        overlapped_us=overlapped + extra if is_whole else None,
+        hidden_us=hidden + extra if is_whole else None,
         exposed_us=exposed + early - buffers if is_whole else None,
         host_copy_us=host_copy if is_whole else host_copy + MEMSET_US,
         idle_us=idle if is_whole else IDLE_WITHOUT_COMMUNICATION_US[role][index],

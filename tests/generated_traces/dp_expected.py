@@ -127,7 +127,7 @@ def dp_expected(devices: int, transport: str, inputs: str, named_ranges: bool, s
                 step_us=STEP_US[index],
                 compute_us=row.compute[index],
                 communication_us=row.communication,
-                overlapped_us=0,
+                hidden_us=0,
                 exposed_us=row.communication,
                 host_copy_us=row.host_copy,
                 idle_us=row.idle[index],

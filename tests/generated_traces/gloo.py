@@ -5,7 +5,7 @@ Times are microseconds after the step's beginning; steps 5 to 7 begin at 0, 1005
 compute = 200 + 75 (forward) + 5 (loss) + 170 + 130 + 50 (backward) + 100, in the last step 140 (optimizer) = 730, 770.
 communication: 6 (buffers), then the buckets' ranges from 505 (later by LATE_START_US of the rank) to 790 without a
 gap = 285, then 50 of the metric's all-reduce, which outlasts the step by 30 except in the last, where all 80 count.
-overlapped = 130 (510 to 640) + 50 (650 to 700).
+hidden = 130 (510 to 640) + 50 (650 to 700).
 """
 
 from tests.generated_traces.builder import ZERO_US, TraceBuilder
@@ -21,7 +21,7 @@ BEGINNINGS_US = (0.0, 1005.0, 2010.0)
 STEP_US = (1000.0, 1000.0, 1040.0)
 COMPUTE_US = (730.0, 730.0, 770.0)
 COMMUNICATION_US = (341.0, 341.0, 371.0)  # of rank 0; less LATE_START_US of the others
-OVERLAPPED_US = 180.0
+HIDDEN_US = 180.0
 EXPOSED_US = (161.0, 161.0, 191.0)  # as communication
 IDLE_US = (109.0, 109.0, 79.0)  # more by LATE_START_US
 CLIPPED_US = (30.0, 30.0, 0.0)
@@ -117,7 +117,7 @@ def _expected(rank: int, world_size: int) -> Expected:
             step_us=length,
             compute_us=COMPUTE_US[index],
             communication_us=COMMUNICATION_US[index] - late_start,
-            overlapped_us=OVERLAPPED_US,
+            hidden_us=HIDDEN_US,
             exposed_us=EXPOSED_US[index] - late_start,
             host_copy_us=None,
             idle_us=IDLE_US[index] + late_start,

@@ -43,7 +43,7 @@ class ExpectedStep:
     step_us: float
     compute_us: float
     communication_us: float | None
-    overlapped_us: float | None
+    hidden_us: float | None
     exposed_us: float | None
     host_copy_us: float | None
     idle_us: float | None

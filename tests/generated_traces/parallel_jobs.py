@@ -96,7 +96,7 @@ def _steps(job: Job, rank: int) -> dict[tuple[int | None, int], ExpectedStep]:
             step_us=end - begin if index == 0 else STEP_US,
             compute_us=sums.compute_us,
             communication_us=sums.communication_us,
-            overlapped_us=sums.overlapped_us,
+            hidden_us=sums.hidden_us,
             exposed_us=sums.exposed_us,
             host_copy_us=0.0,
             idle_us=sums.idle_first_us if index == 0 else sums.idle_us,

@@ -39,7 +39,7 @@ class StepSums(NamedTuple):
 
     compute_us: float
     communication_us: float
-    overlapped_us: float
+    hidden_us: float
     exposed_us: float
     idle_first_us: float
     idle_us: float

@@ -62,11 +62,11 @@ def check_measures(expected: ExpectedStep, events: list[Trace], window: set[int]
     assert expected.host_copy_us == length_us(idle & host)
     if is_whole:
         assert expected.communication_us == length_us(communication) > 0
-        assert expected.overlapped_us == length_us(communication & compute)
+        assert expected.hidden_us == length_us(communication & compute)
         assert expected.exposed_us == length_us(communication - compute)
     else:
         assert not communication
-        assert (expected.communication_us, expected.overlapped_us, expected.exposed_us) == (None, None, None)
+        assert (expected.communication_us, expected.hidden_us, expected.exposed_us) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", GLOO_TRACES)
@@ -87,7 +87,7 @@ def test_cpu_step_literals_on_a_grid(name: str) -> None:
         assert expected.step_us == length_us(window)
         assert expected.compute_us == length_us(compute)
         assert expected.communication_us == length_us(communication)
-        assert expected.overlapped_us == length_us(communication & compute)
+        assert expected.hidden_us == length_us(communication & compute)
         assert expected.exposed_us == length_us(communication - compute)
         assert expected.idle_us == length_us(window - compute - communication)
         assert expected.clipped_us == sum(length_us(cells([event]) - window) for event in own)

@@ -18,7 +18,7 @@ from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
-    "rank", "device", "step", "step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us",
+    "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
     "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
     "backward_us", "optimizer_us", "collective_count",
 )  # fmt: skip
@@ -46,7 +46,7 @@ def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     frame[times] = frame[times].astype("Float64")
     frame["partial_window"] = frame["partial_window"].astype("boolean")
     if communication_lost(attribution):  # nothing shown is not nothing done
-        frame[["communication_us", "overlapped_us", "exposed_us"]] = pd.NA
+        frame[["communication_us", "hidden_us", "exposed_us"]] = pd.NA
     return frame
 
 
@@ -102,7 +102,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
                 "step_us": step_us,
                 "compute_us": lengths["compute"][index],
                 "communication_us": lengths["communication"][index],
-                "overlapped_us": lengths["compute"][index] + lengths["communication"][index] - either_us,
+                "hidden_us": lengths["compute"][index] + lengths["communication"][index] - either_us,
                 "exposed_us": either_us - lengths["compute"][index],
                 "host_copy_us": lengths["all"][index] - either_us,
                 "idle_us": step_us - either_us,
@@ -172,7 +172,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         communication = intervals.clip(own, start, end)
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
-        overlapped_us = intervals.length_within(compute, communication)
+        hidden_us = intervals.length_within(compute, communication)
         in_phases = {
             column: intervals.length_within(compute, _union(attribution, of_step[index])) if of_step else None
             for column, of_step in ranges_of_step.items()
@@ -183,10 +183,10 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "step_us": end - start,
             "compute_us": compute_us,
             "communication_us": communication_us,
-            "overlapped_us": overlapped_us,
-            "exposed_us": communication_us - overlapped_us,
+            "hidden_us": hidden_us,
+            "exposed_us": communication_us - hidden_us,
             "host_copy_us": None,
-            "idle_us": (end - start) - compute_us - (communication_us - overlapped_us),
+            "idle_us": (end - start) - compute_us - (communication_us - hidden_us),
             "clipped_us": intervals.length(own) - communication_us,
             "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),

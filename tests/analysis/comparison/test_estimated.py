@@ -36,7 +36,7 @@ def ddp(step_us: float = 1500.0) -> CellData:
     """
     cell = Cell(strategy="ddp", devices=2, batch_size=8)
     traced = windows(
-        cell, STEPS, REPEATS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, overlapped_us=250.0, exposed_us=450.0,
+        cell, STEPS, REPEATS, step_us=1530.0, compute_us=1000.0, communication_us=700.0, hidden_us=250.0, exposed_us=450.0,
         idle_us=80.0, transfer_us=600.0, wait_us=100.0,
     )  # fmt: skip
     buckets = all_reduces(cell, STEPS, [(3_000_000, 500.0, 400.0), (1_000_000, 800.0, 200.0)], REPEATS)
@@ -257,7 +257,7 @@ def test_a_negative_estimate_is_no_bandwidth() -> None:
 def test_dp_by_copies_is_predicted_from_the_link() -> None:
     cell = Cell(strategy="dp", devices=3, batch_size=8)
     traced = windows(
-        cell, STEPS, step_us=3000.0, compute_us=1000.0, communication_us=1000.0, overlapped_us=0.0, exposed_us=1000.0,
+        cell, STEPS, step_us=3000.0, compute_us=1000.0, communication_us=1000.0, hidden_us=0.0, exposed_us=1000.0,
         idle_us=1000.0,
     )  # fmt: skip
     data = cell_data(cell, [[2900.0] * STEPS], traced)

@@ -15,7 +15,7 @@ VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
     "step_us": 1500.0,
     "compute_us": 1000.0,
     "communication_us": 700.0,
-    "overlapped_us": 280.0,
+    "hidden_us": 280.0,
     "exposed_us": 420.0,
     "wait_us": 70.0,
     "same_local_batch_us": 500.0,
@@ -100,7 +100,7 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
 
 
 def test_reasons_for_a_prediction_follow_the_evidence() -> None:
-    off = VALUES | {"overlapped_us": 0.0, "prediction_source": "specification", "bytes_per_step": 2000.0}
+    off = VALUES | {"hidden_us": 0.0, "prediction_source": "specification", "bytes_per_step": 2000.0}
     small, specification = likely_reasons(off, ["transfer"])
     assert small.startswith("small messages: 1.00 kB")
     assert specification.startswith("no calibration")

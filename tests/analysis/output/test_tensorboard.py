@@ -34,16 +34,16 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
     original.unlink()
     with serving(tmp_path, tmp_path) as address:
         steps = overlap_by_step(address, "a100")
-        # tests/data/README.md: overlapped and exposed of steps 4, 5, 6
-        for step, overlapped, exposed in ((4, 1825.259, 10163.762), (5, 1760.419, 10539.610), (6, 3731.349, 18856.094)):
-            assert steps[str(step)]["0_0"][1:3] == pytest.approx([overlapped, exposed], abs=1)
+        # tests/data/README.md: hidden and exposed of steps 4, 5, 6
+        for step, hidden, exposed in ((4, 1825.259, 10163.762), (5, 1760.419, 10539.610), (6, 3731.349, 18856.094)):
+            assert steps[str(step)]["0_0"][1:3] == pytest.approx([hidden, exposed], abs=1)
         dp_steps = overlap_by_step(address, "dp")
     compared = 0
     for (device, step), expected in generated.expected.steps.items():
-        if expected.partial_window or expected.overlapped_us is None or expected.exposed_us is None:
+        if expected.partial_window or expected.hidden_us is None or expected.exposed_us is None:
             continue
         found = dp_steps[str(step)][f"0_{device}"]
-        assert found[1:3] == pytest.approx([expected.overlapped_us, expected.exposed_us], abs=1)
+        assert found[1:3] == pytest.approx([expected.hidden_us, expected.exposed_us], abs=1)
         compared += 1
     assert compared == 4
 

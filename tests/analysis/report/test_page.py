@@ -153,12 +153,12 @@ def dp_phases(exposed: dict[str, float]) -> pd.DataFrame:
 def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
     """DP 1000 us: 600 compute, 250 exposed, 30 host copies, 120 idle. DDP 700: 550, 100, 10, 40. The gap is 300."""
     dp = measured(
-        DP, 1000.0, compute_us=600.0, communication_us=250.0, overlapped_us=0.0, exposed_us=250.0, host_copy_us=30.0,
+        DP, 1000.0, compute_us=600.0, communication_us=250.0, hidden_us=0.0, exposed_us=250.0, host_copy_us=30.0,
         idle_us=150.0,
     )  # fmt: skip
     dp = replace(dp, dp_phases=dp_phases({"replicate": 140.0, "gather": 15.0, "gradient_reduce": 90.0}))
     ddp = measured(
-        DDP, 700.0, compute_us=550.0, communication_us=300.0, overlapped_us=200.0, exposed_us=100.0, host_copy_us=10.0,
+        DDP, 700.0, compute_us=550.0, communication_us=300.0, hidden_us=200.0, exposed_us=100.0, host_copy_us=10.0,
         idle_us=50.0,
     )  # fmt: skip
     run = run_of(dp, ddp)
@@ -202,7 +202,7 @@ def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
 def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     """A calibration of 10 us + S / 2 GB/s: 4,000,000 B take 10 + 2000 us; measured 2500 us."""
     ddp = measured(
-        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, overlapped_us=0.0, exposed_us=2500.0, idle_us=500.0
+        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, hidden_us=0.0, exposed_us=2500.0, idle_us=500.0
     )
     ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
     sources = CostSources(None, calibration({"all_reduce": (10.0, 2.0)}))
@@ -221,7 +221,7 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
 def test_the_ring_formula_names_the_links_rate() -> None:
     """4,000,000 B of gradients on 2 ranks over 1 GB/s: 2 x 1/2 x 4 ms."""
     ddp = measured(
-        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, overlapped_us=0.0, exposed_us=2500.0, idle_us=500.0
+        DDP, 9000.0, compute_us=6000.0, communication_us=2500.0, hidden_us=0.0, exposed_us=2500.0, idle_us=500.0
     )
     ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
     run = run_of(ddp)

@@ -18,7 +18,7 @@ from tests.helpers.paths import DATA
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = DATA / "v100x8_ddp_dlrm"
 
-A100_STEPS = {  # step: total, overlapped, exposed
+A100_STEPS = {  # step: total, hidden, exposed
     4: (11_989.021, 1_825.259, 10_163.762),
     5: (12_300.029, 1_760.419, 10_539.610),
     6: (22_587.442, 3_731.349, 18_856.094),
@@ -32,9 +32,9 @@ def v100() -> TraceAnalysis:
 
 def check_a100(steps: pd.DataFrame, offset: int = 0) -> None:
     assert [int(step) for step in steps["step"]] == [step + offset for step in A100_STEPS]
-    for (total, overlapped, exposed), (_, row) in zip(A100_STEPS.values(), steps.iterrows(), strict=True):
+    for (total, hidden, exposed), (_, row) in zip(A100_STEPS.values(), steps.iterrows(), strict=True):
         assert row["communication_us"] == pytest.approx(total, abs=0.01)
-        assert row["overlapped_us"] == pytest.approx(overlapped, abs=0.01)
+        assert row["hidden_us"] == pytest.approx(hidden, abs=0.01)
         assert row["exposed_us"] == pytest.approx(exposed, abs=0.01)
         assert row["collective_count"] == 7
         assert row["step_us"] == pytest.approx(row["compute_us"] + row["exposed_us"] + row["idle_us"], abs=1e-6)
@@ -82,13 +82,13 @@ def test_a100_shifted_relabelled_and_saved_again_gives_the_same_table(tmp_path: 
     check_a100(step_breakdown(attribute(read_trace(again))), offset=90)
 
 
-@pytest.mark.parametrize(("rank", "total", "overlapped", "exposed"), [(0, 5_798, 261, 5_537), (7, 1_746, 166, 1_580)])
-def test_v100_breakdown(v100: TraceAnalysis, rank: int, total: float, overlapped: float, exposed: float) -> None:
+@pytest.mark.parametrize(("rank", "total", "hidden", "exposed"), [(0, 5_798, 261, 5_537), (7, 1_746, 166, 1_580)])
+def test_v100_breakdown(v100: TraceAnalysis, rank: int, total: float, hidden: float, exposed: float) -> None:
     (row,) = v100.steps[v100.steps["rank"] == rank].to_dict("records")
     assert row["step"] == 10
     assert row["collective_count"] == 8
     assert row["communication_us"] == pytest.approx(total, abs=1)
-    assert row["overlapped_us"] == pytest.approx(overlapped, abs=1)
+    assert row["hidden_us"] == pytest.approx(hidden, abs=1)
     assert row["exposed_us"] == pytest.approx(exposed, abs=1)
 
 

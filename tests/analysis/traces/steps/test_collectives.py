@@ -31,7 +31,7 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     assert table["duration_us"].tolist() == [60.0, 30.0]
     (step,) = analysis.steps.to_dict("records")
     # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack) + 10 (from the host); the kernel 20
-    assert (step["communication_us"], step["overlapped_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
+    assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
     assert (step["compute_us"], step["host_copy_us"], step["collective_count"]) == (20.0, 20.0, 2)
     assert parallelism(analysis).startswith("sharded (FSDP- or ZeRO-like)")
 
@@ -51,7 +51,7 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
     analysis = analyzed(tmp_path, cuda_graph_trace())
     assert analysis.steps["collective_count"].tolist() == [2, 2]
     assert analysis.steps["communication_us"].tolist() == [100.0, 100.0]
-    assert analysis.steps["overlapped_us"].tolist() == [30.0, 30.0]
+    assert analysis.steps["hidden_us"].tolist() == [30.0, 30.0]
     assert analysis.collectives["kind"].tolist() == ["all_reduce"] * 4
     assert analysis.collectives["bytes"].isna().all()
     assert "events_of_no_step" not in {finding.code for finding in analysis.findings}
@@ -77,7 +77,7 @@ def test_generic_kernels_take_their_kind_from_what_launched_them(
     assert row["device"] == 2
     (step,) = analysis.steps.to_dict("records")
     # stream 0 computes from 50 to 150, the kernel communicates from 100 to 200
-    assert (step["device"], step["compute_us"], step["overlapped_us"], step["exposed_us"]) == (2, 100.0, 50.0, 50.0)
+    assert (step["device"], step["compute_us"], step["hidden_us"], step["exposed_us"]) == (2, 100.0, 50.0, 50.0)
 
 
 def test_devices_are_told_by_their_process_id_where_nothing_else_names_them(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def trace(passes: bool, all_reduce_us: float = 700.0) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("passes", "all_reduce_us", "communication_us", "overlapped_us", "clipped_us"),
+    ("passes", "all_reduce_us", "communication_us", "hidden_us", "clipped_us"),
     [
         (True, 700.0, 200.0, 100.0, 0.0),  # 400-600, beside the convolution until 500: not into the optimizer
         (True, 150.0, 150.0, 100.0, 0.0),  # 400-550: closed in time
@@ -44,7 +44,7 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     passes: bool,
     all_reduce_us: float,
     communication_us: float,
-    overlapped_us: float,
+    hidden_us: float,
     clipped_us: float,
 ) -> None:
     path = tmp_path / "0_0.pt.trace.json"
@@ -52,7 +52,7 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     analysis = analyze_traces([path])
     first = analysis.steps.iloc[0]
     assert first["communication_us"] == communication_us
-    assert first["overlapped_us"] == overlapped_us
+    assert first["hidden_us"] == hidden_us
     assert first["clipped_us"] == clipped_us
     assert analysis.collectives["duration_us"].iloc[0] == communication_us + clipped_us
 

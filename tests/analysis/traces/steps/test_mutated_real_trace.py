@@ -24,7 +24,7 @@ from tests.helpers.paths import DATA
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 SEPARATOR = b",\n"
 CLOSING = b"\n  }"
-SUMS = ("step_us", "compute_us", "communication_us", "overlapped_us", "exposed_us", "host_copy_us", "idle_us")
+SUMS = ("step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
 MATTERS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 LOST = {
     "events_unreadable", "events_repaired", "events_without_time", "negative_durations", "trace_truncated",
