@@ -54,7 +54,9 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     def look_at_devices() -> None:
         under_load.extend(_device_states(job, place, own))
 
-    measured = run_passes(dataclasses.replace(process, look_at_devices=look_at_devices))
+    if job.kind == "cuda":
+        process = dataclasses.replace(process, look_at_devices=look_at_devices)
+    measured = run_passes(process)
     report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
     rank = _rank_result(job, place, process, sizes, measured, (before, tuple(under_load)))

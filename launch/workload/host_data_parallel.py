@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
+from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.range_names import (
     GATHER,
     GRADIENT_REDUCE,
@@ -64,7 +64,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
 
         scattered_inputs, scattered_keywords = [], []
         for index in range(len(splits)):
-            with record_function(replica_range(SCATTER, index)):
+            with named_range(replica_range(SCATTER, index)):
                 scattered_inputs.append(tuple(share(value, index) for value in inputs))
                 scattered_keywords.append({name: share(value, index) for name, value in keywords.items()})
         return tuple(scattered_inputs), tuple(scattered_keywords)
@@ -75,7 +75,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
             self._replicas.append(copy.deepcopy(module))
         replicas = self._replicas[: len(device_ids)]
         for index, replica in enumerate(replicas):
-            with record_function(replica_range(REPLICATE, index)):
+            with named_range(replica_range(REPLICATE, index)):
                 _refresh(replica, module, share_buffers=index == 0)
         return replicas
 
@@ -83,7 +83,7 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         """Forward of every replica, each on its own thread."""
 
         def forward(index: int) -> Any:
-            with record_function(replica_range(PARALLEL_APPLY, index)):
+            with named_range(replica_range(PARALLEL_APPLY, index)):
                 return replicas[index](*inputs[index], **kwargs[index])
 
         return _on_threads(forward, len(replicas))
@@ -120,12 +120,12 @@ class _JoinReplicas(torch.autograd.Function):
         ctx.outputs = ctx.replicas = None
         shares, start = [], 0
         for index, output in enumerate(outputs):
-            with record_function(replica_range(SCATTER, index)):
+            with named_range(replica_range(SCATTER, index)):
                 shares.append(output_gradients[0].narrow(0, start, len(output)).clone())
             start += len(output)
 
         def backward(index: int) -> tuple[Tensor | None, ...]:
-            with record_function(replica_range(PARALLEL_APPLY, index)):
+            with named_range(replica_range(PARALLEL_APPLY, index)):
                 gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                     outputs[index], replicas[index], grad_outputs=shares[index], allow_unused=True
                 )
@@ -138,7 +138,7 @@ def _sum_gradients(gradients: Sequence[tuple[Tensor | None, ...]]) -> list[Tenso
     """Sum over replicas in their order; None where no replica used the parameter."""
     totals: list[Tensor | None] = [None] * len(gradients[0])
     for index, of_replica in enumerate(gradients):
-        with record_function(replica_range(GRADIENT_REDUCE, index)):
+        with named_range(replica_range(GRADIENT_REDUCE, index)):
             for position, gradient in enumerate(of_replica):
                 total = totals[position]
                 if gradient is None:
@@ -175,7 +175,7 @@ def _concatenate(outputs: Sequence[Tensor]) -> Tensor:
     start = 0
     with torch.no_grad():
         for index, output in enumerate(outputs):
-            with record_function(replica_range(GATHER, index)):
+            with named_range(replica_range(GATHER, index)):
                 joined.narrow(0, start, len(output)).copy_(output)
             start += len(output)
     return joined

@@ -11,6 +11,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
+from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import CellOptions, CellStrategy, CommHook
 from dpscope.profiling.store.errors import DpscopeError
@@ -27,19 +28,19 @@ class NamedDataParallel(_DataParallel):  # type: ignore[misc]
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[int | torch.device]
     ) -> Any:
-        with torch.profiler.record_function(SCATTER):
+        with named_range(SCATTER):
             return super().scatter(inputs, kwargs, device_ids)
 
     def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> Any:
-        with torch.profiler.record_function(REPLICATE):
+        with named_range(REPLICATE):
             return super().replicate(module, device_ids)
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> Any:
-        with torch.profiler.record_function(PARALLEL_APPLY):
+        with named_range(PARALLEL_APPLY):
             return super().parallel_apply(replicas, inputs, kwargs)
 
     def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
-        with torch.profiler.record_function(GATHER):
+        with named_range(GATHER):
             return super().gather(outputs, output_device)
 
 

@@ -1,4 +1,8 @@
-"""One training step, the same code for every strategy."""
+"""One training step, the same code for every strategy.
+
+The timed pass runs it, so what it does beside training is kept under 50 us (benchmarks/timed_pass_cost.py): a call that does
+nothing costs several microseconds here, where the caches hold the model and not the interpreter.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -6,26 +10,23 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import record_function
 
 from dpscope.launch.workload.input_pipeline import BatchStream
 from dpscope.launch.workload.micro_batches import MicroBatching
 from dpscope.launch.workload.models import AutocastModel
+from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
 from dpscope.profiling.records.range_names import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALVES = frozenset(AUTOCAST_DTYPES.values())
 
 _NAMED = 4  # parameters in a message
 
 OnForward = Callable[[Tensor, Tensor, Tensor], None]
 """Told of every forward: its logits, its labels and its mean loss, none of which remember how they were computed."""
-
-
-def heed_no_forward(logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
-    """Does nothing: for steps whose learning nobody follows."""
 
 
 class TrainStep:
@@ -43,7 +44,7 @@ class TrainStep:
         device: torch.device,
         micro_batching: MicroBatching = MicroBatching(),  # noqa: B008 (frozen)
         label_smoothing: float = 0.0,
-        on_forward: OnForward = heed_no_forward,
+        on_forward: OnForward | None = None,
     ) -> None:
         self.model = model
         self.batches = batches
@@ -64,28 +65,34 @@ class TrainStep:
         )
         # Only fp16's range is short enough to need its gradients scaled.
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self._scaled = self.scaler.is_enabled()
 
     def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
         """Train on the next batch; on CUDA the work is queued, not finished, when this returns."""
-        with record_function(DATA):
+        with named_range(DATA):
             images, labels = self.batches.next_batch()
         batch_arrived()
-        with record_function(HOST_TO_DEVICE):
-            images = images.to(self._device, non_blocking=True)
-            labels = labels.to(self._device, non_blocking=True)
-        parts = self._micro_batching.cut(images, labels)
-        losses = []
-        for index, (part, part_labels) in enumerate(parts):
-            with nullcontext() if index == len(parts) - 1 else self._without_reduction():
-                losses.append(self._add_gradients(part, part_labels, len(part_labels) / len(labels)))
-        self._check_gradients()
+        with named_range(HOST_TO_DEVICE):
+            if images.device != self._device:
+                images = images.to(self._device, non_blocking=True)
+                labels = labels.to(self._device, non_blocking=True)
+        samples = labels.shape[0]
+        if self._micro_batching.count == 1:
+            loss = self._add_gradients(images, labels)
+        else:
+            loss = self._add_parts(self._micro_batching.cut(images, labels), samples)
+        if self._needs_all_gradients:
+            self._check_gradients()
         self._graph_to_learn = False
-        with record_function(OPTIMIZER):
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        with named_range(OPTIMIZER):
+            if self._scaled:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        self.last_loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        return StepCounts(samples=len(labels))
+        self.last_loss = loss
+        return StepCounts(samples)
 
     def learn_graph(self) -> None:
         """Have DDP learn what it does from its first steps: the graph, and the buckets of all later steps.
@@ -99,28 +106,36 @@ class TrainStep:
         images, labels = (part.to(self._device) for part in self.batches.next_batch())
         # With a static graph, the first backward learns the graph, and only the second one the order of the buckets.
         for _ in range(2 if self.model.static_graph else 1):
-            self._add_gradients(*self._micro_batching.cut(images, labels)[0], weight=1.0)
-            self._check_gradients()
+            self._add_gradients(*self._micro_batching.cut(images, labels)[0])
+            if self._needs_all_gradients:
+                self._check_gradients()
             self.optimizer.zero_grad(set_to_none=True)
         self._graph_to_learn = False
 
-    def _add_gradients(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+    def _add_parts(self, parts: list[tuple[Tensor, Tensor]], samples: int) -> Tensor:
+        """Forward and backward of one micro-batch after the other; returns the whole batch's mean loss."""
+        losses = []
+        for index, (images, labels) in enumerate(parts):
+            with nullcontext() if index == len(parts) - 1 else self._without_reduction():
+                losses.append(self._add_gradients(images, labels, len(labels) / samples))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _add_gradients(self, images: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
         """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
-        with record_function(FORWARD):
+        with named_range(FORWARD):
             outputs = self.model(images)
-            logits = outputs if outputs.dtype == torch.float64 else outputs.float()
+            logits = outputs.float() if outputs.dtype in _HALVES else outputs
             loss = nn.functional.cross_entropy(logits, labels, label_smoothing=self._label_smoothing)
-            self._on_forward(logits.detach(), labels, loss.detach())
+            if self._on_forward is not None:
+                self._on_forward(logits.detach(), labels, loss.detach())
             if weight != 1:
                 loss = loss * weight
-        with record_function(BACKWARD):
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with named_range(BACKWARD):
+            (self.scaler.scale(loss) if self._scaled else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _check_gradients(self) -> None:
         """Raise DpscopeError, after the first backward, for parameters that DDP would wait for in the next forward."""
-        if not self._needs_all_gradients:
-            return
         self._needs_all_gradients = False
         without = [
             name.removeprefix("module.").removeprefix("model." if isinstance(self.model.module, AutocastModel) else "")

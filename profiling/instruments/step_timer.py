@@ -110,17 +110,19 @@ def time_block(
     """
     timer = StepTimer(device)
     outcomes: list[StepCounts] = []
-    observer = Thread(target=under_load)
+    observer = Thread(target=under_load) if under_load is not nothing else None
     synchronise()
     started = time.perf_counter()
     timer.boundary()
     for _ in range(steps):
         outcomes.append(run_step(timer.batch_arrived))
         timer.boundary()
-    observer.start()
+    if observer is not None:
+        observer.start()
     synchronise()
     duration_s = time.perf_counter() - started
-    observer.join()
+    if observer is not None:
+        observer.join()
     waits_us = timer.data_waits_us()
     durations = zip(timer.step_durations_us(), waits_us, outcomes, strict=True)
     samples = [

@@ -9,6 +9,7 @@ import torch
 from isal import igzip
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from dpscope.profiling.instruments.named_ranges import ranges_recorded
 from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer, nothing
 from dpscope.profiling.store.files import atomic_path
 
@@ -35,13 +36,16 @@ def record_trace(
     timer = StepTimer(device)
     outcomes: list[StepCounts] = []
     synchronise()
-    with profile(
-        activities=_activities(device),
-        schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=recorded_steps, repeat=1),
-        on_trace_ready=lambda profiler: _export(profiler, path),
-        record_shapes=True,
-        experimental_config=_all_threads_config() if all_threads else None,
-    ) as profiler:
+    with (
+        ranges_recorded(),
+        profile(
+            activities=_activities(device),
+            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=recorded_steps, repeat=1),
+            on_trace_ready=lambda profiler: _export(profiler, path),
+            record_shapes=True,
+            experimental_config=_all_threads_config() if all_threads else None,
+        ) as profiler,
+    ):
         for step in range(WARMUP_STEPS + recorded_steps):
             if step >= WARMUP_STEPS:
                 timer.boundary()
