@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
+from typing import cast
 
 import pandas as pd
 import torch
@@ -15,6 +17,9 @@ from dpscope.profiling.store.files import atomic_path
 
 BatchArrived = Callable[[], None]
 """What a step calls as soon as its batch is there."""
+
+_Mark = torch.cuda.Event | int
+"""A moment on the device's clock, or in nanoseconds on the host's where the device is the host."""
 
 
 class StepTimer:
@@ -27,44 +32,41 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        # Taken within the timed steps: as little as possible is done, and nothing is asked of the device's name again.
+        self._mark: Callable[[], _Mark] = partial(_event_on, device) if device.type == "cuda" else time.perf_counter_ns
         self._boundaries: list[_Mark] = []
         self._arrivals: list[_Mark] = []
 
     def boundary(self) -> None:
         """Mark the end of a step and the start of the next."""
-        self._boundaries.append(_Mark(self._device))
+        self._boundaries.append(self._mark())
 
     def batch_arrived(self) -> None:
         """Mark that the loader has handed out the batch of the step that began at the last boundary."""
-        self._arrivals.append(_Mark(self._device))
+        self._arrivals.append(self._mark())
 
     def step_durations_us(self) -> list[float]:
         """Microseconds between boundaries, one fewer than there are; call after a synchronisation."""
-        return [first.until_us(second) for first, second in pairwise(self._boundaries)]
+        return [_between_us(first, second) for first, second in pairwise(self._boundaries)]
 
     def data_waits_us(self) -> list[float]:
         """Of every step, microseconds from its start until its batch was there; call after a synchronisation."""
-        return [start.until_us(arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)]
+        return [
+            _between_us(start, arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)
+        ]
 
 
-class _Mark:
-    """A moment on the device's clock, or on the host's where the device is the host."""
+def _event_on(device: torch.device) -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
-    def __init__(self, device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._ns = 0
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(device))
-        else:
-            self._ns = time.perf_counter_ns()
 
-    def until_us(self, later: "_Mark") -> float:
-        if self._event is None or later._event is None:
-            return (later._ns - self._ns) / 1000
-        elapsed_ms: float = self._event.elapsed_time(later._event)
-        return elapsed_ms * 1000
+def _between_us(first: _Mark, second: _Mark) -> float:
+    if isinstance(first, int) or isinstance(second, int):
+        return (cast(int, second) - cast(int, first)) / 1000
+    elapsed_ms: float = first.elapsed_time(second)
+    return elapsed_ms * 1000
 
 
 @dataclass(frozen=True)
