@@ -5,7 +5,6 @@ runs/<run>/tensorboard/training/  the curves of trainings, one run per cell and 
 runs/<run>/tensorboard/<cell>/    one session: hyperparameters, metrics, step times; the traces of its first repeat
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from dpscope.analysis.text.units import plain
 from dpscope.analysis.training.data import TrainingData
 from dpscope.profiling.mirrors.event_log import EventLog, HyperParameter
 from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
+from dpscope.profiling.store.layout import remove_empty_folders
+from dpscope.profiling.store.ownership import TENSORBOARD_NAME, check_events, check_training_events, remove_events
 
 DOTS_PER_INCH = 150  # of figures.to_png
 METRICS = {  # tag -> column of the comparison and what it is divided by
@@ -35,7 +36,8 @@ METRICS = {  # tag -> column of the comparison and what it is divided by
 
 def export_tensorboard(report: Report) -> Path:
     """Write the run's TensorBoard folder anew, but for the curves of trainings, which may be running; returns it."""
-    folder = _cleared(report.run.folder.path)
+    names = [data.cell.name for data in report.run.measured]
+    folder = _cleared(report.run.folder.path, names)
     rows = {str(row["cell"]): row for _, row in report.comparison.table.iterrows()}
     sessions = {data.cell.name: _hyperparameters(report, data) for data in report.run.measured}
     _write_report(report, folder / "report", list(sessions.values()))
@@ -54,7 +56,7 @@ def export_tensorboard(report: Report) -> Path:
 
 def export_trainings(data: TrainingData) -> Path:
     """The same for a folder that holds trainings alone."""
-    folder = _cleared(data.folder)
+    folder = _cleared(data.folder, [])
     with EventLog(folder / "report") as log:
         log.experiment(_values(training_sessions(data)), TRAINING_METRICS)
         log.text("training", training_markdown(data))
@@ -63,12 +65,19 @@ def export_trainings(data: TrainingData) -> Path:
     return folder
 
 
-def _cleared(run: Path) -> Path:
-    """A run's TensorBoard folder, rid of everything that is written here."""
-    folder = run / "tensorboard"
+def _cleared(run: Path, cells: Sequence[str]) -> Path:
+    """A run's TensorBoard folder, rid of everything that dpscope writes here.
+
+    Raises DpscopeError, before anything is removed, where something else has a name that is to be written.
+    """
+    folder = run / TENSORBOARD_NAME
+    check_training_events(run)
+    for name in ("report", *cells):
+        check_events(folder / name)
     for path in folder.iterdir() if folder.exists() else ():
-        if path != events_folder(run):
-            shutil.rmtree(path)
+        if path != events_folder(run) and path.is_dir() and not path.is_symlink():
+            remove_events(path)
+    remove_empty_folders(folder)
     return folder
 
 

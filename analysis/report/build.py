@@ -22,6 +22,7 @@ from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.files import write_text
+from dpscope.profiling.store.ownership import check_report
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def write_report(report: Report) -> Path:
     """Write the report folder of the run; returns the page's path."""
     folder = report.run.folder.report_path
     drawn = figures.draw_all(report.run, report.comparison, report.sources)
+    check_report(report.run.folder.path, drawn)
     svg = figures.write_files(folder / "figures", drawn)
     write_text(folder / "comparison.csv", tables.comparison_csv(report.comparison))
     write_text(folder / "comparison.md", render_markdown(report))

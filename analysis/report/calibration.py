@@ -20,8 +20,7 @@ from dpscope.profiling.records.calibration import (
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_bytes, write_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
-
-FIGURE_NAME = "calibration.png"
+from dpscope.profiling.store.ownership import check_overwritable
 
 
 def calibration_path(out: Path) -> Path:
@@ -36,6 +35,8 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
     """
     fitted = calibration if calibration.fits else fit_calibration(calibration)
     path = calibration_path(out)
+    for written in (path, path.with_suffix(".png")):
+        check_overwritable(written)
     try:
         write_bytes(path.with_suffix(".png"), to_png(calibration_figure(fitted)))
         write_json(path, fitted)

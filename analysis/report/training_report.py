@@ -18,6 +18,7 @@ from dpscope.analysis.training.summary import training_csv, training_json
 from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.ownership import check_report
 
 
 def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:
@@ -55,7 +56,9 @@ def write_training(data: TrainingData) -> Path:
     The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
     """
     folder = RunFolder(data.folder).report_path
-    svg = write_files(folder / "figures", training_figures(data))
+    drawn = training_figures(data)
+    check_report(data.folder, drawn)
+    svg = write_files(folder / "figures", drawn)
     write_text(folder / "training.csv", training_csv(data))
     write_text(folder / "training.md", training_markdown(data))
     if is_run_folder(data.folder):

@@ -92,13 +92,15 @@ def calibrate(
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
     options.check_numbers(link_gbps)
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
-    from dpscope.analysis.report.calibration import calibration_tables, save_calibration
+    from dpscope.analysis.report.calibration import calibration_path, calibration_tables, save_calibration
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
     from dpscope.launch.calibration.settings import calibration_settings
+    from dpscope.launch.jobs.out_folder import check_calibration_place
 
     if logs and not from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
+    check_calibration_place(out, calibration_path(out))
     console = Console()
     if from_nccl_tests:
         measured = calibration_from_logs(logs or [], in_place, link_gbps)

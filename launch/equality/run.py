@@ -1,13 +1,12 @@
 """Runs the jobs of `dpscope equal`, one after the other; what they leave is compared by analysis. Imports no torch."""
 
-import shutil
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.jobs.attended_job import attend_job, job_failure
-from dpscope.launch.jobs.out_folder import check_writable, locked
+from dpscope.launch.jobs.out_folder import check_equality_place, locked
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.records.equality import (
@@ -17,9 +16,9 @@ from dpscope.profiling.records.equality import (
     EqualityJob,
     EqualitySettings,
 )
-from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import JobFolder
+from dpscope.profiling.store.layout import remove_written
 
 
 def run_equality(settings: EqualitySettings, out: Path, console: Console) -> None:
@@ -28,7 +27,7 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console) -> Non
     The jobs' processes end with this call whatever happens; signals end it early. Raises DpscopeError with the cause in
     one line when a job fails, passes its time limit or is stopped, or when `out` holds something else.
     """
-    check_writable(out)
+    check_equality_place(out)
 
     def note(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
@@ -48,12 +47,10 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console) -> Non
 
 
 def _clear(out: Path) -> None:
-    folder = out / EQUALITY_FOLDER
-    if folder.exists() and not (folder / SETTINGS_NAME).exists() and any(folder.iterdir()):
-        raise DpscopeError(f"--out {out}: its {EQUALITY_FOLDER} was not made by dpscope equal; name another folder")
+    """Remove an earlier comparison; its settings, which say whose folder it is, are replaced."""
     (out / EQUALITY_NAME).unlink(missing_ok=True)
-    for job in folder.glob("*/"):
-        shutil.rmtree(job)
+    settings = out / EQUALITY_FOLDER / SETTINGS_NAME
+    remove_written(out, out / EQUALITY_FOLDER, lambda path: path == settings)
 
 
 def _run_job(

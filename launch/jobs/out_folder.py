@@ -9,34 +9,97 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpscope.profiling.records.equality import EQUALITY_NAME
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import CALIBRATION_NAME, is_run_folder
-from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_NAME, is_train_folder
+from dpscope.profiling.store.folders import CALIBRATION_NAME, CELLS_NAME, REPORT_NAME
+from dpscope.profiling.store.layout import files_in, fits_layout
+from dpscope.profiling.store.ownership import (
+    CALIBRATION_FIGURE_NAME,
+    MANIFEST_OF,
+    TENSORBOARD_NAME,
+    bears_mark,
+    check_overwritable,
+    check_place,
+    check_report,
+    check_training_events,
+    is_manifest,
+)
+from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_NAME, holds_epochs, is_train_folder
 
 LOCK_NAME = ".lock"
 
-_FOLDERS = ("cells", "report", TRAININGS_NAME, "tensorboard", "wandb")
-_STEMS = tuple(Path(name).stem for name in (CALIBRATION_NAME, EQUALITY_NAME, TRAIN_LOG_NAME))
+_FOLDERS = (*MANIFEST_OF, REPORT_NAME, TENSORBOARD_NAME)
+_BEFORE_A_MANIFEST = (LOCK_NAME, TRAIN_LOG_NAME, CALIBRATION_NAME, CALIBRATION_FIGURE_NAME, EQUALITY_NAME)
+"""What a command that was killed while it began leaves at the top, and what others may have put there for dpscope to read."""
+
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  # as file systems over a network answer
 
 _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
 
-def check_is_ours(out: Path) -> None:
-    """Raise DpscopeError unless `out` can be written to and holds nothing, or what dpscope's commands write."""
+def check_run_place(out: Path, fresh: bool) -> None:
+    """Raise DpscopeError unless `dpscope run` may write to `out`; `fresh` also takes up what was half removed."""
+    if _check_begun_by_dpscope(out):
+        _told(out, lambda: check_place(out, CELLS_NAME, without_manifest=fresh))
+        _told(out, lambda: check_report(out))
+
+
+def check_train_place(out: Path, fresh: bool) -> None:
+    """The same for `dpscope train`."""
+    if _check_begun_by_dpscope(out):
+        _told(out, lambda: check_place(out, TRAININGS_NAME, without_manifest=fresh))
+        _told(out, lambda: check_report(out))
+        _told(out, lambda: check_training_events(out))
+        if holds_epochs(out) and not is_train_folder(out):
+            raise DpscopeError(
+                f"--out {out}: its {TRAIN_LOG_NAME} was not written by dpscope train; move it away, or name another folder"
+            )
+
+
+def check_equality_place(out: Path) -> None:
+    """The same for `dpscope equal`, which replaces an earlier comparison of its own."""
+    if _check_begun_by_dpscope(out):
+        _told(out, lambda: check_place(out, EQUALITY_FOLDER, without_manifest=True))
+        _told(out, lambda: check_overwritable(out / EQUALITY_NAME))
+
+
+def check_calibration_place(out: Path, calibration: Path) -> None:
+    """The same for `dpscope calibrate`, which replaces an earlier calibration of its own and its figure beside it."""
+    if out != calibration:
+        _check_begun_by_dpscope(out)
+    else:
+        check_writable(out.parent)
+    _told(out, lambda: check_overwritable(calibration))
+    _told(out, lambda: check_overwritable(calibration.with_suffix(".png")))
+
+
+def _told(out: Path, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except DpscopeError as error:
+        raise DpscopeError(f"--out {out}: {error}") from error
+
+
+def _check_begun_by_dpscope(out: Path) -> bool:
+    """Whether there is anything in `out` yet; raises DpscopeError unless all of that can be dpscope's, and be written."""
     check_writable(out)
-    if is_run_folder(out) or is_train_folder(out) or not out.exists():
-        return
-    if not out.is_dir() or any(map(_is_foreign, out.iterdir())):
+    if not out.exists():
+        return False
+    if not out.is_dir():
         raise DpscopeError(f"--out {out}: exists and is not a run folder; name another")
+    manifests = [out / name for name, _ in MANIFEST_OF.values()]
+    if not any(map(is_manifest, manifests)) and (foreign := next(filter(_is_foreign, sorted(out.iterdir())), None)):
+        raise DpscopeError(
+            f"--out {out}: exists and is not a run folder; name another ({foreign.name} is not dpscope's)"
+        )
+    return True
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is none that a command, or one that was killed while it began or began afresh, leaves."""
+    """Whether a file or folder at the top is none that dpscope writes, or leaves when it is killed while it begins."""
     if path.name in _FOLDERS:
-        return not (path.parent / LOCK_NAME).exists()
-    return path.name != LOCK_NAME and path.stem not in _STEMS
+        return any(not fits_layout(file.relative_to(path.parent)) and not bears_mark(file) for file in files_in(path))
+    return path.name not in _BEFORE_A_MANIFEST and not path.name.startswith(".tmp-")
 
 
 def check_writable(out: Path) -> None:

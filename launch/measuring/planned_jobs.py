@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.jobs.out_folder import check_is_ours
+from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.launch.jobs.progress import duration_text
 from dpscope.launch.jobs.torchrun import torchrun_command
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
@@ -99,7 +99,7 @@ def _planned_job(
 
 
 def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
-    check_is_ours(run.path)
+    check_run_place(run.path, fresh)
     if not is_run_folder(run.path):
         return
     if fresh:

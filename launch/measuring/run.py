@@ -1,6 +1,5 @@
 """A run: its plan, its cells one after another with repeats interleaved, resumed where it stopped. Imports no torch."""
 
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, d
 from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
 from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Manifest, RunConfig
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
+from dpscope.profiling.store.layout import remove_written
+from dpscope.profiling.store.ownership import remove_report
 
 __all__ = ["SweepOutcome", "describe_plan", "run_sweep"]
 
@@ -61,7 +62,7 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
     with locked(run.path, wait=False, note=note):
         tell_survivors(end_leftovers(run), console)
         if fresh or not is_run_folder(run.path):
-            _remove_measurements(run)  # the manifest goes first: cells without one are half removed
+            _remove_measurements(run)
         manifest = _open_manifest(run, description)
         if description.config.download:
             from dpscope.launch.workload.image_sets import download_data
@@ -71,10 +72,10 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Sw
 
 
 def _remove_measurements(run: RunFolder) -> None:
+    """Remove what dpscope wrote, the manifest last: without it the rest would be nobody's."""
+    remove_report(run.path)
+    remove_written(run.path, run.path / CELLS_NAME)
     run.manifest_path.unlink(missing_ok=True)
-    for path in (run.path / "cells", run.report_path):
-        if path.exists():
-            shutil.rmtree(path)
 
 
 def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:

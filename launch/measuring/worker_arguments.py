@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.jobs.out_folder import locked
+from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_place
 from dpscope.launch.measuring.multi_host_manifest import entered, free_repeat, manifest_with
 from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
@@ -165,6 +165,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     if place.rank == 0:
         own_threads = threads or threads_by_default(count if on_this_host is None else on_this_host, devices)
         wanted = new_manifest(config, devices.kind, own_threads, (PlannedCell(cell=cell),), on_this_host)
+        check_run_place(run.path, fresh=True)  # it removes no repeat that is done
         with locked(run.path, wait=True, note=_note):
             manifest = manifest_with(run, wanted, threads)
             _check_threads_as_begun(run, manifest, cell, place)

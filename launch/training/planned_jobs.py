@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.jobs.out_folder import check_is_ours
+from dpscope.launch.jobs.out_folder import check_train_place
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import setting_text
@@ -71,7 +71,7 @@ def plan_trainings(
     check_data(resolved.run)
     check_model(resolved.run)
     folder = TrainFolder(out)
-    check_is_ours(out)
+    check_train_place(out, fresh)
     if is_train_folder(out) and not fresh:
         _check_same_settings(folder, resolved)
     _check_resume_from(resume_from, folder, fresh)

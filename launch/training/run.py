@@ -1,6 +1,5 @@
 """The trainings of a run folder: their plan, one after another, those that are done kept. Imports no torch."""
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
 from dpscope.profiling.records.training import EpochRecord, TrainConfig, TrainManifest, TrainResult
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.layout import remove_empty_folders, remove_written
+from dpscope.profiling.store.ownership import remove_events
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 
 _SAVING_GRACE_S = 35.0  # torchrun gives its workers 30 seconds, as Slurm does by default
@@ -79,7 +80,7 @@ def run_trainings(
     with locked(out, wait=False, note=note):
         tell_survivors(end_leftovers(RunFolder(out)), console)
         if fresh or not is_train_folder(out):
-            _remove_trainings(folder)  # the manifest goes first: trainings without one are half removed
+            _remove_trainings(folder)
         manifest = open_train_manifest(folder, description)
         if description.config.run.download:
             from dpscope.launch.workload.image_sets import download_data
@@ -89,11 +90,13 @@ def run_trainings(
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
-    folder.manifest_path.unlink(missing_ok=True)
+    """Remove what dpscope wrote, the manifest last: without it the rest would be nobody's."""
+    for run in events_folder(folder.path).glob("*/*"):
+        remove_events(run)
+    remove_empty_folders(events_folder(folder.path))
+    remove_written(folder.path, folder.path / TRAININGS_NAME)
     folder.log_path.unlink(missing_ok=True)
-    for path in (folder.path / TRAININGS_NAME, events_folder(folder.path)):
-        if path.exists():
-            shutil.rmtree(path)
+    folder.manifest_path.unlink(missing_ok=True)
 
 
 class _Trainings:

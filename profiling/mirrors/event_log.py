@@ -16,6 +16,8 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from dpscope.profiling.store.ownership import EVENTS_SUFFIX
+
 _DT_STRING = 7
 
 HyperParameter = str | float | int | bool
@@ -26,7 +28,7 @@ class EventLog:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._writer = EventFileWriter(str(folder))
+        self._writer = EventFileWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
 
     def __enter__(self) -> Self:
         return self

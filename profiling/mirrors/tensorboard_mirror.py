@@ -3,12 +3,12 @@
 R/tensorboard/training/<cell>/seed<k>/    one event file: a session of the HParams page and the scalars of every epoch
 """
 
-import shutil
 from pathlib import Path
 
 from dpscope.profiling.mirrors.event_log import EventLog
 from dpscope.profiling.mirrors.mirror import TrainingMirror, training_scalars, training_settings
 from dpscope.profiling.records.training import EpochRecord, TrainConfig
+from dpscope.profiling.store.ownership import remove_events
 
 
 def events_folder(run: Path) -> Path:
@@ -29,8 +29,7 @@ def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
 class _TensorBoardRun:
     def __init__(self, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
         folder = training_folder(run, first)
-        if folder.exists():
-            shutil.rmtree(folder)
+        remove_events(folder)
         self._planned = config.epochs if config is not None else 0
         self._trained = 0
         self._log = EventLog(folder)

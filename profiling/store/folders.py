@@ -10,7 +10,6 @@ runs/<run>/report/
 profiling/store/training_folders.py says what `dpscope train` adds.
 """
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -27,8 +26,11 @@ from dpscope.profiling.records.run import (
 )
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
+from dpscope.profiling.store.layout import remove_written
 
 MANIFEST_NAME = "manifest.json"
+CELLS_NAME = "cells"
+REPORT_NAME = "report"
 CALIBRATION_NAME = "calibration.json"
 RESULT_NAME = "result.json"
 TRACE_SUFFIX = ".pt.trace.json.gz"
@@ -111,27 +113,19 @@ class RepeatFolder(JobFolder):
 
     def clear(self) -> None:
         """Remove everything of an attempt that did not finish, or that is to be redone."""
-        if self.path.exists():
-            # The result goes first: a folder half removed must not read as done.
-            self.result_path.unlink(missing_ok=True)
-            shutil.rmtree(self.path)
+        remove_written(self.run.path, self.path)
 
     def clear_attempt(self) -> None:
         """Remove what an earlier attempt measured; what the job that runs now has here already stays."""
-        self.result_path.unlink(missing_ok=True)
-        for folder in (self.path / "traces", self.path / "counters"):
-            if folder.exists():
-                shutil.rmtree(folder)
-        for path in [*self.path.glob("rank_*"), *self.path.glob("samples_*")]:
-            path.unlink(missing_ok=True)
+        measured = (RESULT_NAME, "rank_", "samples_")
+        folders = (self.path / "traces", self.path / "counters")
+        remove_written(
+            self.run.path, self.path, lambda path: not path.name.startswith(measured) and path.parent not in folders
+        )
 
     def clear_measurements(self) -> None:
         """Remove what a failed attempt measured; its log stays."""
-        for path in self.path.iterdir() if self.path.exists() else ():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path != self.log_path:
-                path.unlink()
+        remove_written(self.run.path, self.path, lambda path: path == self.log_path)
 
 
 class RunFolder:
@@ -150,7 +144,7 @@ class RunFolder:
 
     @property
     def report_path(self) -> Path:
-        return self.path / "report"
+        return self.path / REPORT_NAME
 
     def manifest(self) -> Manifest:
         """The manifest; raises DpscopeError when this is not a run folder or of another schema."""
@@ -168,22 +162,39 @@ class RunFolder:
         return manifest
 
     def repeat(self, cell: Cell, repeat: int) -> RepeatFolder:
-        return RepeatFolder(self.path / "cells" / cell.name / f"repeat{repeat}")
+        return RepeatFolder(self.path / CELLS_NAME / cell.name / f"repeat{repeat}")
 
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
         folders = (
             sorted(
                 (int(path.name.removeprefix("repeat")), RepeatFolder(path))
-                for path in (self.path / "cells" / cell.name).glob("repeat*")
+                for path in (self.path / CELLS_NAME / cell.name).glob("repeat*")
                 if path.name.removeprefix("repeat").isdigit()
             )
-            if (self.path / "cells" / cell.name).exists()
+            if (self.path / CELLS_NAME / cell.name).exists()
             else []
         )
         return [(index, folder) for index, folder in folders if folder.status() == "ok"]
 
 
+class _AnyManifest(msgspec.Struct):
+    """What the manifests of all versions and commands have."""
+
+    schema_version: int
+    dpscope_version: str
+    created_at: str
+    config: dict[str, object]
+
+
+def says_dpscope(manifest: Path) -> bool:
+    """Whether a file is a manifest of dpscope's, of whatever version: web apps and browser extensions have one too."""
+    try:
+        return read_json_if_there(manifest, _AnyManifest) is not None
+    except DpscopeError:
+        return False
+
+
 def is_run_folder(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest."""
-    return (path / MANIFEST_NAME).is_file()
+    """Whether `path` is a folder with a manifest of dpscope's."""
+    return says_dpscope(path / MANIFEST_NAME)

@@ -1,13 +1,13 @@
 """Where trainings lie in a run folder; profiling/records/training.py lists the files. Imports no torch."""
 
-import shutil
 from pathlib import Path
 
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import TRAIN_SCHEMA_VERSION, EpochRecord, TrainLog, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
-from dpscope.profiling.store.folders import JobFolder
+from dpscope.profiling.store.folders import JobFolder, says_dpscope
+from dpscope.profiling.store.layout import remove_written
 
 TRAIN_LOG_NAME = "train.json"
 TRAIN_MANIFEST_NAME = "train_manifest.json"
@@ -35,13 +35,8 @@ class TrainingFolder(JobFolder):
 
     def clear_attempt(self) -> None:
         """Make room for an attempt to train it: only its checkpoints, and the epochs that led to them, stay."""
-        self.result_path.unlink(missing_ok=True)
         kept = {self.checkpoints_path, self.epochs_path} if self.checkpoints_path.exists() else set()
-        for path in self.path.iterdir() if self.path.exists() else ():
-            if path.is_dir() and path not in kept:
-                shutil.rmtree(path)
-            elif path not in kept:
-                path.unlink()
+        remove_written(self.path.parents[2], self.path, lambda path: bool({path, path.parent} & kept))
 
 
 class TrainFolder:
@@ -85,4 +80,4 @@ def holds_epochs(path: Path) -> bool:
 
 def is_train_folder(path: Path) -> bool:
     """Whether something was trained with this run folder."""
-    return (path / TRAIN_MANIFEST_NAME).is_file()
+    return says_dpscope(path / TRAIN_MANIFEST_NAME)

@@ -97,9 +97,11 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
         sweep(out, strategy="single", steps=5)
     with pytest.raises(DpscopeError, match="with --strategy single, not --strategy single,ddp; use"):
         sweep(out, strategy="single,ddp")
-    # Killed while it began afresh: what is left without a manifest is half removed, and nothing of it counts.
+    # Half removed by an older version that was killed while it began afresh, or the manifest was lost: nothing is guessed.
     RunFolder(out).manifest_path.unlink()
-    assert sweep(out, strategy="single").ok
+    with pytest.raises(DpscopeError, match=r"has no manifest\.json, which says what it is; put that back, or use --fresh"):
+        sweep(out, strategy="single")
+    assert sweep(out, fresh=True, strategy="single").ok
     assert result.stat().st_mtime_ns > first
     first = result.stat().st_mtime_ns
     assert sweep(out, fresh=True, strategy="single").ok

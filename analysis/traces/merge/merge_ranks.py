@@ -16,7 +16,7 @@ from typing import Any
 from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
 from dpscope.analysis.traces.merge.rewrite import Placement
 from dpscope.analysis.traces.merge.tracks import collective_spans
-from dpscope.analysis.traces.merge.writing import is_compressed, merged_file, writing
+from dpscope.analysis.traces.merge.writing import is_compressed, is_merged_trace, merged_file, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, RankOrigin, align_clocks
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.trace_analysis import match_unique_ranks
@@ -103,6 +103,10 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
                 raise DpscopeError(
                     f"{output} is one of the traces to merge and is not overwritten; choose another place with -o"
                 )
+        if not is_merged_trace(output):
+            raise DpscopeError(
+                f"{output} is no merged trace of dpscope's and is not overwritten; choose another place with -o"
+            )
 
 
 def _titles(ranks: Sequence[RankFile]) -> list[str]:

@@ -67,7 +67,7 @@ def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / EQUALITY_FOLDER).mkdir()
     (tmp_path / EQUALITY_FOLDER / "thesis.txt").write_text("mine")
     settings = equality_settings({"device": "cpu"})
-    with pytest.raises(DpscopeError, match="was not made by dpscope equal; name another folder"):
+    with pytest.raises(DpscopeError, match="exists and is not a run folder; name another"):
         run_equality(settings, tmp_path, Console(file=io.StringIO()))
     assert (tmp_path / EQUALITY_FOLDER / "thesis.txt").exists()
 

@@ -133,8 +133,9 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     bad = tmp_path / "rank1.json"
     bad.write_text("no trace")
     output = tmp_path / "merged.json"
-    output.write_text("older")
+    merge_traces([good], output)
+    older = output.read_bytes()
     with pytest.raises(DpscopeError, match=r"rank1\.json is not a torch\.profiler trace"):
         merge_traces([good, bad], output)
-    assert output.read_text() == "older"
+    assert output.read_bytes() == older
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "rank0.json.gz", "rank1.json"]

@@ -1,0 +1,52 @@
+"""Which files dpscope writes below cells, training and equality of a run folder, and removing them alone.
+
+profiling/store/folders.py, training_folders.py and profiling/records/equality.py say what each of them is.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+_JOB = r"result\.json|log\.txt|progress\.txt|failure_\d+_\d+\.json|torchrun/.+"
+_TRACE = r"\d+_\d+\.pt\.trace\.json\.gz"
+_LAYOUT = re.compile(
+    rf"""
+      cells/[^/]+/repeat\d+/ ({_JOB} | rank_\d+_\d+\.json | samples_\d+_\d+\.parquet | traces/{_TRACE}
+                             | counters/{_TRACE} | counters/\d+_\d+\.json)
+    | training/[^/]+/seed\d+/ ({_JOB} | epochs\.json | checkpoints/(last|previous|best)\.pt)
+    | equality/ (settings\.json | [^/]+/({_JOB}) | [^/]+/[^/]+/rank_\d+\.(json|npz))
+    | (cells|training|equality)/ (.+/)? \.tmp-[^/]+
+    """,
+    re.VERBOSE,
+)
+
+
+def fits_layout(relative: Path) -> bool:
+    """Whether a path relative to a run folder is one that dpscope writes below cells, training or equality."""
+    return _LAYOUT.fullmatch(relative.as_posix()) is not None
+
+
+def remove_written(out: Path, folder: Path, stays: Callable[[Path], bool] = lambda path: False) -> None:
+    """Remove what dpscope wrote in a folder below the run folder `out`, but for what `stays`.
+
+    Other files stay, with the folders they are in; links are neither followed nor removed. Results go first: what is half
+    removed must not read as done.
+    """
+    found = [path for path in files_in(folder) if not path.is_symlink() and not stays(path)]
+    written = [path for path in found if fits_layout(path.relative_to(out))]
+    for path in sorted(written, key=lambda path: path.name != "result.json"):
+        path.unlink(missing_ok=True)
+    remove_empty_folders(folder)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Every file below a folder, links to folders not followed; none where there is no folder."""
+    return [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
+
+
+def remove_empty_folders(folder: Path) -> None:
+    """Remove the folders below a folder in which nothing is."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        if Path(path) != folder and not os.listdir(path):
+            os.rmdir(path)

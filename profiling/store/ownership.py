@@ -1,0 +1,201 @@
+"""What dpscope wrote, so that nothing else is ever removed or overwritten. Imports no torch.
+
+A folder below `out` is dpscope's by the manifest that begins it (MANIFEST_OF), which must decode. In it a file is dpscope's if
+its path is one that dpscope writes (`fits_layout`). Files whose names other programs use as well (reports, figures, events of
+TensorBoard, calibrations, merged traces) are dpscope's by a mark in their content (`bears_mark`). Files of older versions have
+these paths and marks too. Everything else stays where it is; where it is in the way, it is told in one line beforehand.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME, EqualitySettings
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json, read_json_if_there
+from dpscope.profiling.store.folders import CELLS_NAME, MANIFEST_NAME, REPORT_NAME, RunFolder, says_dpscope
+from dpscope.profiling.store.layout import fits_layout, remove_empty_folders
+from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAININGS_NAME, TrainFolder
+
+TENSORBOARD_NAME = "tensorboard"
+CALIBRATION_FIGURE_NAME = "calibration.png"
+REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md")
+FIGURE_FORMATS = (".pdf", ".svg", ".png")  # the PNG, which bears the mark of all three, is removed last
+EVENTS_SUFFIX = ".dpscope"  # of the names of event files; older versions' are told by what is in them
+
+MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
+    CELLS_NAME: (MANIFEST_NAME, lambda path: RunFolder(path.parent).manifest()),
+    TRAININGS_NAME: (TRAIN_MANIFEST_NAME, lambda path: TrainFolder(path.parent).manifest()),
+    EQUALITY_FOLDER: (f"{EQUALITY_FOLDER}/{SETTINGS_NAME}", lambda path: read_json(path, EqualitySettings)),
+}
+"""The file that begins each folder, and what reads it; raises DpscopeError unless it is dpscope's of this version."""
+
+_HEAD_BYTES = 64 << 10
+_EVENT_SIGNS = (  # all of one of them
+    (b"strategy", b"devices", b"batch_size", b"variant"),
+    (b"accuracy_percent/test", b"seconds/trained"),
+)
+
+
+class ForeignFileError(DpscopeError):
+    """Something that dpscope did not write stands where it would remove or overwrite."""
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file is one of those that begin what a command writes, of whatever version."""
+    return says_dpscope(path) or (path.name == SETTINGS_NAME and _decodes(path, EqualitySettings))
+
+
+def check_place(out: Path, place: str, without_manifest: bool = False) -> None:
+    """Raise DpscopeError unless dpscope may write and remove its files below `out`/`place`.
+
+    The place is absent or a folder of dpscope's: with its manifest, or without any file. `without_manifest` allows what is
+    left of one that was half removed: files that all fit the layout. No link stands in it, and each folder can be written.
+    """
+    name, read = MANIFEST_OF[place]
+    begun = os.path.lexists(out / name)
+    if begun:
+        _check_plain(out / name)
+        read(out / name)
+    folder = out / place
+    for path in _walk_plain(folder):
+        if begun or (without_manifest and fits_layout(path.relative_to(out))):
+            continue
+        if fits_layout(path.relative_to(out)):
+            raise ForeignFileError(
+                f"{folder} has no {name}, which says what it is; put that back, or use --fresh to remove it"
+            )
+        raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
+
+
+def check_report(out: Path, figures: Iterable[str] = ()) -> None:
+    """Raise DpscopeError unless the report's files, and the named figures, are absent or dpscope's, and no folder is a link."""
+    check_folder(out / REPORT_NAME)
+    check_folder(out / REPORT_NAME / "figures")
+    for name in REPORT_FILES:
+        check_overwritable(out / REPORT_NAME / name)
+    for name, suffix in product(figures, FIGURE_FORMATS):
+        check_overwritable(out / REPORT_NAME / "figures" / f"{name}{suffix}")
+
+
+def check_training_events(out: Path) -> None:
+    """`check_events` of what TensorBoard shows of trainings while they run."""
+    folder = out / TENSORBOARD_NAME
+    for place in (folder, folder / TRAININGS_NAME, *folder.glob(f"{TRAININGS_NAME}/*")):
+        check_folder(place)
+    for run in folder.glob(f"{TRAININGS_NAME}/*/*"):
+        check_events(run)
+
+
+def check_events(folder: Path) -> None:
+    """Raise DpscopeError unless a TensorBoard run is absent or dpscope's: no link, and every event file bears the mark."""
+    check_folder(folder)
+    for path in folder.glob("*tfevents*") if folder.exists() else ():
+        check_overwritable(path)
+
+
+def check_overwritable(path: Path) -> None:
+    """Raise DpscopeError unless `path` is absent or a file whose content says that dpscope wrote it."""
+    if os.path.lexists(path):
+        _check_plain(path)
+        if not bears_mark(path):
+            raise ForeignFileError(
+                f"{path} was not written by dpscope, which does not overwrite it; move it, or name another place"
+            )
+
+
+def bears_mark(path: Path) -> bool:
+    """Whether a file's content (of event files also the name) says that dpscope wrote it."""
+    if "tfevents" in path.name:
+        return path.name.endswith(EVENTS_SUFFIX) or _told_by_events(_head(path))
+    if path.suffix in (".svg", ".pdf"):
+        return bears_mark(path.with_suffix(".png"))
+    told = _MARKS.get(path.suffix)
+    return told is not None and path.is_file() and told(path)
+
+
+def remove_report(out: Path) -> None:
+    """Remove the report's files that bear dpscope's mark; others stay."""
+    folder = out / REPORT_NAME
+    figures = [path for suffix in FIGURE_FORMATS for path in folder.glob(f"figures/*{suffix}")]
+    for path in [*(folder / name for name in REPORT_FILES), *figures]:
+        if path.is_file() and not path.is_symlink() and bears_mark(path):
+            path.unlink()
+    remove_empty_folders(folder)
+
+
+def remove_events(folder: Path) -> None:
+    """Remove a TensorBoard run of dpscope's, and the traces copied beside it; other files stay."""
+    events = [path for path in folder.glob("*tfevents*") if bears_mark(path)]
+    copies = list(folder.glob("*.pt.trace.json.gz")) if events else []
+    for path in [*copies, *events]:
+        path.unlink()
+    remove_empty_folders(folder)
+
+
+def _walk_plain(folder: Path) -> Iterator[Path]:
+    """Every file below a folder; raises DpscopeError for a link or a folder that cannot be written."""
+    check_folder(folder)
+    for path, folders, files in os.walk(folder):
+        for name in folders:
+            check_folder(Path(path) / name)
+        yield from (Path(path) / name for name in files)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise DpscopeError unless there is a folder that can be written, and no link to one, or nothing."""
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink():
+        raise ForeignFileError(f"{folder} is a symbolic link, which dpscope does not write through; put a folder there")
+    if not folder.is_dir():
+        raise ForeignFileError(f"{folder} is not a folder; move it away, or name another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ForeignFileError(f"{folder} cannot be written to; change its permissions, or name another place")
+
+
+def _check_plain(path: Path) -> None:
+    if path.is_symlink() or not path.is_file():
+        kind = "a symbolic link" if path.is_symlink() else "not a file"
+        raise ForeignFileError(f"{path} is {kind} and is not overwritten; move it away, or name another place")
+
+
+def _told_by_events(head: bytes) -> bool:
+    return any(all(sign in head for sign in signs) for signs in _EVENT_SIGNS)
+
+
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_HEAD_BYTES)
+
+
+class _Equality(msgspec.Struct):
+    """What tells equality.json from other JSON."""
+
+    schema_version: int
+    settings: EqualitySettings
+
+
+def _marked_json(path: Path) -> bool:
+    """calibration.json and equality.json by what they hold; any manifest of dpscope's."""
+    return says_dpscope(path) or _decodes(path, _Equality if path.name == EQUALITY_NAME else Calibration)
+
+
+def _decodes(path: Path, kind: type[msgspec.Struct]) -> bool:
+    try:
+        return read_json_if_there(path, kind) is not None
+    except DpscopeError:
+        return False
+
+
+_MARKS: dict[str, Callable[[Path], bool]] = {
+    ".json": _marked_json,
+    ".html": lambda path: b"<title>dpscope: " in _head(path),
+    ".md": lambda path: _head(path).startswith((b"# dpscope: ", b"# Trainings: ")),
+    ".csv": lambda path: _head(path).startswith(b"cell,strategy,devices,"),
+    ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
+}
