@@ -51,8 +51,8 @@ def _is_run(path: Path) -> bool:
         return True
     if (path / "cells").is_dir():
         raise DpscopeError(
-            f"{path}: {MANIFEST_NAME}, which says what its cells are, is missing or not dpscope's; put it back, measure the run again, or "
-            f"give one repeat's traces, such as {path}/cells/CELL/repeat0/traces"
+            f"{path}: {MANIFEST_NAME} is missing or not dpscope's, which says what its cells are; put it back, measure the run "
+            f"again, or give one repeat's traces, such as {path}/cells/CELL/repeat0/traces"
         )
     if (path / EQUALITY_FOLDER / SETTINGS_NAME).exists():
         raise DpscopeError(

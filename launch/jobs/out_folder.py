@@ -28,7 +28,6 @@ from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_N
 
 LOCK_NAME = ".lock"
 
-_FOLDERS = (*MANIFEST_OF, REPORT_NAME, TENSORBOARD_NAME)
 _BEFORE_A_MANIFEST = (LOCK_NAME, TRAIN_LOG_NAME, CALIBRATION_NAME, CALIBRATION_FIGURE_NAME, EQUALITY_NAME)
 """What a command that was killed while it began leaves at the top, and what others may have put there for dpscope to read."""
 
@@ -97,8 +96,10 @@ def _check_begun_by_dpscope(out: Path) -> bool:
 
 def _is_foreign(path: Path) -> bool:
     """Whether a file or folder at the top is none that dpscope writes, or leaves when it is killed while it begins."""
-    if path.name in _FOLDERS:
-        return any(not fits_layout(file.relative_to(path.parent)) and not bears_mark(file) for file in files_in(path))
+    if path.name in (CELLS_NAME, TRAININGS_NAME):
+        return not all(fits_layout(file.relative_to(path.parent)) for file in files_in(path))
+    if path.name in (EQUALITY_FOLDER, REPORT_NAME, TENSORBOARD_NAME):
+        return not all(map(bears_mark, files_in(path)))
     return path.name not in _BEFORE_A_MANIFEST and not path.name.startswith(".tmp-")
 
 

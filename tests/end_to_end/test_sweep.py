@@ -99,7 +99,9 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
         sweep(out, strategy="single,ddp")
     # Half removed by an older version that was killed while it began afresh, or the manifest was lost: nothing is guessed.
     RunFolder(out).manifest_path.unlink()
-    with pytest.raises(DpscopeError, match=r"has no manifest\.json, which says what it is; put that back, or use --fresh"):
+    with pytest.raises(
+        DpscopeError, match=r"has no manifest\.json, which says what it is; put that back, or use --fresh"
+    ):
         sweep(out, strategy="single")
     assert sweep(out, fresh=True, strategy="single").ok
     assert result.stat().st_mtime_ns > first

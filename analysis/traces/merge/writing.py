@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-from isal import igzip, isal_zlib
+from isal import igzip, igzip_lib, isal_zlib
 
 from dpscope.analysis.traces.merge.names import RawEvent
 from dpscope.profiling.store.errors import DpscopeError
@@ -138,7 +138,7 @@ def is_merged_trace(path: Path) -> bool:
                 return False
             while block := file.read(_TAIL_BYTES):
                 tail = (tail + block)[-_TAIL_BYTES:]
-    except (OSError, EOFError, isal_zlib.IsalError) as error:
+    except (OSError, EOFError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # its stubs call it a plain object
         if isinstance(error, PermissionError):
             raise DpscopeError(f"cannot read {path}: {error.strerror}; choose another place with -o") from error
         return False

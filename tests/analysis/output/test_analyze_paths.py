@@ -11,7 +11,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:
     (tmp_path / "cells" / "single-d1-b4").mkdir(parents=True)
-    with pytest.raises(DpscopeError, match=f"{tmp_path}: manifest.json is missing, which says what its cells are; put"):
+    with pytest.raises(DpscopeError, match=f"{tmp_path}: manifest.json is missing or not dpscope's, which says"):
         analyze([tmp_path])
 
 

@@ -1,0 +1,326 @@
+"""What dpscope did not write is never removed or overwritten: folders of other programs, byte for byte the same afterwards."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from dpscope.analysis.figures.draw import to_png
+from dpscope.analysis.output.analyze import Targets, show_run, write_tensorboard
+from dpscope.analysis.report.calibration import save_calibration
+from dpscope.launch.equality.run import run_equality
+from dpscope.launch.equality.settings import equality_settings
+from dpscope.launch.jobs.out_folder import check_calibration_place
+from dpscope.launch.measuring.run import _remove_measurements, run_sweep
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.training.run import _remove_trainings, run_trainings
+from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.calibration import CalibrationPoint
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.layout import fits_layout
+from dpscope.profiling.store.ownership import bears_mark
+from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.run_cells import calibration
+from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
+QUIET = Console(file=io.StringIO())
+DDP = Cell(strategy="ddp", devices=2, batch_size=16)
+
+
+def state(folder: Path) -> dict[str, str]:
+    """Every path below a folder with what it is: a hash, a link's target, or a folder."""
+    found = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        if path.is_symlink():
+            told = f"link to {os.readlink(path)}"
+        else:
+            told = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(folder))] = told
+    return found
+
+
+def written(folder: Path, *names: str, text: str = "precious") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def example(folder: Path) -> Path:
+    """A run that an older dpscope measured."""
+    shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
+    return folder
+
+
+def with_manifest(folder: Path, manifest: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def link(folder: Path, name: str, target: Path) -> Path:
+    """`name` of the folder moved to `target`, a link in its place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(folder / name, target)
+    (folder / name).symlink_to(target)
+    return folder
+
+
+def changed_manifest(folder: Path, change: Callable[[dict[str, object]], object]) -> Path:
+    manifest = json.loads((example(folder) / "manifest.json").read_text())
+    change(manifest)
+    return with_manifest(folder, manifest)
+
+
+def damaged(folder: Path) -> Path:
+    text = (example(folder) / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(text[: len(text) // 2])
+    return folder
+
+
+WEB_APP = {"name": "notes", "icons": [], "start_url": "/", "display": "standalone"}
+EXTENSION = {"manifest_version": 3, "name": "tab tidier", "version": "1.0"}
+
+FOREIGN: dict[str, Callable[[Path], Path]] = {
+    "web app": lambda out: written(with_manifest(out, WEB_APP), "report/index.html", "cells/a.js", "index.html"),
+    "web app's training pages": lambda out: written(with_manifest(out, WEB_APP), "training/intro.html", "train.json"),
+    "web app named like a run": lambda out: written(
+        with_manifest(out, WEB_APP),
+        "cells/ddp-d2-b8/repeat0/result.json",
+        "report/report.html",
+        "equality/settings.json",
+    ),
+    "browser extension": lambda out: written(with_manifest(out, EXTENSION), "background.js"),
+    "manifest that is a list": lambda out: with_manifest(out, [1, 2]),
+    "manifest that is no JSON": lambda out: written(out, "manifest.json"),
+    "empty manifest": lambda out: written(out, "manifest.json", text=""),
+    "manifest that is a folder": lambda out: written(out, "manifest.json/deep"),
+    "damaged manifest": damaged,
+    "older dpscope's": lambda out: changed_manifest(out, lambda manifest: manifest.update(schema_version=0)),
+    "newer dpscope's": lambda out: changed_manifest(out, lambda manifest: manifest.update(invented=1)),
+    "thesis": lambda out: written(out, "thesis.tex"),
+    "own report": lambda out: written(out, "report/report.html", "report/figures/scaling.png"),
+    "own cells": lambda out: written(out, "cells/neuron.csv"),
+    "own cells and lock": lambda out: written(
+        out, ".lock", "cells/neuron.csv", "report/a.html", "training/b", "wandb/c"
+    ),
+    "own trainings": lambda out: written(out, "training/photo.png"),
+    "own events": lambda out: written(
+        out, "tensorboard/report/events.out.tfevents.1.host.2.0", text="hparams strategy"
+    ),
+    "own equality": lambda out: written(out, "equality/settings.json", "equality.json", "equality/a/log.txt"),
+    "half of a run": lambda out: written(out, "notes.md", "cells/single-d1-b8/repeat0/result.json"),
+    "file": lambda out: written(out.parent, out.name),
+}
+
+
+def run(out: Path, fresh: bool) -> object:
+    config = load_config(None, {"device": "cpu", "strategy": "single", "batch_size": "8", "model": "resnet8_cifar"})
+    return run_sweep(config, out, fresh, QUIET)
+
+
+def train(out: Path, fresh: bool) -> object:
+    return run_trainings(
+        load_train_config(None, {"device": "cpu", "strategy": "single", "data": "fake"}), out, fresh, QUIET
+    )
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "run": lambda out: run(out, fresh=False),
+    "run --fresh": lambda out: run(out, fresh=True),
+    "train": lambda out: train(out, fresh=False),
+    "train --fresh": lambda out: train(out, fresh=True),
+    "equal": lambda out: run_equality(equality_settings({"device": "cpu"}), out, QUIET),
+    "calibrate": lambda out: check_calibration_place(out, out / "calibration.json"),
+}
+
+
+def refuses(write: Callable[[Path], object], out: Path, said: str | None = None) -> None:
+    before = state(out.parent)
+    with pytest.raises(DpscopeError, match=said) as raised:
+        write(out)
+    assert "\n" not in str(raised.value)
+    assert state(out.parent) == before
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_folders_of_other_programs_are_refused_and_stay_as_they_are(tmp_path: Path, kind: str, writer: str) -> None:
+    out = tmp_path / "out"
+    FOREIGN[kind](out)
+    owned = kind in ("older dpscope's", "newer dpscope's")  # dpscope's, so that what is no part of the run may be added
+    if owned and not writer.startswith("run"):
+        pytest.skip("adds to it and replaces nothing")
+    refuses(WRITERS[writer], out)
+
+
+IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
+    "linked cells": (lambda out: link(example(out), "cells", out.parent / "disk"), "cells is a symbolic link"),
+    "linked cell": (
+        lambda out: link(example(out), "cells/single-d1-b8", out.parent / "disk"),
+        "single-d1-b8 is a symbolic link",
+    ),
+    "linked repeat": (
+        lambda out: link(example(out), "cells/single-d1-b8/repeat0", out.parent / "disk"),
+        "repeat0 is a symbolic link",
+    ),
+    "linked report": (
+        lambda out: link(written(example(out), "report/mine.html"), "report", out.parent / "www"),
+        "report is a symbolic link",
+    ),
+    "linked manifest": (lambda out: link(example(out), "manifest.json", out.parent / "m.json"), "is a symbolic link"),
+    "cells is a file": (
+        lambda out: shutil.rmtree(example(out) / "cells") or written(out, "cells"),  # type: ignore[func-returns-value]
+        "cells is not a folder",
+    ),
+    "own page": (lambda out: written(example(out), "report/report.html"), "report.html was not written by dpscope"),
+    "page is a folder": (lambda out: written(example(out), "report/report.html/a"), "report.html is not a file"),
+    "figures is a file": (lambda out: written(example(out), "report/figures"), "figures is not a folder"),
+}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_stands_in_the_way_of_a_run_is_told_before_anything_is_touched(
+    tmp_path: Path, kind: str, fresh: bool
+) -> None:
+    make, said = IN_THE_WAY[kind]
+    make(tmp_path / "out")
+    refuses(lambda out: run(out, fresh), tmp_path / "out", said)
+
+
+TRAIN_IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
+    "epochs of another program": (
+        lambda out: written(write_train_json(out, plain_epochs("ddp", 2, 0, [50.0], [1.0])), "calibration.json"),
+        "its train.json was not written by dpscope train",
+    ),
+    "own events": (
+        lambda out: written(
+            write_trained(out, [DDP], [record()], 1),
+            "tensorboard/training/ddp-d2-b16/seed0/events.out.tfevents.1.h.2.0",
+        ),
+        "tfevents.1.h.2.0 was not written by dpscope",
+    ),
+    "linked trainings": (
+        lambda out: link(
+            written(write_trained(out, [DDP], [record()], 1), "training/ddp-d2-b16/seed0/log.txt"),
+            "training",
+            out.parent / "disk",
+        ),
+        "training is a symbolic link",
+    ),
+}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("kind", TRAIN_IN_THE_WAY)
+def test_what_stands_in_the_way_of_a_training_is_told(tmp_path: Path, kind: str, fresh: bool) -> None:
+    make, said = TRAIN_IN_THE_WAY[kind]
+    make(tmp_path / "out")
+    refuses(lambda out: train(out, fresh), tmp_path / "out", said)
+
+
+def test_starting_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
+    out = example(tmp_path / "run")
+    mine = (
+        "notes.md",
+        "cells/notes.txt",
+        "cells/ddp-d2-b8/repeat0/plot.ipynb",
+        "report/index.html",
+        "report/figures/a.png",
+    )
+    written(out, *mine)
+    assert len([path for path in out.rglob("*") if path.is_file()]) > len(mine) + 20
+    _remove_measurements(RunFolder(out))
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
+
+
+def test_training_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
+    out = write_trained(tmp_path / "run", [DDP], [record()], 1)
+    own = "training/ddp-d2-b16/seed0"
+    written(out, f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt")
+    written(out, f"tensorboard/{own}/events.out.tfevents.1.host.2.0.dpscope")
+    mine = (f"{own}/checkpoints/epoch3.pt", f"tensorboard/{own}/events.out.tfevents.9.host.2.0", "manifest.json")
+    written(out, *mine)
+    _remove_trainings(TrainFolder(out))
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
+
+
+def test_every_file_of_a_run_that_an_older_version_wrote_is_known() -> None:
+    files = [path.relative_to(EXAMPLE) for path in EXAMPLE.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert [path for path in files if not fits_layout(path)] == [Path("manifest.json")]
+    assert is_run_folder(EXAMPLE)
+
+
+def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
+    out = example(tmp_path / "run")
+    show_run(out, Targets(), QUIET)
+    report = out / "report"
+    unmarked = [path for path in report.rglob("*") if path.is_file() and not bears_mark(path)]
+    assert len(list(report.rglob("*.*"))) > 10
+    assert unmarked == []
+    show_run(out, Targets(), QUIET)
+    written(out, "report/figures/step_split.png")
+    refuses(lambda out: show_run(out, Targets(), QUIET), out, r"step_split\.pdf was not written by dpscope")
+
+
+def test_tensorboard_replaces_its_own_runs_and_no_others(tmp_path: Path) -> None:
+    out = example(tmp_path / "run")
+    written(out, "tensorboard/mine/events.out.tfevents.1.host.2.0", "tensorboard/notes.txt")
+    write_tensorboard(out, None)
+    first = set(out.rglob("*tfevents*.dpscope"))
+    assert {path.parent.name for path in first} == {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
+    for path in first:  # as older versions named them
+        path.rename(path.with_suffix(""))
+    write_tensorboard(out, None)
+    again = set(out.rglob("*tfevents*"))
+    assert len(again) == len(first) + 1, "each replaced, the user's still there"
+    assert (out / "tensorboard/notes.txt").read_text() == "precious"
+    written(out, "tensorboard/ddp-d2-b8/events.out.tfevents.3.host.2.0")
+    refuses(lambda out: write_tensorboard(out, None), out, r"tfevents\.3\.host\.2\.0 was not written by dpscope")
+
+
+def test_a_calibration_replaces_one_and_nothing_else(tmp_path: Path) -> None:
+    point = CalibrationPoint(
+        collective="all_reduce", devices=2, size_bytes=4096, count=1024, dtype="float32", times_us=(14.0,)
+    )
+    made = msgspec.structs.replace(calibration({"all_reduce": (10.0, 1.0)}), points=(point,), device_names=("cpu",))
+    path = tmp_path / "node7.json"
+    png = to_png(Figure())
+    path.with_suffix(".png").write_bytes(png)
+    assert save_calibration(made, path)[1] == path, "a figure of dpscope's is replaced"
+    assert save_calibration(made, path)[1] == path
+    path.with_suffix(".png").write_bytes(png.replace(b"dpscope", b"Pixelmator"[:7]))
+    refuses(lambda out: save_calibration(made, out), path, r"node7\.png was not written by dpscope")
+    path.with_suffix(".png").unlink()
+    path.write_text('{"schema_version": 1}')
+    refuses(lambda out: save_calibration(made, out), path, r"node7\.json was not written by dpscope")
+    refuses(lambda out: check_calibration_place(out, out), path, r"node7\.json was not written by dpscope")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    out = example(tmp_path / "out")
+    (out / "cells").chmod(0o555)
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    code = (
+        "import os, sys; from pathlib import Path; from dpscope.profiling.store.ownership import check_place\n"
+        "os.getuid() or os.setuid(65534)  # a superuser may write everywhere\n"
+        "check_place(Path(sys.argv[1]), 'cells')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False)
+    assert "cells cannot be written to; change its permissions" in ended.stderr
