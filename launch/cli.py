@@ -10,7 +10,6 @@ import typer
 
 from dpscope.launch.commands import learn, measure, read, what_if
 from dpscope.launch.commands.option_defaults import DefaultsInHelp
-from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.profiling.store.errors import DpscopeError
 
 app = typer.Typer(
@@ -55,7 +54,7 @@ def main() -> None:
         app()
     except DpscopeError as error:
         sys.stderr.write(f"dpscope: {error}\n")
-        sys.exit(error.exit_status if isinstance(error, StoppedError) else 2)
+        sys.exit(error.exit_status)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

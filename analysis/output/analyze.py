@@ -19,7 +19,6 @@ from dpscope.analysis.report.build import Report, headline, make_report, setting
 from dpscope.analysis.report.calibration import calibration_path, load_calibration
 from dpscope.analysis.report.classic_tables import classic_tables
 from dpscope.analysis.report.training_report import print_training, show_training
-from dpscope.analysis.runs.changes import change_table, compare_runs, regressions, setting_findings, undecided_findings
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import TextTable, render
@@ -27,12 +26,10 @@ from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.steps.attribution import CUT_SHORT
-from dpscope.analysis.training.comparison import compare_trainings, training_setting_findings
-from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.analysis.training.tables import difference_table, training_tables
+from dpscope.analysis.training.data import load_training
+from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
@@ -112,9 +109,9 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     elif output_format == "csv" and not classic:
         sys.stdout.write(tables.comparison_csv(report.comparison))
     elif classic:
-        _print_tables(classic_tables(report.run, report.comparison, targets.link_gbps), output_format, console)
+        print_tables(classic_tables(report.run, report.comparison, targets.link_gbps), output_format, console)
     else:
-        _print_tables(list(report_tables(report.run, report.comparison).values()), output_format, console)
+        print_tables(list(report_tables(report.run, report.comparison).values()), output_format, console)
     return report.sound
 
 
@@ -129,7 +126,7 @@ def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: 
     elif output_format == "csv":
         sys.stdout.write(trace_output.to_csv(analysis))
     else:
-        _print_tables(trace_output.to_tables(analysis), output_format, console)
+        print_tables(trace_output.to_tables(analysis), output_format, console)
         if analysis.findings and output_format == "table":
             print_findings(console, analysis.findings)
     return trace_status(analysis.findings)
@@ -143,41 +140,8 @@ def trace_status(findings: Sequence[Finding]) -> int:
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def print_comparison(before: Path, after: Path, share: float, output_format: OutputFormat, console: Console) -> bool:
-    """Two runs side by side; False when a step got slower beyond noise by more than `share`."""
-    if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
-        if not _print_learning_changes(load_training(before), load_training(after), output_format, console):
-            raise DpscopeError(f"{before} and {after} trained no cell alike: nothing to compare; name others")
-        return True
-    runs = load(before), load(after)
-    changes = compare_runs(*runs)
-    worse = regressions(changes, share)
-    _print_tables([change_table(changes)], output_format, console)
-    if runs[0].training and runs[1].training:
-        _print_learning_changes(runs[0].training, runs[1].training, output_format, console)
-    if output_format == "table":
-        if findings := [*setting_findings(*runs), *undecided_findings(changes)]:
-            print_findings(console, findings)
-        cells = ", ".join(change.cell for change in worse)
-        console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
-    return not worse
-
-
-def _print_learning_changes(
-    before: TrainingData, after: TrainingData, output_format: OutputFormat, console: Console
-) -> bool:
-    """What changed in the trainings of two folders; False where they trained no cell alike."""
-    table = difference_table("What changed in learning", compare_trainings(before, after))
-    if table is None:
-        return False
-    _print_tables([table], output_format, console)
-    findings = training_setting_findings(before, after)
-    if findings and output_format == "table":
-        print_findings(console, findings)
-    return True
-
-
-def _print_tables(shown: Sequence[TextTable], output_format: OutputFormat, console: Console) -> None:
+def print_tables(shown: Sequence[TextTable], output_format: OutputFormat, console: Console) -> None:
+    """Tables on a terminal, or as text that other programs read."""
     for table in shown:
         if output_format == "table":
             print_table(console, table)

@@ -19,7 +19,7 @@ from dpscope.analysis.text.units import NA, choose_unit, show
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 
 Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
 
@@ -51,12 +51,12 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
     """Changes of every cell measured in both runs: the untraced step, then the components of the traced windows.
 
     The intervals know the spread between repeats from all of these cells in both runs, each quantity from its own.
-    Raises DpscopeError when the runs have no measured cell in common.
+    Raises NotComparableError when the runs have no measured cell in common.
     """
     other = {data.cell.name: data for data in after.measured}
     pairs = [(data, other[data.cell.name]) for data in before.measured if data.cell.name in other]
     if not pairs:
-        raise DpscopeError(
+        raise NotComparableError(
             f"{before.folder.path} and {after.folder.path} have no measured cell in common: compare runs of the same "
             "strategies, devices and batches"
         )
@@ -104,16 +104,26 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
 
 
 def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
-    """A warning where no step has an interval: nothing can then be found slower, however much slower it is."""
+    """A warning where a step has no interval: it cannot be found slower, however much slower it is."""
     steps = [change for change in changes if change.quantity == STEP]
-    if any(change.ratio.low is not None for change in steps):
+    without = [change.cell for change in steps if change.verdict == "too few samples"]
+    if not without and steps:
         return []
-    return [
-        RunCode.NOTHING_COMPARED.finding(
-            message="no step has an interval, so none is called slower or faster",
-            next_step=f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)",
-        )
-    ]
+    next_step = f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)"
+    if len(without) == len(steps):
+        message = "no step has an interval, so none is called slower or faster"
+        return [RunCode.NOTHING_COMPARED.finding(message=message, next_step=next_step)]
+    message = f"{', '.join(without)} cannot be judged: no interval"
+    return [RunCode.PARTLY_COMPARED.finding(message=message, next_step=next_step)]
+
+
+def lost_findings(before: RunData, after: RunData) -> list[Finding]:
+    """A warning about cells that were measured before and are not now: nothing can be said of them."""
+    measured = {data.cell.name for data in after.measured}
+    lost = [data.cell.name for data in before.measured if data.cell.name not in measured]
+    if not lost:
+        return []
+    return [RunCode.CELLS_LOST.finding(message=f"{', '.join(lost)} cannot be judged: not measured in {after.folder.path}")]
 
 
 def parse_share(text: str) -> float:

@@ -65,18 +65,22 @@ def compare(
     before: Annotated[Path, typer.Argument(help="a run folder")],
     after: Annotated[Path, typer.Argument(help="another, of the same cells")],
     fail_over: Annotated[
-        str, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this")
-    ] = "5%",
+        str | None, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this; 5% unless told")
+    ] = None,
     output_format: Annotated[
         Literal["table", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")
     ] = "table",
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="judge although settings, machines or models differ, else exit status 3 or 2"),
+    ] = False,
 ) -> None:
-    """Say what got faster or slower between two runs, beyond noise, per cell and per component."""
-    from dpscope.analysis.output.analyze import print_comparison
+    """Say what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged."""
+    from dpscope.analysis.output.changes import print_comparison
     from dpscope.analysis.runs.changes import parse_share
 
-    sound = print_comparison(before, after, parse_share(fail_over), output_format, Console())
-    raise typer.Exit(0 if sound else 1)
+    share = None if fail_over is None else parse_share(fail_over)
+    raise typer.Exit(print_comparison(before, after, share, output_format, Console(), force))
 
 
 def merge(

@@ -232,3 +232,15 @@ class RunCode(FindingCode):
         "No step of two compared runs has an interval, so none can be called slower or faster.",
         "time two repeats or more in both runs (--repeats)",
     )
+    PARTLY_COMPARED = (
+        "partly_compared",
+        "warning",
+        "Some steps of two compared runs have no interval, so these can be called neither slower nor faster.",
+        "time two repeats or more in both runs (--repeats)",
+    )
+    CELLS_LOST = (
+        "cells_lost",
+        "warning",
+        "Cells were measured in the first of two compared runs and not in the second: whether they got slower is unknown.",
+        "measure the same cells in both runs, or see why they failed there",
+    )

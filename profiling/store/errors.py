@@ -1,5 +1,13 @@
-"""The error that stands for a user's mistake: one line, exit status 2."""
+"""The error that stands for a user's mistake: one line, exit status 2; and its kinds that have another status."""
 
 
 class DpscopeError(Exception):
     """A mistake of the user's or of a file's, told in one line: what, where, what to do."""
+
+    exit_status = 2
+
+
+class NotComparableError(DpscopeError):
+    """Two measurements that were to be compared have nothing in common: a gate can neither pass nor fail."""
+
+    exit_status = 3

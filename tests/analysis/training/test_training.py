@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from dpscope.analysis.comparison.learning import put_accuracy
 from dpscope.analysis.comparison.row import Row
-from dpscope.analysis.output.analyze import print_comparison
+from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.training_report import write_training
 from dpscope.analysis.training.comparison import compare_trainings
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -31,10 +32,11 @@ from dpscope.analysis.training.summary import cell_records, training_csv, traini
 from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
 from dpscope.profiling.records.training import TrainResult
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import ROOT
+from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
 
@@ -247,12 +249,15 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
     assert change.points == pytest.approx(-1.0)
     assert (change.verdict, change.speedup.value) == ("below", 2.0)
     console = Console(file=io.StringIO(), width=200)
-    assert print_comparison(tmp_path / "off", tmp_path / "bf16", 0.05, "table", console)
+    assert print_comparison(tmp_path / "off", tmp_path / "bf16", None, "table", console) == 0
+    with pytest.raises(DpscopeError, match="--fail-over judges measured steps, and these folders hold trainings alone"):
+        print_comparison(tmp_path / "off", tmp_path / "bf16", 0.05, "table", console)
     assert isinstance(console.file, io.StringIO)
     assert "-1.00" in console.file.getvalue()
     write_train_json(tmp_path / "other", plain_epochs("single", 1, 0, [90.0], [1.0]))
-    with pytest.raises(DpscopeError, match="no cell alike"):
-        print_comparison(tmp_path / "off", tmp_path / "other", 0.05, "table", console)
+    with pytest.raises(NotComparableError, match="no cell alike") as raised:
+        print_comparison(tmp_path / "off", tmp_path / "other", None, "table", console)
+    assert raised.value.exit_status == 3
 
 
 def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> Row:
@@ -345,7 +350,7 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
 
 def test_the_page_of_a_measured_run_is_left_alone(tmp_path: Path) -> None:
     write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0], [4.0]))
-    (tmp_path / "manifest.json").write_text("{}")
+    shutil.copy(EXAMPLE_RUN / "manifest.json", tmp_path)
     assert write_training(load_training(tmp_path)).name == "training.md"
     assert not (tmp_path / "report" / "report.html").exists()
 
