@@ -35,8 +35,7 @@ from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainFolder
-from tests.helpers.paths import ROOT
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
 
