@@ -123,7 +123,9 @@ def lost_findings(before: RunData, after: RunData) -> list[Finding]:
     lost = [data.cell.name for data in before.measured if data.cell.name not in measured]
     if not lost:
         return []
-    return [RunCode.CELLS_LOST.finding(message=f"{', '.join(lost)} cannot be judged: not measured in {after.folder.path}")]
+    return [
+        RunCode.CELLS_LOST.finding(message=f"{', '.join(lost)} cannot be judged: not measured in {after.folder.path}")
+    ]
 
 
 def parse_share(text: str) -> float:
