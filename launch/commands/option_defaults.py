@@ -47,7 +47,7 @@ def defaults(command: str) -> dict[str, str]:
         batch_size = _by_device(str(EQUAL_BATCH_SIZES["cuda"]), str(EQUAL_BATCH_SIZES["cpu"]))
         settings = _told(load_config(None, EQUAL_SETTINGS)) | {"--batch-size": batch_size}
         return {option: default for option, default in settings.items() if option != "--samples"}
-    return {}
+    return {"compare": {"--fail-over": "5%"}}.get(command, {})
 
 
 def _told(config: Any) -> dict[str, str]:

@@ -65,7 +65,7 @@ def compare(
     before: Annotated[Path, typer.Argument(help="a run folder")],
     after: Annotated[Path, typer.Argument(help="another, of the same cells")],
     fail_over: Annotated[
-        str | None, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this; 5% unless told")
+        str | None, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this")
     ] = None,
     output_format: Annotated[
         Literal["table", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")

@@ -312,6 +312,7 @@ def test_a_calibration_replaces_one_and_nothing_else(tmp_path: Path) -> None:
     refuses(lambda out: check_calibration_place(out, out), path, r"node7\.json was not written by dpscope")
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     out = example(tmp_path / "out")
     (out / "cells").chmod(0o555)
