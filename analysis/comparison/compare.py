@@ -16,7 +16,7 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import opponents, singles_like
-from dpscope.analysis.stats.samples import Spread, ratio_estimate
+from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import Manifest
 
@@ -29,20 +29,32 @@ class StrategyGap:
     four parts (None where a trace does not tell); `tracer_us` is what they leave of the untraced gap.
     """
 
-    dp: str
+    dp: str  # cells, by name
     ddp: str
     devices: int
-    batch_size: int
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    count: int
+    batch_size: int  # per device
+    stand_in: bool  # DP is dp-host
+    ratio: Estimate
     gap_us: float | None
     exposed_us: float | None
     host_copies_us: float | None
     compute_us: float | None
     idle_us: float | None
     tracer_us: float | None
+
+    @property
+    def dp_label(self) -> str:
+        """What DP is called beside DDP."""
+        return "dp-host" if self.stand_in else "DP"
+
+    def record(self) -> dict[str, object]:
+        """The gap flattened, as it is written."""
+        ratio, parts = self.ratio, ("exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
+        return {
+            **{name: getattr(self, name) for name in ("dp", "ddp", "devices", "batch_size")},
+            **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "count": ratio.count},
+            **{name: getattr(self, name) for name in ("gap_us", *parts)},
+        }
 
 
 @dataclass(frozen=True)
@@ -121,10 +133,8 @@ def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData, spread: Spread) -> S
         ddp=ddp.cell.name,
         devices=dp.cell.devices,
         batch_size=dp.cell.batch_size,
-        ratio=ratio.value,
-        ratio_low=ratio.low,
-        ratio_high=ratio.high,
-        count=ratio.count,
+        ratio=ratio,
+        stand_in=dp.cell.strategy == "dp-host",
         gap_us=gap,
         tracer_us=gap - sum(known) if gap is not None and len(known) == len(parts) else None,
         **parts,

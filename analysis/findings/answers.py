@@ -133,19 +133,15 @@ def _faster(names: Mapping[str, Values], gap: StrategyGap | None) -> Values | No
 
 def _recommended(gap: StrategyGap | None, chosen: Values) -> str:
     undecided = gap is not None and _gap_verdict(gap) not in ("above", "below")
-    return f"DDP or {_dp_name(gap)}, whichever is simpler" if undecided and gap else _name(chosen)
+    return f"DDP or {gap.dp_label}, whichever is simpler" if undecided and gap else _name(chosen)
 
 
 def _gap_verdict(gap: StrategyGap) -> str:
-    return verdict(_gap_ratio(gap))
-
-
-def _gap_ratio(gap: StrategyGap) -> Estimate:
-    return Estimate(gap.ratio, gap.ratio_low, gap.ratio_high, gap.count)
+    return verdict(gap.ratio)
 
 
 def _gap_sentence(gap: StrategyGap) -> str:
-    ratio, dp = _gap_ratio(gap), _dp_name(gap)
+    ratio, dp = gap.ratio, gap.dp_label
     if ratio.value is None:
         return ""
     shown = verdict(ratio)
@@ -163,10 +159,6 @@ def _inverse(ratio: Estimate) -> Estimate:
     assert ratio.low
     assert ratio.high
     return Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
-
-
-def _dp_name(gap: StrategyGap | None) -> str:
-    return "dp-host" if gap is not None and gap.dp.startswith("dp-host") else "DP"
 
 
 def _speedup(comparison: Comparison, cell: str) -> Estimate | None:

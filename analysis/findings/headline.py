@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
+from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.stats.samples import verdict
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -11,16 +12,14 @@ from dpscope.profiling.records.run_codes import RunCode
 
 def best_sentence(comparison: Comparison, findings: Sequence[Finding]) -> str:
     """DP against DDP on most devices at the largest batch, else the speedup there, else communication."""
-    return _gap(comparison, findings) or _speedup(comparison) or _first(findings, RunCode.COMMUNICATION_MEASURED)
+    return _gap(comparison) or _speedup(comparison) or _first(findings, RunCode.COMMUNICATION_MEASURED)
 
 
-def _gap(comparison: Comparison, findings: Sequence[Finding]) -> str:
+def _gap(comparison: Comparison) -> str:
     if not comparison.gaps:
         return ""
     largest = max(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size))
-    where = f"{largest.devices} devices, batch {largest.batch_size} per device: "
-    said = [one.message for one in findings if one.code in (RunCode.STRATEGY_GAP, RunCode.STRATEGIES_NOT_COMPARED)]
-    return next((message for message in said if message.startswith(where)), "")
+    return gap_finding(largest).message if largest.ratio.value is not None else ""
 
 
 def _speedup(comparison: Comparison) -> str:

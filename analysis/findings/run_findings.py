@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.subtraction import FORMULAS
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
+from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import variant_findings
-from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.text.units import counted, show_time
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.training.findings import training_findings
@@ -54,7 +54,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *(finding for cell in run.cells.values() for finding in cell.findings),
         *_cells_not_measured(run),
         *repeat_findings(run),
-        *(finding for gap in comparison.gaps for finding in _gap_findings(gap)),
+        *(gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None),
         *_per_row(comparison),
         *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
         *scaling_findings(comparison),
@@ -96,54 +96,6 @@ def _not_measured(name: str, result: CellResult) -> Finding:
         f"{where}: {status}: {result.message}",
         f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
     )
-
-
-def _gap_findings(gap: StrategyGap) -> Iterator[Finding]:
-    if gap.ratio is None:
-        return
-    where = f"{gap.devices} devices, batch {gap.batch_size} per device"
-    shown = verdict(Estimate(gap.ratio, gap.ratio_low, gap.ratio_high, gap.count))
-    if shown == "too_few_samples" or gap.ratio_low is None or gap.ratio_high is None:
-        yield RunCode.STRATEGIES_NOT_COMPARED.finding(
-            f"{where}: {gap.dp} / {gap.ddp} step time is {gap.ratio:.2f}, from {gap.count} steps: no interval, no verdict"
-        )
-        return
-    interval = f"95% interval {gap.ratio_low:.2f} to {gap.ratio_high:.2f}, {gap.count} steps"
-    if shown == "above":
-        said = f"DDP's step is {gap.ratio:.2f} times as fast as {_label(gap)}'s"
-    elif shown == "below":
-        said = f"{_label(gap)}'s step is {1 / gap.ratio:.2f} times as fast as DDP's"
-        interval = f"95% interval {1 / gap.ratio_high:.2f} to {1 / gap.ratio_low:.2f}, {gap.count} steps"
-    else:
-        said = f"no difference between {_label(gap)} and DDP is shown"
-        interval = f"ratio {gap.ratio:.2f}, {interval}"
-    yield RunCode.STRATEGY_GAP.finding(f"{where}: {said} ({interval})", _gap_advice(gap))
-
-
-def _label(gap: StrategyGap) -> str:
-    return "dp-host" if gap.dp.startswith("dp-host") else "DP"
-
-
-def _gap_advice(gap: StrategyGap) -> str:
-    parts = {
-        "exposed communication": gap.exposed_us,
-        "host copies": gap.host_copies_us,
-        "compute": gap.compute_us,
-        "idle": gap.idle_us,
-    }
-    known = {name: value for name, value in parts.items() if value is not None}
-    if not known or gap.gap_us is None:
-        return "the traces do not tell where the difference lies"
-    listed = ", ".join(f"{name} {value / 1e3:+.1f} ms" for name, value in known.items())
-    largest = max(known, key=lambda name: abs(known[name]))
-    rest = f", tracer {gap.tracer_us / 1e3:+.1f} ms" if gap.tracer_us is not None else ""
-    said = f"of {gap.gap_us / 1e3:+.1f} ms a step ({_label(gap)} less DDP): {listed}{rest}"
-    tracer_us = abs(gap.tracer_us or 0.0)
-    if tracer_us >= abs(known[largest]) or tracer_us > 0.25 * abs(gap.gap_us):
-        return f"{said}; the traced steps do not reproduce this gap, so its parts do not explain it"
-    if gap.ratio_low is None or gap.ratio_high is None or gap.ratio_low <= 1 <= gap.ratio_high:
-        return said
-    return f"{said}; look at {largest} first"
 
 
 def _per_row(comparison: Comparison) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ def run_json(report: Report) -> str:
     return json.dumps(
         {
             "cells": cells,
-            "gaps": [asdict(gap) for gap in report.comparison.gaps],
+            "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
             "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us")),

@@ -221,7 +221,7 @@ def gap_table(comparison: Comparison) -> TextTable | None:
     fields = ("gap_us", "exposed_us", "host_copies_us", "compute_us", "idle_us", "tracer_us")
     unit = choose_unit("time", [getattr(gap, field) for gap in comparison.gaps for field in fields])
     ratio = Unit("", 1.0, 2)
-    label = "dp-host" if comparison.gaps[0].dp.startswith("dp-host") else "DP"
+    label = comparison.gaps[0].dp_label
     names = ("gap", "exposed comm.", "host copies", "compute", "idle", "tracer")
     return TextTable(
         title=f"{label} less DDP at equal devices and batch per device: the gap of a step and its parts",
@@ -229,7 +229,7 @@ def gap_table(comparison: Comparison) -> TextTable | None:
         rows=tuple(
             (
                 gap.ddp.removeprefix("ddp-"),
-                *(show(value, ratio) for value in (gap.ratio, gap.ratio_low, gap.ratio_high)),
+                *(show(value, ratio) for value in (gap.ratio.value, gap.ratio.low, gap.ratio.high)),
                 *(show(getattr(gap, field), unit) for field in fields),
             )
             for gap in comparison.gaps

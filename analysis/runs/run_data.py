@@ -12,6 +12,7 @@ from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, co
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traffic_check import (
     MEASURE_AGAIN,
+    TrafficCheck,
     cell_error,
     check_traffic,
     reduced_bytes,
@@ -52,16 +53,12 @@ class CellData:
     timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
+    communication_known: bool = True  # False when a trace does not show what the strategy must have moved
 
     @property
     def measured(self) -> bool:
         """Whether a repeat of it ended well."""
         return bool(self.ranks)
-
-    @property
-    def communication_known(self) -> bool:
-        """False when the trace does not show what the strategy must have moved."""
-        return not any(finding.code in (TraceCode.TRACE_INCOMPLETE, TraceCode.NO_KERNELS) for finding in self.findings)
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
@@ -151,6 +148,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     samples, steps, matched, dp_phases, copies, ranks, checks = [], [], [], [], [], [], []
     findings: list[Finding] = []
     timelines: list[tuple[int, StepTimeline]] = []
+    communication_known = True
     for repeat, done in folder.done_repeats(cell):
         if lack := _lack(cell, done):
             findings.append(_incomplete_repeat(cell, repeat, lack))
@@ -161,10 +159,13 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         samples.append(done.samples().assign(repeat=repeat))
         if not done.traces():
             findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
+            communication_known = False
             continue
         analysis = analyze_traces(done.traces())
         findings += [finding for finding in analysis.findings if finding.code not in _SAID_OF_CELLS]
-        findings += _traffic(cell, own_ranks, analysis)
+        traffic = _traffic(cell, own_ranks, analysis)
+        findings += traffic.findings
+        communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)
         steps.append(_with_waits(analysis).assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
         dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
@@ -183,6 +184,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         copies=_concatenated(copies),
         timelines=tuple(timelines),
         counter_checks=tuple(checks),
+        communication_known=communication_known,
     )
     findings += counter_findings(cell, checks)
     if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(ranks):
@@ -215,10 +217,10 @@ def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:
     return [result for result in found if result is not None]
 
 
-def _traffic(cell: Cell, ranks: list[RankResult], analysis: TraceAnalysis) -> list[Finding]:
+def _traffic(cell: Cell, ranks: list[RankResult], analysis: TraceAnalysis) -> TrafficCheck:
     sizes = next((rank.model for rank in ranks), None)
     if sizes is None:
-        return []
+        return TrafficCheck(True)
     return check_traffic(
         cell,
         sizes,

@@ -5,6 +5,7 @@ size beside it.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -30,6 +31,14 @@ def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
     return HOOK_ELEMENT_BYTES * sizes.gradient_elements
 
 
+@dataclass(frozen=True)
+class TrafficCheck:
+    """Whether the traces of a repeat show the communication that its cell must have had, and what there is to say."""
+
+    shown: bool
+    findings: tuple[Finding, ...] = ()
+
+
 def check_traffic(
     cell: Cell,
     sizes: ParameterSizes,
@@ -37,8 +46,8 @@ def check_traffic(
     collectives: pd.DataFrame,
     ranges: Iterable[dict[str, dict[int | None, int]]],
     copies: pd.DataFrame,
-) -> list[Finding]:
-    """Findings for a multi-device cell whose trace does not show what it must have moved.
+) -> TrafficCheck:
+    """Whether a multi-device cell's trace shows what it must have moved, and findings where it does not.
 
     They are `trace_incomplete`, or `variant_not_kept` where the trace is whole and shows something else than the cell's
     options promise. `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts,
@@ -47,14 +56,18 @@ def check_traffic(
     its four ranges for each replica and micro-batch. Kernels without metadata are counted, not summed.
     """
     if cell.strategy == "single" or cell.devices == 1:
-        return []
+        return TrafficCheck(True)
     if steps.empty:
-        return [_incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
-    if cell.strategy == "ddp":
-        return _check_ddp(cell, sizes, steps, collectives) or _check_options(cell, sizes, collectives)
-    if cell.strategy == "dp-host":
-        return _check_dp_host(cell, steps, ranges)
-    return _check_dp(cell, sizes, steps, collectives, copies)
+        missing = [_incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
+    elif cell.strategy == "ddp":
+        missing = _check_ddp(cell, sizes, steps, collectives)
+    elif cell.strategy == "dp-host":
+        missing = _check_dp_host(cell, steps, ranges)
+    else:
+        missing = _check_dp(cell, sizes, steps, collectives, copies)
+    if missing or cell.strategy != "ddp":
+        return TrafficCheck(not missing, tuple(missing))
+    return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
 
 
 def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame) -> list[Finding]:

@@ -81,8 +81,8 @@ def test_the_gap_is_the_sum_of_its_parts(run_folder: Path) -> None:
         parts = (gap.exposed_us, gap.host_copies_us, gap.compute_us, gap.idle_us, gap.tracer_us)
         assert all(part is not None for part in parts)
         assert sum(part for part in parts if part is not None) == pytest.approx(gap.gap_us)
-        assert gap.ratio is not None
-        assert (gap.ratio_low, gap.ratio_high) == (None, None)  # one repeat alone
+        assert gap.ratio.value is not None
+        assert (gap.ratio.low, gap.ratio.high) == (None, None)  # one repeat alone
 
 
 class _Page(HTMLParser):

@@ -130,7 +130,7 @@ def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
     data, analysis = run.cells[name], traces_of(run, name)
     cell = Cell(strategy=data.cell.strategy, devices=2, batch_size=8, options=options)
     sizes, ranges = data.ranks[0][1].model, [summary.range_counts for summary in analysis.summaries]
-    return check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame())
+    return list(check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame()).findings)
 
 
 def test_a_trace_that_breaks_its_promise_is_told(buckets: RunData, compressed: RunData) -> None:

@@ -11,9 +11,10 @@ from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, paral
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
-from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings
+from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings, communication_lost
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives, range_counts
+from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
 from dpscope.profiling.records.finding import Finding
 
@@ -28,6 +29,9 @@ class TraceSummary:
     range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
     copy_bytes: pd.DataFrame  # peer copies: device, step, bytes, count
     parallelism: ParallelismEvidence
+    communication_shown: bool = (
+        True  # False: it must have communicated, or computed on devices, and nothing of it is there
+    )
     timeline: StepTimeline | None = None  # one whole step to draw
 
 
@@ -69,5 +73,11 @@ def _summary(attribution: Attribution) -> TraceSummary:
         range_counts=range_counts(attribution),
         copy_bytes=peer_copies(attribution),
         parallelism=parallelism_evidence(attribution),
+        communication_shown=_communication_shown(attribution),
         timeline=step_timeline(attribution),
     )
+
+
+def _communication_shown(attribution: Attribution) -> bool:
+    idle_device = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
+    return not idle_device and not communication_lost(attribution)

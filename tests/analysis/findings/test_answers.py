@@ -28,11 +28,7 @@ def comparison(
         ScalingSeries(strategy(name), "", "weak", 32, (ScalingPoint(name, 4, speedup, 0.1, 0.2),), None)
         for name, speedup in (speedups or {}).items()
     )
-    gap = (
-        (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, ratio.value, ratio.low, ratio.high, ratio.count, *[None] * 6),)
-        if ratio
-        else ()
-    )
+    gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, False, ratio, *[None] * 6),) if ratio else ()
     return Comparison(pd.DataFrame(list(rows)), {}, gap, series)
 
 

@@ -11,7 +11,6 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
 from dpscope.analysis.runs.run_data import CellData, load_run
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import cell_data, windows
@@ -57,8 +56,7 @@ def test_waits_of_partial_windows_do_not_count() -> None:
 
 def test_a_cell_whose_trace_is_incomplete_has_no_waits() -> None:
     data = with_waits([(30.0, 0.0)])
-    lost = Finding(severity="error", code="trace_incomplete", message="lost", next_step="again")
-    assert run_waits([replace(data, findings=(lost,))]) is None
+    assert run_waits([replace(data, communication_known=False)]) is None
     assert run_waits([with_waits([(0.0, 0.0)])]) is None
 
 

@@ -49,6 +49,13 @@ def test_counters_that_are_gone_are_told(run: Path) -> None:
     assert "counters_not_compared" in codes(run)
 
 
+def test_communication_without_a_trace_is_not_known(run: Path) -> None:
+    whole = load_run(run).cells["ddp-d2-b8"]
+    assert (whole.communication_known, len(whole.ranks)) == (True, 4)
+    shutil.rmtree(run / REPEAT / "traces")
+    assert not load_run(run).cells["ddp-d2-b8"].communication_known
+
+
 def test_a_run_without_one_measured_cell_names_the_first_failure(run: Path) -> None:
     shutil.rmtree(run / "cells")
     with pytest.raises(NothingMeasuredError, match="holds no measured cell"):

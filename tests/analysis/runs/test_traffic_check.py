@@ -38,7 +38,7 @@ def check(tmp_path: Path, cell: Cell, *ranks: GeneratedTrace) -> list[Finding]:
 
 
 def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[Finding]:
-    return check_traffic(
+    checked = check_traffic(
         cell,
         sizes,
         analysis.steps,
@@ -46,6 +46,9 @@ def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[
         [summary.range_counts for summary in analysis.summaries],
         analysis.summaries[0].copy_bytes,
     )
+    incomplete = [finding for finding in checked.findings if finding.code == "trace_incomplete"]
+    assert checked.shown == (not incomplete)
+    return list(checked.findings)
 
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=4)
@@ -161,7 +164,7 @@ def test_dp_host_needs_every_replica_in_every_range() -> None:
     ranges: dict[str, dict[int | None, int]] = {
         replica_range(phase, replica): {1: 1, 2: 1} for phase in DP_COMMUNICATION_PHASES for replica in range(2)
     }
-    assert check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame()) == []
+    assert check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame()).findings == ()
     del ranges["dpscope::dp_gather#1"]
-    (finding,) = check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame())
+    (finding,) = check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame()).findings
     assert "dpscope::dp_gather#1" in finding.message
