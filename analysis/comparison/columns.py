@@ -61,6 +61,9 @@ COLUMNS = (
     Column("exposed_high_us", "exposed high", "time", "communication", "Largest mean of a rank and device"),
     Column("transfer_us", "transfer", "time", "communication", "Sum over collectives of the shortest rank's duration"),
     Column("wait_us", "wait", "time", "communication", "Time collectives only waited for a later rank"),
+    Column(
+        "exposed_wait_us", "exposed wait", "time", "communication", "Of exposed communication: waiting for a later rank"
+    ),
     Column("queue_us", "queue", "time", "communication", "Time gloo's collectives waited for a worker thread"),
     Column("host_copy_us", "host copies", "time", "communication", "Other copies outside compute and communication"),
     Column("idle_us", "idle", "time", "communication", "Neither compute nor communication"),

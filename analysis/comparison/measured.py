@@ -25,9 +25,10 @@ from dpscope.analysis.stats.samples import (
 )
 
 _MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
+_MATCHED = ("transfer_us", "wait_us", "exposed_wait_us")
 _COMMUNICATION = (
     "communication_us", "communication_low_us", "communication_high_us", "hidden_us", "exposed_us",
-    "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "communication_share", "exposed_share",
+    "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "exposed_wait_us", "communication_share", "exposed_share",
     "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us",
 )  # fmt: skip
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
@@ -172,7 +173,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
     if windows.empty:
         row.clear((*_MEANS, "traced_step_us"), "no whole traced step")
         return
-    means = {column: _mean(windows[column]) for column in (*_MEANS, "step_us", "transfer_us", "wait_us")}
+    means = {column: _mean(windows[column]) for column in (*_MEANS, "step_us", *_MATCHED)}
     row.put("", traced_step_us=means["step_us"], traced_step_count=len(windows))
     row.put("not told by a CPU trace", **{column: means[column] for column in _MEANS})
     no_match = (
@@ -180,7 +181,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
         if data.cell.strategy in ("dp", "dp-host")
         else "needs matched collectives of every rank"
     )
-    row.put(no_match, transfer_us=means["transfer_us"], wait_us=means["wait_us"])
+    row.put(no_match, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
         per_rank = windows.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
         spread = mean_range([float(value) for value in per_rank])

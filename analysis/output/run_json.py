@@ -16,7 +16,15 @@ from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.training.summary import training_content
 
-UNKNOWN_WITH_COMMUNICATION = ("communication_us", "hidden_us", "exposed_us", "idle_us", "transfer_us", "wait_us")
+UNKNOWN_WITH_COMMUNICATION = (
+    "communication_us",
+    "hidden_us",
+    "exposed_us",
+    "idle_us",
+    "transfer_us",
+    "wait_us",
+    "exposed_wait_us",
+)
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""
 
 
@@ -40,7 +48,7 @@ def run_json(report: Report) -> str:
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
-            "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us")),
+            "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us", "exposed_wait_us")),
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
             "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
             "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),

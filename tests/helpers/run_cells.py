@@ -68,7 +68,17 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd
     ranks = range(cell.devices) if cell.strategy == "ddp" else (0,)
     devices = range(cell.devices) if cell.strategy == "dp" else (0,)
     defaults = dict.fromkeys(
-        ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us", "transfer_us", "wait_us"), pd.NA
+        (
+            "communication_us",
+            "hidden_us",
+            "exposed_us",
+            "host_copy_us",
+            "idle_us",
+            "transfer_us",
+            "wait_us",
+            "exposed_wait_us",
+        ),
+        pd.NA,
     )
     frame = pd.DataFrame(
         [

@@ -278,7 +278,7 @@ def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
     analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
     cell = Cell(strategy="dp", devices=2, batch_size=8)
     nothing = float("nan")
-    steps = analysis.steps.assign(repeat=0, transfer_us=nothing, wait_us=nothing)
+    steps = analysis.steps.assign(repeat=0, transfer_us=nothing, wait_us=nothing, exposed_wait_us=nothing)
     data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=copies_between_devices(analysis).assign(repeat=0))
     found = row(data, CostSources())
     assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2
