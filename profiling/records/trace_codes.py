@@ -54,6 +54,12 @@ class TraceCode(FindingCode):
         "Some events have no usable time and were left out.",
         "sums hold what was read; trace again if the missing events matter",
     )
+    DEVICES_UNKNOWN = (
+        "devices_unknown",
+        "warning",
+        "Some device events give no device's number that can be one; they are in the rows of device -1.",
+        "sums of each device hold what names it; trace again if the missing events matter",
+    )
     NEGATIVE_DURATIONS = (
         "negative_durations",
         "warning",

@@ -13,9 +13,9 @@ from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, Placement, RankRewriter
 from dpscope.analysis.traces.merge.tracks import Span, other_transfers, track_events
 from dpscope.analysis.traces.merge.writing import Part, PartWriter, writing
+from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.json_events import DecodedChunk
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.collectives import collectives

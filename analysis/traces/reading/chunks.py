@@ -22,7 +22,9 @@ from dpscope.profiling.store.errors import DpscopeError
 BLOCK_BYTES = 1 << 16  # read from the file at once
 INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands
 CHUNK_BYTES = 1 << 18  # decoded at once: text and events of a chunk together fit a core's own cache
-EVENT_BYTES = 64 << 20  # a longer event is none; what is read of it is let go
+EVENT_BYTES = 16 << 20  # a longer event is none; what is read of it is let go
+_MOST_LET_GO = 4  # times in a row; then the file has no more events
+TAIL_BYTES = 64 << 20  # behind the events that are looked at
 HEAD_BYTES = 64 << 20  # in which the events must begin
 DEFAULT_MAX_BYTES = 16 << 30
 
@@ -87,7 +89,7 @@ def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
         buffer += block
     kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
     text = TraceText(head=head, chunks=iter(()), kineto_layout=kineto_layout)
-    text.chunks = _chunks(bytes(buffer), blocks, text)
+    text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(_without_events(path)))
     return text
 
 
@@ -100,9 +102,10 @@ def _events_start(buffer: bytearray, searched: int) -> int | None:
     return None
 
 
-def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText) -> Iterator[bytearray]:
+def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Callable[[], None]) -> Iterator[bytearray]:
     """Runs of whole events in brackets, CHUNK_BYTES or more; the last still holds the array's end and the tail."""
     cuts = _cuts(rest)
+    let_go = 0
     parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     for block in blocks:
         parts.append(block)
@@ -113,13 +116,18 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText) -> Iterator[b
         cut = _last_cut(chunk, text.kineto_layout, cuts)
         if cut is None and size > EVENT_BYTES:
             parts, size, wanted = [b"["], 0, CHUNK_BYTES
-            continue
+            let_go += 1
+            if let_go < _MOST_LET_GO:
+                continue
+            give_up()
+            return
         if cut is None:  # one event larger than a chunk
             parts, wanted = [bytes(chunk)], 2 * size
             continue
         rest = bytes(chunk[cut + 1 :]).lstrip().removeprefix(b",")
         chunk[cut + 1 :] = b"]"
         yield chunk
+        let_go = 0
         if text.unfinished:
             rest, text.unfinished = text.unfinished + b"," + rest, b""
         parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
@@ -209,6 +217,13 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
             if not data:
                 report(_gzip_damage(path, "is cut short"))
                 return
+
+
+def _without_events(path: Path) -> Finding:
+    return TraceCode.EVENTS_UNREADABLE.finding(
+        f"{path} holds more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; "
+        "what lies beyond was not read"
+    )
 
 
 def _gzip_damage(path: Path, what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.json_events import NONE, Event, EventArgs, int64
+from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, NONE, Event, EventArgs, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import Buffers, recorded_buffers
 
 CATEGORIES = {
@@ -38,6 +38,9 @@ _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
 _LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)(?:\.(\d{1,17})\d*)?')
 _SEARCHED_WHOLE = 4  # chunks: a file may begin with much metadata, which has no times
 _MOST_US = 2.0**53  # 285 years: what is longer is no time
+
+_LONGEST_NAME = 1 << 14  # characters: C++ names of kernels have hundreds
+_LONGEST_TEXT = 1 << 16  # bytes of what describes a collective; a list of 8,000 ranks has 48,000
 
 COLUMN_TYPES: dict[str, type] = {
     "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
@@ -76,8 +79,8 @@ class TextBase:
         return b"%s-%d.%0*d" % (key, -difference - 1, len(fraction), 10 ** len(fraction) - int(fraction))
 
 
-Loss = Literal["without_time", "negative", "shapes"]
-"""Events without a usable time, with a negative duration, and with shapes that are damaged."""
+Loss = Literal["without_time", "negative", "shapes", "device"]
+"""Events without a usable time, with a negative duration, with shapes that are damaged, and on a device without a number."""
 
 
 class TableBuilder:
@@ -122,7 +125,7 @@ class TableBuilder:
             category=category,
             name=names,
             thread=_integers([event.tid for event in events]),
-            device=_of_some(events, np.flatnonzero(category >= Category.KERNEL), _device),
+            device=self._devices(events, category),
             correlation=_of_some(events, np.flatnonzero(category >= Category.RUNTIME), _correlation),
             bytes=_of_some(events, np.flatnonzero(category == Category.MEMCPY), _bytes),
         )
@@ -136,9 +139,17 @@ class TableBuilder:
         codes = self.name_codes
         for name in dict.fromkeys(names):
             if name not in codes:
+                if len(name) > _LONGEST_NAME:
+                    return self._name_codes([one[:_LONGEST_NAME] for one in names])
                 codes[name] = len(codes)
                 self.communicates.append(_COMMUNICATION_NAME.search(name) is not None)
         return np.fromiter(map(codes.__getitem__, names), dtype=np.int64, count=len(names))
+
+    def _devices(self, events: Sequence[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> IntColumn:
+        rows = np.flatnonzero(category >= Category.KERNEL)
+        devices = _of_some(events, rows, _device)
+        self.lost["device"] += int((devices[rows] == NONE).sum())
+        return devices
 
     def _with_sound_times(self, events: list[_Event]) -> tuple[list[_Event], FloatColumn, FloatColumn]:
         """The events that have a start and a duration, these two, and a count of the others."""
@@ -199,17 +210,22 @@ def communication_args(args: EventArgs, shapes: Buffers) -> CommunicationArgs:
         elements, types = (shapes.input_elements, shapes.output_elements), (shapes.input_bytes, shapes.output_bytes)
         dtype = shapes.dtype or args.dtype
     return CommunicationArgs(
-        collective_name=args.collective_name,
+        collective_name=_described(args.collective_name),
         input_elements=elements[0],
         output_elements=elements[1],
-        dtype=dtype,
-        group=str(args.group) if args.group is not None else None,
-        group_ranks=bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"') or None,
-        group_size=int64(args.group_size),
+        dtype=_described(dtype),
+        group=_described(str(args.group)) if args.group is not None else None,
+        group_ranks=_described(bytes(args.group_ranks).decode("utf-8", errors="replace").strip('"')) or None,
+        group_size=ordinal(args.group_size) or None,
         sequence=int64(args.sequence),
         input_bytes=types[0],
         output_bytes=types[1],
     )
+
+
+def _described(text: str | None) -> str | None:
+    """A text of the usual length; one of megabytes is damage."""
+    return text if text is None or len(text) <= _LONGEST_TEXT else None
 
 
 def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], int]) -> IntColumn:
@@ -224,9 +240,9 @@ def _device(event: Event) -> int:
     """The device an event ran on; peer copies name it otherwise, or only by their process id."""
     args = event.args
     for device in (args.device, args.copy_device):
-        if device != NONE and -(2**63) <= device < 2**63:
+        if 0 <= device <= MOST_ORDINAL:
             return device
-    return event.pid if isinstance(event.pid, int) else NONE
+    return event.pid if isinstance(event.pid, int) and 0 <= event.pid <= MOST_ORDINAL else NONE
 
 
 def _correlation(event: Event) -> int:

@@ -6,14 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dpscope.analysis.traces.reading.chunks import Report, TraceText
-from dpscope.analysis.traces.reading.json_events import int64
+from dpscope.analysis.traces.reading.json_events import ordinal
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _FILE_NAME_RANK = (
-    re.compile(r"^\d+_(\d{1,9})\.pt\.trace\.json"),
-    re.compile(r"(?:^|[^a-z])rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE),
+    re.compile(r"^\d+_(\d+)\.pt\.trace\.json"),
+    re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE),
 )
+_LONGEST_TEXT = 256  # characters of a name
+_MOST_LENIENT = 4 << 20  # bytes that are no strict JSON: its objects take up to 30 times as much
+
+
+class _Fields(msgspec.Struct, rename={"info": "distributedInfo", "host": "host_name", "devices": "deviceProperties",
+                                      "base": "baseTimeNanoseconds"}):  # fmt: skip
+    info: msgspec.Raw = msgspec.Raw()
+    host: msgspec.Raw = msgspec.Raw()
+    devices: msgspec.Raw = msgspec.Raw()
+    base: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(frozen=True)
@@ -31,34 +44,68 @@ class Header:
 def read_header(text: TraceText, path: Path, report: Report) -> Header:
     """The header of a trace whose events have been read; the rank from the file's name if it has none."""
     fields = _fields(text, path, report)
-    distributed = fields.get("distributedInfo")
+    distributed = _value(fields.info)
     info: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
-    rank = int64(info.get("rank"))
+
+    def number(what: str, value: object, least: int = 0) -> int | None:
+        found = ordinal(value)
+        if value is None or (found is not None and found >= least):
+            return found
+        report(_no_number(path, what, value))
+        return None
+
+    rank = number("rank", info.get("rank"))
     return Header(
-        rank=rank if rank is not None else _rank_of_name(path),
-        world_size=int64(info.get("world_size")),
+        rank=rank if rank is not None else number("rank in its name", _rank_of_name(path)),
+        world_size=number("world size", info.get("world_size"), least=1),
         backend=_text(info.get("backend")),
-        host=_text(fields.get("host_name")),
-        device_names=_device_names(fields),
-        base_ns=_base_ns(fields.get("baseTimeNanoseconds")),
+        host=_text(_value(fields.host)),
+        device_names=_device_names(_value(fields.devices)),
+        base_ns=_base_ns(_value(fields.base)),
     )
 
 
-def _fields(text: TraceText, path: Path, report: Report) -> dict[str, Any]:
+def _no_number(path: Path, what: str, value: object) -> Finding:
+    return TraceCode.HEADER_UNREADABLE.finding(
+        f"the {what} of {path} is {str(value)[:40]!r}, which cannot be: it is taken as unknown"
+    )
+
+
+def _fields(text: TraceText, path: Path, report: Report) -> _Fields:
     if text.is_array:
-        return {}
+        return _Fields()
     for closing in (bytes(text.tail), b"]}"):
+        whole = text.head + closing
         try:
-            value = json.loads((text.head + closing).decode("utf-8", errors="replace"), strict=False)
-        except (ValueError, RecursionError):
-            continue
-        return value if isinstance(value, dict) else {}
+            return msgspec.json.decode(whole, type=_Fields)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        value = _lenient(whole)
+        if isinstance(value, dict):
+            names = zip(_Fields.__struct_fields__, _Fields.__struct_encode_fields__, strict=True)
+            return _Fields(
+                **{name: msgspec.Raw(json.dumps(value[key]).encode()) for name, key in names if key in value}
+            )
     report(
         TraceCode.HEADER_UNREADABLE.finding(
             message=f"the header of {path} is not readable: rank and world size are unknown"
         )
     )
-    return {}
+    return _Fields()
+
+
+def _value(raw: msgspec.Raw) -> object:
+    return _lenient(bytes(raw))
+
+
+def _lenient(text: bytes) -> object:
+    """JSON that need not be strict; None for what is none, or too long."""
+    if not text or len(text) > _MOST_LENIENT:
+        return None
+    try:
+        return json.loads(text.decode("utf-8", errors="replace"), strict=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _base_ns(value: object) -> int:
@@ -67,18 +114,17 @@ def _base_ns(value: object) -> int:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else None
 
 
-def _rank_of_name(path: Path) -> int | None:
+def _rank_of_name(path: Path) -> str | None:
     for pattern in _FILE_NAME_RANK:
         if match := pattern.search(path.name):
-            return int(match[1])
+            return match[1]
     return None
 
 
-def _device_names(fields: dict[str, Any]) -> tuple[str, ...]:
-    devices = fields.get("deviceProperties")
+def _device_names(devices: object) -> tuple[str, ...]:
     if not isinstance(devices, list):
         return ()
-    return tuple(str(device.get("name", "unknown")) for device in devices if isinstance(device, dict))
+    return tuple(str(device.get("name", "unknown"))[:_LONGEST_TEXT] for device in devices if isinstance(device, dict))

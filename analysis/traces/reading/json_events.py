@@ -1,25 +1,15 @@
-"""Kineto's JSON events as typed structs: fast where the text is sound, event by event where it is not."""
+"""Kineto's JSON events as typed structs, and how one is read that is no strict JSON."""
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-_EVENT_CUT_KINETO = re.compile(rb"(?<=\n  \}),\s*")
-_EVENT_CUT = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*")')
-# Behind the events: the text's end, the end of the object they are in, or its next key.
-_ARRAY_END = re.compile(rb'\}(\s*\])(?=\s*(?:\Z|\}(?!\s*[\]},])|,\s*"))')
-_STRAY_END = re.compile(rb'(?<=\})\s*\]\s*,\s*(?=\{\s*")')
 NONE = -1  # stands for a number the trace does not give
 MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
-_MAX_ENDS = 8  # of an array that are tried in one piece of text
-_MAX_UNFINISHED = 1 << 16  # bytes at a chunk's end that may be an event's beginning
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class EventArgs(msgspec.Struct, gc=False, frozen=True):
@@ -87,117 +77,6 @@ class Codec(Generic[_Event]):
     lenient: Callable[[bytes], _Event | None]
     is_event: Callable[[_Event], bool]  # has a phase
     is_timed: Callable[[_Event], bool]  # has a start and a duration
-
-
-@dataclass
-class DecodedChunk(Generic[_Event]):
-    """Events of a chunk, what could not be read of it, and the text behind the array's end."""
-
-    events: list[_Event]
-    skipped: int = 0
-    repaired: int = 0
-    tail: bytes | None = None  # set when the array ended in this chunk
-    cut_short: bool = False  # the chunk's last event is not whole
-    unfinished: bytes = b""  # it may go on in the next chunk
-    subtracted_us: int = 0  # from the events' times, to fit a float
-
-
-def decode_chunk(
-    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True
-) -> DecodedChunk[_Event]:
-    """Events of one chunk, a JSON array or what damage made of it; never raises on bad text.
-
-    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`.
-    """
-    try:
-        return DecodedChunk(codec.chunk(chunk))
-    except _UNREADABLE:
-        pass
-    end = chunk.rfind(b"\n  ]") if kineto_layout else -1
-    if end >= 0:
-        try:
-            return DecodedChunk(codec.chunk(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
-        except _UNREADABLE:
-            pass
-    try:
-        return DecodedChunk(codec.lax_chunk(chunk))
-    except _UNREADABLE:
-        return _decode_each(bytes(chunk[1:-1]), kineto_layout, codec, goes_on)
-
-
-def _decode_each(chunk: bytes, kineto_layout: bool, codec: Codec[_Event], goes_on: bool) -> DecodedChunk[_Event]:
-    """Event by event: the sound ones are kept, the damaged ones repaired or counted."""
-    result: DecodedChunk[_Event] = DecodedChunk([])
-    pieces = list(_pieces(chunk, kineto_layout))
-    index = 0
-    while index < len(pieces) and result.tail is None:
-        piece = pieces[index]
-        event, used = _decode_one(piece, result, codec), 1
-        if event is None:
-            text, count, depth = (piece, 1, 0) if kineto_layout else _joined(pieces, index)
-            if goes_on and depth > 0 and len(text) < _MAX_UNFINISHED:
-                result.unfinished = text
-                break
-            event = _decode_one(text, result, codec) if count > 1 and depth == 0 else None
-            used = count if event is not None else 1
-            if event is None and (ended := _array_end(text, result, codec)) is not None:
-                event, tail = ended
-                result.tail = b",".join([tail, *pieces[index + count :]])
-            elif event is None and index == 0 and piece.lstrip().startswith(b"]"):  # no event at all
-                result.tail = chunk
-                break
-            elif event is None and len(parts := _STRAY_END.split(piece, 1)) == 2:
-                pieces[index : index + 1] = parts
-                result.repaired += 1
-                continue
-        if event is not None:
-            result.events.append(event)
-        elif index + used == len(pieces) and not _is_closed(piece):
-            result.cut_short = bool(piece.strip())
-        else:
-            result.skipped += 1
-        index += used
-    return result
-
-
-def _pieces(chunk: bytes, kineto_layout: bool) -> Iterator[bytes]:
-    yield from (_EVENT_CUT_KINETO if kineto_layout else _EVENT_CUT).split(chunk)
-
-
-def _is_closed(piece: bytes) -> bool:
-    return piece.rstrip().endswith((b"}", b"]"))
-
-
-def _decode_one(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]) -> _Event | None:
-    try:
-        return codec.one(piece)
-    except _UNREADABLE:
-        event = codec.lenient(piece)
-        result.repaired += event is not None and codec.is_timed(event)
-        return event
-
-
-def _array_end(piece: bytes, result: DecodedChunk[_Event], codec: Codec[_Event]) -> tuple[_Event, bytes] | None:
-    """The last event and the text behind it, when the array's closing bracket is in this piece."""
-    for match in islice(_ARRAY_END.finditer(piece), _MAX_ENDS):
-        event = _decode_one(piece[: match.start() + 1], result, codec)
-        if event is not None and codec.is_event(event):
-            return event, piece[match.start(1) :]
-    return None
-
-
-def _joined(pieces: list[bytes], index: int) -> tuple[bytes, int, int]:
-    """An event whose arguments hold objects of their own was cut inside: its text, number of pieces and open braces.
-
-    All pieces that are left where its braces never balance.
-    """
-    depth = count = 0
-    for piece in islice(pieces, index, None):
-        depth += piece.count(b"{") - piece.count(b"}")
-        count += 1
-        if depth <= 0:
-            break
-    return b",".join(pieces[index : index + count]), count, depth
 
 
 def _lenient_event(text: bytes, event_type: type[_Traced], args_type: type[EventArgs]) -> _Traced | None:

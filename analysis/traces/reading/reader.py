@@ -8,19 +8,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES, TraceText, open_trace
+from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk, decode_chunk
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES, TAIL_BYTES, TraceText, open_trace
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, Trace
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.header import Header, read_header
-from dpscope.analysis.traces.reading.json_events import (
-    EVENTS,
-    LABEL_EVENTS,
-    Codec,
-    DecodedChunk,
-    Event,
-    decode_chunk,
-)
+from dpscope.analysis.traces.reading.json_events import EVENTS, LABEL_EVENTS, Codec, Event
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -102,6 +96,9 @@ def read_events(
     for chunk, goes_on in _to_the_end(text):
         if ended:  # a tail longer than a chunk
             text.tail += b"," + chunk[1:-1]  # the comma was cut with the chunk
+            if len(text.tail) > TAIL_BYTES:
+                findings.append(_long_tail(path))
+                break
             continue
         decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on)
         decoded.subtracted_us = base.subtracted_us
@@ -154,6 +151,12 @@ def _trace(
     )
 
 
+def _long_tail(path: Path) -> Finding:
+    return TraceCode.HEADER_UNREADABLE.finding(
+        f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; what lies beyond was not read"
+    )
+
+
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:
     found: list[tuple[TraceCode, str]] = []
     if reading.skipped:
@@ -169,6 +172,9 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
         found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its events do; the {rows} read are whole"))
     if lost["without_time"]:
         found.append((TraceCode.EVENTS_WITHOUT_TIME, f"{lost['without_time']} events of {path} have no usable time"))
+    if lost["device"]:
+        message = f"{lost['device']} device events of {path} name no device; they stand as device -1"
+        found.append((TraceCode.DEVICES_UNKNOWN, message))
     if lost["negative"]:
         found.append(
             (TraceCode.NEGATIVE_DURATIONS, f"{lost['negative']} events of {path} end before they start; left out")

@@ -32,6 +32,7 @@ _OUTPUT_THEN_INPUT = re.compile(r"^c10d::(?:_?all_?gather|_?reduce_scatter|all_?
 _OUTPUT_IS_N_INPUTS = frozenset({"all_gather"})
 _INPUT_IS_N_OUTPUTS = frozenset({"reduce_scatter"})
 _DEEPEST = 8  # lists in lists of shapes: torch records two
+_LONGEST = 1 << 20  # bytes of JSON: shapes of some 100,000 tensors
 _MOST_BYTES = 2**63  # beyond, a size is damage
 _ONE_SIDED = frozenset({"gather", "scatter"})  # larger at the root alone, and the trace does not say who that is
 
@@ -101,8 +102,10 @@ class _Tensor:
 def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Buffers | None:
     """What `Input Dims` and `Input type` of an operator or range (JSON, as recorded) say of its buffers.
 
-    Either may be absent (empty). None where one of them is damaged: no JSON, or no UTF-8.
+    Either may be absent (empty). None where one of them is damaged: no JSON, no UTF-8, or longer than any.
     """
+    if max(len(input_dims), len(input_type)) > _LONGEST:
+        return None
     try:
         dims = msgspec.json.decode(input_dims) if input_dims else None
         types = msgspec.json.decode(input_type) if input_type else None

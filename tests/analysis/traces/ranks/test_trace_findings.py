@@ -170,6 +170,10 @@ CASES = {
     "events_without_time": Case(
         changed(lambda event: event.update(dur=None)), changed(lambda event: event.update(dur=0))
     ),
+    "devices_unknown": Case(
+        changed(lambda event: event.update(pid="a GPU", args=event["args"] | {"device": -5})),
+        changed(lambda event: event.update(args=event["args"] | {"device": 2**40})),  # its process is the device
+    ),
     "negative_durations": Case(changed(lambda event: event.update(dur=-1)), changed(lambda event: event.update(dur=0))),
     "duplicate_events": Case(doubled(same_time=True), doubled(same_time=False)),
     "fused_ranks": Case(fused("args_rank")),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -125,6 +126,41 @@ def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) 
     steps = analysis.steps.iloc[2:]
     assert steps["step_us"].to_list() == pytest.approx([1000.0] * len(steps), abs=0.5)
     assert steps["compute_us"].to_list() == pytest.approx([100.0] * len(steps), abs=0.5)
+
+
+def frames(count: int, frame: str) -> str:
+    return ", ".join([frame] * count)
+
+
+BROKEN = {
+    # Where a try costs all the text behind it, and each piece is one.
+    "a frame without its end": '{"x": [' + frames(90_000, '{"file": "a", "line": 1}') + ', {"file": ], "y": 1}',
+    "a brace too many": '{"x": [' + frames(90_000, '{"file": "a", "line": 1}') + ', {"y": {"z": 1}',
+    "frames in frames": frames(90_000, '{"a": [{"b": 1}') + "]}" * 90_000,
+    "nothing but beginnings": frames(200_000, '{"a": [{"b": 1}'),
+    "ends of no array": frames(90_000, '{"a": nul}], "b": [}'),
+    "stray brackets": '{"a": 1}' + '], {"a": nul}' * 90_000,
+    "blanks": ('{"a": nul}' + " " * 3000) * 700,
+    "a string without end": '{"a": "' + "b\\" * 1_000_000,
+    "nested": '{"a": ' + "[" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_repair_is_linear_whatever_is_broken(tmp_path: Path, name: str) -> None:
+    """2 to 4 MB on one line in the middle of the events: it costs seconds at most, and the events around it are there."""
+    before, after = json.dumps(events(60))[1:-1], json.dumps(events(120)[180:])[1:-1]
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text('{"traceEvents": [' + ", ".join([before, BROKEN[name], after]) + "]}")
+    begun = time.process_time()
+    trace = read_trace(path)
+    assert time.process_time() - begun < 5
+    assert 300 <= len(trace.events) <= 360
+    assert codes_of(trace) & {"events_unreadable", "events_repaired", "trace_truncated"}
+
+
+def codes_of(trace: Trace) -> set[str]:
+    return {finding.code for finding in trace.findings}
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])
