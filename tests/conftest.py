@@ -1,5 +1,6 @@
 """Tests that start a process are marked `process`: those in end_to_end/ by their place, others by hand; others fail."""
 
+import platform
 import sys
 from collections.abc import Iterator
 
@@ -31,4 +32,5 @@ def refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
         raise AssertionError(f"{running[0].nodeid} starts a process ({event}): mark it @pytest.mark.process")
 
 
+platform.processor()  # asks a process once and remembers: so no test is the first to ask
 sys.addaudithook(refuse_processes)

@@ -6,9 +6,11 @@ from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.jobs.attended_job import attend_job, job_failure
-from dpscope.launch.jobs.out_folder import check_equality_place, locked
+from dpscope.launch.jobs.job_queue import held
+from dpscope.launch.jobs.out_folder import check_equality_place
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.records.equality import (
     EQUALITY_FOLDER,
     EQUALITY_NAME,
@@ -29,16 +31,10 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console) -> Non
     """
     check_equality_place(out)
 
-    def note(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
-    with locked(out, wait=False, note=note):
+    with held(out, console):
         _clear(out)
         write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
-        if settings.config.download:
-            from dpscope.launch.workload.image_sets import download_data
-
-            download_data(settings.config)
+        download_data(settings.config)
         stop = StopRequest()
         with stop.listening():
             for number, job in enumerate(settings.jobs, start=1):

@@ -49,7 +49,7 @@ def follow_job(
             job.ask_to_end(grace_s)
         return how, exit_status
     finally:
-        tell_survivors(job.end(), console)
+        warn_about_leftover_processes(job.end(), console)
 
 
 def outcome_of(folder: JobFolder, end: JobEnd, timeout_s: float) -> JobOutcome:
@@ -74,7 +74,7 @@ def job_failure(
     return DpscopeError(f"{what}: {outcome.message}")
 
 
-def tell_survivors(processes: Sequence[int], console: Console) -> None:
+def warn_about_leftover_processes(processes: Sequence[int], console: Console) -> None:
     """Warn of processes that outlive even SIGKILL."""
     if processes:
         console.print(

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpscope.launch.jobs.job_files import FailureNote, looks_like_out_of_memory, read_failures
 from dpscope.profiling.records.run import CellStatus
@@ -25,6 +26,7 @@ class JobOutcome:
     status: CellStatus
     message: str = ""
     log_tail: tuple[str, ...] = ()
+    signal: int | None = None  # that killed the process which failed first
 
 
 def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, last_pass: str | None) -> JobOutcome:
@@ -35,10 +37,15 @@ def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, la
     if exit_status is None:
         message = f"passed its time limit of {timeout_s:g} s ({_where(last_pass)}); raise --timeout if it was only slow"
         return JobOutcome(status="timed_out", message=message, log_tail=_log_tail(log, None))
-    rank, status, message = _first_failure(read_failures(folder.path), _exits(log), exit_status)
-    if status == "crashed" and looks_like_out_of_memory(message):
-        status = "out_of_memory"
-    return JobOutcome(status=status, message=f"{message} ({_where(last_pass)})", log_tail=_log_tail(log, rank))
+    first = _first_failure(read_failures(folder.path), _exits(log), exit_status)
+    return JobOutcome(
+        status="out_of_memory"
+        if first.status == "crashed" and looks_like_out_of_memory(first.message)
+        else first.status,
+        message=f"{first.message} ({_where(last_pass)})",
+        log_tail=_log_tail(log, first.rank),
+        signal=first.signal,
+    )
 
 
 def interrupted(folder: JobFolder, last_pass: str | None) -> JobOutcome:
@@ -57,24 +64,33 @@ def _exits(log: str) -> dict[int, int]:
     return {int(rank): int(status) for rank, status in _EXIT.findall(log)}
 
 
-def _first_failure(
-    notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int
-) -> tuple[int | None, CellStatus, str]:
-    """Rank, status and message of the failure that the others follow from."""
+class _Failure(NamedTuple):
+    """One process's failure; rank None is torchrun's own."""
+
+    rank: int | None
+    message: str
+    status: CellStatus = "crashed"
+    signal: int | None = None
+
+
+def _first_failure(notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int) -> _Failure:
+    """The failure that the others follow from."""
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]
     if not causes and killed:
-        return killed[0], "crashed", f"rank {killed[0]} was killed by {_signal_text(-exits[killed[0]])}"
+        rank, number = killed[0], -exits[killed[0]]
+        return _Failure(rank, f"rank {rank} was killed by {_signal_text(number)}", signal=number)
     causes = causes or [note for note in notes if not note.peer_lost] or list(notes)
     if causes:
-        return causes[0].rank, causes[0].kind, f"rank {causes[0].rank}: {causes[0].message}"
+        return _Failure(causes[0].rank, f"rank {causes[0].rank}: {causes[0].message}", causes[0].kind)
     if exits:
         rank, status = next(iter(exits.items()))
         ended = f"was ended by {_signal_text(-status)}" if status < 0 else f"ended with exit status {status}"
-        return rank, "crashed", f"rank {rank} {ended}"
+        return _Failure(rank, f"rank {rank} {ended}")
     if torchrun_status < 0:
-        return None, "crashed", f"torchrun was killed by {_signal_text(-torchrun_status)}"
-    return None, "crashed", f"torchrun ended with exit status {torchrun_status} and no result"
+        killer = -torchrun_status
+        return _Failure(None, f"torchrun was killed by {_signal_text(killer)}", signal=killer)
+    return _Failure(None, f"torchrun ended with exit status {torchrun_status} and no result")
 
 
 def _signal_text(number: int) -> str:

@@ -68,7 +68,7 @@ def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Mani
     )
 
 
-def entered(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest | None:
+def manifest_containing(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest | None:
     """The run's manifest if it has this cell, measured with these settings and threads; None while it has not."""
     manifest = run.manifest() if is_run_folder(run.path) else None
     if manifest is None or PlannedCell(cell=cell) not in manifest.plan:

@@ -16,13 +16,13 @@ from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, thr
 from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.planning.plan_estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
 from dpscope.launch.planning.run_config import setting_text
-from dpscope.launch.planning.worker_command import hand_command
+from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, check_model
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, PlannedCell, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,14 @@ class PlannedJob:
 
     cell: Cell
     repeat: int
+    folder: RepeatFolder
     estimate: CellEstimate
     command: tuple[str, ...]
     done: bool  # already measured: will not be run again
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name} repeat {self.repeat}"
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,12 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
 def _planned_job(
     run: RunFolder, cell: Cell, repeat: int, config: RunConfig, kind: DeviceType, size: ModelSize, fresh: bool
 ) -> PlannedJob:
-    result = None if fresh else run.repeat(cell, repeat).result()
+    folder = run.repeat(cell, repeat)
+    result = None if fresh else folder.result()
     return PlannedJob(
         cell=cell,
         repeat=repeat,
+        folder=folder,
         estimate=estimate_cell(cell, config, kind, size),
         command=tuple(torchrun_command(run.path, cell, repeat)),
         done=result is not None and result.status == "ok",
@@ -124,7 +131,7 @@ def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = 
     print_plan(description, console)
     begun = is_run_folder(out) and not fresh
     for job in description.jobs:
-        command = job.command if begun else hand_command(description.config, job.cell, job.repeat, out)
+        command = job.command if begun else standalone_worker_command(description.config, job.cell, job.repeat, out)
         console.print(Text(shlex.join(command)), soft_wrap=True)
     return description
 

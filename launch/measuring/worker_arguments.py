@@ -12,7 +12,7 @@ import msgspec
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_place
-from dpscope.launch.measuring.multi_host_manifest import entered, free_repeat, manifest_with
+from dpscope.launch.measuring.multi_host_manifest import free_repeat, manifest_containing, manifest_with
 from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
@@ -189,7 +189,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
 def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest:
     """The run's manifest once rank 0 has entered this job; raises DpscopeError when that does not come to be seen."""
     deadline = time.monotonic() + _WAIT_FOR_RANK_0_S
-    while (manifest := entered(run, config, cell, threads)) is None:
+    while (manifest := manifest_containing(run, config, cell, threads)) is None:
         if time.monotonic() > deadline:
             raise DpscopeError(
                 f"--out {run.path}: rank 0 has entered no {cell.name} there in {_WAIT_FOR_RANK_0_S:g} s; name one folder "

@@ -21,7 +21,7 @@ _NOT_OF_A_WORKER = (
 )
 
 
-def hand_command(config: RunConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
+def standalone_worker_command(config: RunConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
     """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
 
     The threads are those of the whole run, which a worker that sees one cell cannot know.

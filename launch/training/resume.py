@@ -77,7 +77,7 @@ def _origin(job: TrainJob, go_back: bool) -> Path | None:
     return own.last if own.last.exists() else job.resume_from
 
 
-def take_up(found: Resumption, folder: TrainingFolder) -> None:
+def restore_progress(found: Resumption, folder: TrainingFolder) -> None:
     """Make the checkpoint that a training goes on from its last one, and forget the epochs after it."""
     checkpoints = CheckpointFolder(folder.checkpoints_path)
     if found.path == checkpoints.previous:
@@ -86,7 +86,7 @@ def take_up(found: Resumption, folder: TrainingFolder) -> None:
         write_json(folder.epochs_path, [record for record in folder.epochs() if record.epoch <= found.had.epochs])
 
 
-def told_place(folder: TrainingFolder) -> str:
+def describe_saved_state(folder: TrainingFolder) -> str:
     """Where a training that ended early was saved."""
     last = CheckpointFolder(folder.checkpoints_path).last
     return f"saved at {verify(last).place}" if last.exists() else "nothing was saved yet"

@@ -34,3 +34,18 @@ def digits_file() -> Path:
     if not path.is_file():
         raise DpscopeError(f"--data digits: scikit-learn {package.version} has no {path}; install another version")
     return path
+
+
+def download_data(config: RunConfig) -> None:
+    """Fetch CIFAR-10 where it is asked for and absent; raises DpscopeError when that fails. Imports torch only then."""
+    if config.data != "cifar10" or not config.download:
+        return
+    from torchvision.datasets import CIFAR10
+
+    try:
+        CIFAR10(config.data_dir, train=True, download=True)
+    except (OSError, RuntimeError) as error:
+        raise DpscopeError(
+            f"--download: CIFAR-10 could not be fetched into {config.data_dir} ({error}); "
+            "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
+        ) from error

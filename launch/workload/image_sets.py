@@ -110,21 +110,6 @@ def check_classes(config: RunConfig, workload: Workload) -> None:
         )
 
 
-def download_data(config: RunConfig) -> None:
-    """Fetch CIFAR-10 where it is asked for and absent; raises DpscopeError when that fails."""
-    if config.data != "cifar10" or not config.download:
-        return
-    from torchvision.datasets import CIFAR10
-
-    try:
-        CIFAR10(config.data_dir, train=True, download=True)
-    except (OSError, RuntimeError) as error:
-        raise DpscopeError(
-            f"--download: CIFAR-10 could not be fetched into {config.data_dir} ({error}); "
-            "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
-        ) from error
-
-
 def _cifar10(config: RunConfig, train: bool, augmentation: Augmentation | None) -> StoredImages:
     from torchvision.datasets import CIFAR10
 

@@ -23,7 +23,7 @@ from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.manifest import open_train_manifest
 from dpscope.launch.training.planned_jobs import TrainDescription, plan_trainings
-from dpscope.launch.training.resume import take_up
+from dpscope.launch.training.resume import restore_progress
 from dpscope.launch.training.run import run_trainings
 from dpscope.launch.training.settings import load_train_config
 from dpscope.launch.training.train import run_training
@@ -62,7 +62,7 @@ def train_here(out: Path, resume_from: str | None = None, **flags: object) -> Tr
     (planned,) = description.jobs
     open_train_manifest(TrainFolder(out), description)
     if planned.resumption is not None:
-        take_up(planned.resumption, planned.folder)
+        restore_progress(planned.resumption, planned.folder)
     job = TrainJob(
         config=description.config,
         cell=planned.cell,

@@ -14,10 +14,11 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from dpscope.launch import cli
-from dpscope.launch.training.run import TrainOutcome, run_trainings
+from dpscope.launch.jobs.job_queue import Outcome
+from dpscope.launch.training.run import run_trainings
 from dpscope.launch.training.settings import load_train_config
 from dpscope.launch.workload.models import build_workload
-from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.records.training import EpochRecord, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import USER_MODELS
@@ -30,7 +31,7 @@ TINY: dict[str, object] = {
 }  # fmt: skip
 
 
-def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[TrainOutcome, str]:
+def trained(out: Path, fresh: bool = False, **flags: object) -> tuple[Outcome[TrainManifest, TrainResult], str]:
     """The outcome and what was printed."""
     printed = StringIO()
     with pytest.MonkeyPatch.context() as patch:

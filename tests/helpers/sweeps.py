@@ -10,8 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.launch.measuring.run import SweepOutcome, run_sweep
+from dpscope.launch.jobs.job_queue import Outcome
+from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.run import CellResult, Manifest
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
@@ -19,7 +21,7 @@ TINY: dict[str, object] = {
 }  # fmt: skip
 
 
-def sweep(out: Path, fresh: bool = False, **flags: object) -> SweepOutcome:
+def sweep(out: Path, fresh: bool = False, **flags: object) -> Outcome[Manifest, CellResult]:
     return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))
 
 

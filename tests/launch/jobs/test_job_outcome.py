@@ -42,12 +42,15 @@ def test_a_killed_rank_comes_before_the_rank_that_lost_it(folder: RepeatFolder) 
     outcome = job_outcome(folder, 1, 10, "timed")
     assert outcome.status == "crashed"
     assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory")
+    assert outcome.signal == 9
     assert outcome.log_tail[:2] == ("[rank1]: loss 2.30", "[rank0]: Traceback (most recent call last):")
 
 
 def test_a_cause_comes_before_an_earlier_consequence(folder: RepeatFolder) -> None:
     folder.log_path.write_text(REPORT.format(exit=1))
     note(folder, 0, 1, "RuntimeError: Connection closed by peer", peer_lost=True)
+    note(folder, 1, 2, "ValueError: killed by signal 9, says a user")
+    assert job_outcome(folder, 1, 10, "timed").signal is None  # whatever a message says
     note(folder, 1, 2, "ValueError: bad label")
     assert job_outcome(folder, 1, 10, "timed").message == "rank 1: ValueError: bad label (in its timed pass)"
 
@@ -67,6 +70,7 @@ def test_torchrun_itself_killed(folder: RepeatFolder) -> None:
     folder.log_path.write_text("no line of a rank\n")
     outcome = job_outcome(folder, -9, 10, None)
     assert outcome.message.startswith("torchrun was killed by signal 9")
+    assert outcome.signal == 9
     assert outcome.log_tail == ("[torchrun]: no line of a rank",)
 
 

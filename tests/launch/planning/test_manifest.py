@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch  # noqa: F401 (its first import starts a process, which these tests may not)
 from rich.console import Console
 
 from dpscope.launch.measuring.planned_jobs import plan_run

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import torch  # noqa: F401 (its first import starts a process, which these tests may not)
 
 from dpscope.profiling.machine.conditions import machine_differences, variable_differences
 from dpscope.profiling.machine.environment import collect_environment
