@@ -25,7 +25,7 @@ from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
-from dpscope.analysis.traces.steps.attribution import CUT_SHORT
+from dpscope.analysis.traces.steps.findings import CUT_SHORT
 from dpscope.analysis.training.data import load_training
 from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.finding import Finding

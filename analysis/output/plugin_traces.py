@@ -14,7 +14,8 @@ from typing import Any
 
 from isal import igzip
 
-from dpscope.analysis.traces.steps.event_kind import collective_kind, is_collective_kernel, is_peer_copy
+from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
+from dpscope.analysis.traces.steps.event_kind import collective_kind, is_peer_copy
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
 

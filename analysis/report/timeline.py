@@ -10,8 +10,9 @@ import pandas as pd
 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.units import plain, show_bytes, show_time
-from dpscope.analysis.traces.ranks.clock_alignment import RankClock, RankOrigin, align_clocks
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.profiling.records.run import CellStrategy
 
 MOST_RANKS = 8

@@ -100,8 +100,27 @@ class TraceCode(FindingCode):
     EVENTS_OF_NO_STEP = (
         "events_of_no_step",
         "warning",
-        "Some device events were launched in no traced step and are in no step's sums.",
-        "usual at a trace's edges; if they are many, trace more steps after a warm-up",
+        "Some device events were launched in no traced step: they count in the step during which they ran, or in none.",
+        "usual at a trace's edges and for replayed CUDA graphs; if they are many, trace more steps after a warm-up",
+    )
+    STEPS_OUTLASTED = (
+        "steps_outlasted",
+        "warning",
+        "A copy or kernel outlasts a later step: a copy then bounds no step, and steps within a kernel have no times.",
+        "look for long copies or kernels on a stream of their own, as of a checkpoint; no action needed if meant",
+    )
+    DEVICE_NOT_READ = (
+        "device_not_read",
+        None,
+        "The trace holds events of a device in categories that dpscope does not read. An error where none of its work "
+        "is read.",
+        "dpscope reads the kernels of CUDA, HIP and XPU and MTIA's ccp events; look at the others in Perfetto",
+    )
+    COMMUNICATION_UNKNOWN = (
+        "communication_unknown",
+        "warning",
+        "Kernels of no known library look by their names as if they communicated; they count as compute.",
+        "if they move data between ranks, communication is longer, and compute shorter, by their time",
     )
     TRACE_INCOMPLETE = (
         "trace_incomplete",
@@ -127,6 +146,12 @@ class TraceCode(FindingCode):
         "Some collectives have no counterpart on every rank of their group, so no transfer and no wait is given "
         "for them.",
         "read the traces of all ranks, over the same steps",
+    )
+    GROUPS_UNKNOWN = (
+        "groups_unknown",
+        "warning",
+        "Collectives that name no process group do not end together on all ranks, so they were not matched.",
+        "trace with a torch that records groups (2.2 or later), or read the ranks of each group by themselves",
     )
     PARALLELISM = (
         "parallelism",

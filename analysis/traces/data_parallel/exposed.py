@@ -6,7 +6,6 @@ import numpy as np
 
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.breakdown import step_windows
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.intervals import Intervals
 
@@ -27,7 +26,7 @@ def exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: flo
 def device_exposed_us(attribution: Attribution, phase: np.ndarray, names: tuple[str, ...]) -> dict[Place, float]:
     """Exposed microseconds of every (step, device, phase); `phase` holds an index into `names` per event, -1 for none."""
     events = attribution.events
-    starts, ends, _ = step_windows(attribution)
+    starts, ends = attribution.windows.start_us, attribution.windows.end_us
     launched = phase >= 0
     communication = launched & attribution.rows(*COMMUNICATION_KINDS)
     compute_rows = launched & attribution.rows(Kind.COMPUTE)

@@ -31,7 +31,7 @@ _FORWARD_OPERATOR = re.compile(r"^(?:Scatter|Broadcast|Gather)$")
 
 @dataclass(frozen=True)
 class LaunchPhases:
-    """Per row of the event table: the index in PHASES, -1 for what no step launched; and the coalesced operator."""
+    """Per row of the event table: the index in PHASES, -1 for what is in no step; and the coalesced operator."""
 
     phase: IntColumn
     coalesced: IntColumn  # the `Broadcast` or `ReduceAddCoalesced` it was launched in, -1 for none
@@ -45,7 +45,7 @@ class _Launches:
         self.rows = np.flatnonzero(attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0))
         self.launch = attribution.launch_row[self.rows]
         self.times = attribution.launch_us[self.rows]
-        self.threads = self.events.thread[self.launch]
+        self.threads = np.where(self.launch >= 0, self.events.thread[np.maximum(self.launch, 0)], -1)
 
     def innermost(self, pattern: re.Pattern[str], *categories: Category) -> IntColumn:
         """The innermost operator or range of that name around each launch on its own thread, -1 for none."""
@@ -73,13 +73,13 @@ class _Launches:
 
 
 def launch_phases(attribution: Attribution) -> LaunchPhases:
-    """Phase of every device event that a step launched."""
+    """Phase of every device event of a step; what has no launch is OTHER."""
     events = attribution.events
     launches = _Launches(attribution)
     forward = _forward_calls(attribution)
     codes = np.full(len(launches.rows), _CODE[OTHER], dtype=np.int64)
     for name, where in _rules(launches, forward):  # later rules win
-        codes[where] = _CODE[name]
+        codes[where & (launches.launch >= 0)] = _CODE[name]
     phase = np.full(len(events), -1, dtype=np.int64)
     phase[launches.rows] = codes
     coalesced = np.full(len(events), -1, dtype=np.int64)

@@ -17,9 +17,10 @@ from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, wri
 from dpscope.analysis.traces.merge.rewrite import Placement
 from dpscope.analysis.traces.merge.tracks import collective_spans
 from dpscope.analysis.traces.merge.writing import is_compressed, is_merged_trace, merged_file, writing
-from dpscope.analysis.traces.ranks.clock_alignment import RankClock, RankOrigin, align_clocks
+from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.trace_analysis import match_unique_ranks
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.profiling.records.finding import Finding
@@ -60,8 +61,8 @@ def merge_traces(files: Sequence[Path], output: Path, max_bytes: int = DEFAULT_M
     ranks = over_cores(partial(read_rank, max_bytes=max_bytes), files, files)
     ranks.sort(key=lambda rank: rank.order)
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
-    matched = match_unique_ranks(tables, [rank.trace.rank for rank in ranks])
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
+    matched = match_unique_ranks(tables, [rank.trace.rank for rank in ranks], origins)
     clocks = align_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:

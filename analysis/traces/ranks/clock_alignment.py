@@ -13,16 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+
 _FloatColumn = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RankOrigin:
-    """What a rank's trace says of its clock: `zero_ns` is what its host's clock showed at the trace's time 0."""
-
-    rank: int
-    zero_ns: int
-    host: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ its sequence number, else by its order with the sizes checked. A rank that comes
 others wait, so the shortest duration is the closest to the transfer itself (an upper bound of it).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -30,12 +31,13 @@ class MatchedCollectives:
     findings: tuple[Finding, ...]
 
 
-def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
-    """Match the `collectives` tables of the ranks of one job; adds MATCHED_COLUMNS.
+def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] = ()) -> MatchedCollectives:
+    """Match the `collectives` tables of the ranks of one job; adds MATCHED_COLUMNS. `origins` are the ranks' clocks.
 
     transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for rooted collectives,
     which do not synchronise, and unless all ranks of the group are there. `match` numbers the collectives found on all
-    their ranks. Bandwidths in GB/s (1e9 B/s).
+    their ranks. Collectives of unknown groups that do not end together are not matched, and their group's size is NA.
+    Bandwidths in GB/s (1e9 B/s).
     """
     table = pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
     if table.empty:
@@ -50,6 +52,9 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     variable_size = table["kind"].eq("all_to_all").fillna(False)  # each rank may send another amount
     sound = same_kind & (same_size | variable_size) & one_each
     whole = (present == table["group_size"]).fillna(False) & sound & (table["group_size"] > 1).fillna(False)
+    apart = of_several_groups(table, groups.ngroup().astype("Int64").where(whole), origins)
+    whole &= ~apart
+    table["group_size"] = table["group_size"].mask(apart)
     matched = whole & ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()
     shortest = groups["duration_us"].transform("min")
     table["match"] = groups.ngroup().astype("Int64").where(whole)
@@ -62,9 +67,10 @@ def match_ranks(rank_tables: list[pd.DataFrame]) -> MatchedCollectives:
     to_match = (
         several & table["group_size"].ne(1).fillna(True) & ~table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
     )
-    unmatched = int((to_match & ~whole).sum())
+    unmatched = int((to_match & ~whole & ~apart).sum())
     disagree = int((to_match & ~sound).sum())
-    return MatchedCollectives(table, unmatched, tuple(_findings(unmatched, disagree, table)))
+    findings = _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
+    return MatchedCollectives(table, unmatched + int(apart.sum()), tuple(findings))
 
 
 def _group(table: pd.DataFrame) -> "pd.Series[str]":
@@ -125,6 +131,17 @@ def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Findin
             )
         )
     return findings
+
+
+def _unknown_groups(apart: int, count: int) -> list[Finding]:
+    if not apart:
+        return []
+    return [
+        TraceCode.GROUPS_UNKNOWN.finding(
+            f"{apart} of {count} collectives name no process group, and end at different times on different ranks, as those "
+            "of several groups do: no transfer and no wait is given for them"
+        )
+    ]
 
 
 _UNKNOWN = -1  # agrees with anything

@@ -11,11 +11,12 @@ from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, paral
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
-from dpscope.analysis.traces.steps.attribution import Attribution, attribute, attribution_findings, communication_lost
+from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
+from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
 from dpscope.profiling.records.finding import Finding
 
 
@@ -33,6 +34,8 @@ class TraceSummary:
         True  # False: it must have communicated, or computed on devices, and nothing of it is there
     )
     timeline: StepTimeline | None = None  # one whole step to draw
+    zero_ns: int = 0  # the trace's clock, as `Trace` tells it
+    host: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def _summary(attribution: Attribution) -> TraceSummary:
         parallelism=parallelism_evidence(attribution),
         communication_shown=_communication_shown(attribution),
         timeline=step_timeline(attribution),
+        zero_ns=attribution.trace.zero_ns,
+        host=attribution.trace.host,
     )
 
 

@@ -14,7 +14,7 @@ from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.breakdown import cpu_compute, step_windows
+from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases
@@ -80,7 +80,7 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
     """The middle whole step of a trace; None for a trace without one."""
     if not len(attribution.events):
         return None
-    starts, ends, whole = step_windows(attribution) if attribution.on_device else _cpu_windows(attribution)
+    starts, ends, whole = _device_windows(attribution) if attribution.on_device else _cpu_windows(attribution)
     candidates = np.flatnonzero(whole & np.isfinite(ends) & (ends > starts))
     if not len(candidates):
         return None
@@ -108,6 +108,11 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
     opens = np.concatenate(([True], gaps > closed_us))
     closes = np.concatenate((opens[1:], [True]))
     return np.stack((spans[opens, 0], spans[closes, 1]), axis=1), closed_us
+
+
+def _device_windows(attribution: Attribution) -> tuple[np.ndarray, np.ndarray, BoolColumn]:
+    windows = attribution.windows
+    return windows.start_us, windows.end_us, windows.whole
 
 
 def _cpu_windows(attribution: Attribution) -> tuple[np.ndarray, np.ndarray, BoolColumn]:

@@ -14,6 +14,7 @@ from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ran
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -64,7 +65,8 @@ def analyze_traces(
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
     ranks.sort(key=lambda one: (one.summary.rank is None, one.summary.rank))
     summaries = [one.summary for one in ranks]
-    matched = match_unique_ranks([one.collectives for one in ranks], [summary.rank for summary in summaries])
+    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in summaries]
+    matched = match_unique_ranks([one.collectives for one in ranks], [one.rank for one in summaries], origins)
     findings += [finding for one in ranks for finding in one.findings]
     steps = pd.concat([one.steps for one in ranks], ignore_index=True)
     findings += [*matched.findings, *idle_findings(steps)]
@@ -106,12 +108,14 @@ def _not_read(message: str) -> Finding:
     return TraceCode.FILE_NOT_READ.finding(message=message)
 
 
-def match_unique_ranks(rank_tables: list[pd.DataFrame], ranks: Sequence[int | None]) -> MatchedCollectives:
+def match_unique_ranks(
+    rank_tables: list[pd.DataFrame], ranks: Sequence[int | None], origins: Sequence[RankOrigin]
+) -> MatchedCollectives:
     """Match the ranks; files that claim the same rank are of different jobs, and are not matched at all."""
     counts = Counter(ranks)
     twice = sorted(str(rank) for rank, count in counts.items() if count > 1)
     if not twice:
-        return match_ranks(rank_tables)
+        return match_ranks(rank_tables, origins)
     apart = [match_ranks([table]) for table in rank_tables]
     finding = TraceCode.RANKS_NOT_UNIQUE.finding(
         message=f"several files are of rank {', '.join(twice)}: they are of different jobs, or do not tell their rank; "

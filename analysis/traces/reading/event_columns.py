@@ -20,8 +20,15 @@ CATEGORIES = {
     "cuda_driver": Category.RUNTIME,
     "hip_runtime": Category.RUNTIME,
     "hip_driver": Category.RUNTIME,
+    "xpu_runtime": Category.RUNTIME,
+    "xpu_driver": Category.RUNTIME,
+    "mtia_runtime": Category.RUNTIME,
+    "privateuse1_runtime": Category.RUNTIME,
+    "privateuse1_driver": Category.RUNTIME,
     "runtime": Category.RUNTIME,
+    "driver": Category.RUNTIME,
     "kernel": Category.KERNEL,
+    "mtia_ccp_events": Category.KERNEL,  # Kineto's later versions make it an alias of "kernel"
     "gpu_memcpy": Category.MEMCPY,
     "memcpy": Category.MEMCPY,
     "gpu_memset": Category.MEMSET,
@@ -29,6 +36,10 @@ CATEGORIES = {
 }
 CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.items()}
 _CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
+
+# Of a device and not read: hpu_op, mtia_insight, glow_runtime, collective_comm, and what other vendors name like these.
+# Kineto's own names: libkineto/include/ActivityType.h.
+_DEVICE_CATEGORY = re.compile(r"^(?:mtia|hpu|glow|collective_comm|npu|tpu|gcu|mlu|musa)|_(?:runtime|driver|kernel)$")
 
 # Whose shapes are read: what communicates, and DataParallel's two coalesced functions.
 _COMMUNICATION_NAME = re.compile(
@@ -94,6 +105,7 @@ class TableBuilder:
         self.communicates = bytearray()  # one truth per name code
         self.rows = 0
         self.lost: Counter[Loss] = Counter()
+        self.unread: Counter[str] = Counter()  # events of a device in categories that are not read
         # Who launched and who annotated: more than one process, or rank, means several ranks in one file.
         self.launching_processes: Counter[int | str] = Counter()
         self.annotating_processes: Counter[int | str] = Counter()
@@ -111,7 +123,11 @@ class TableBuilder:
         Returns them: a row each, in order.
         """
         known = _CATEGORY_CODES
-        events = [event for event in decoded if event.ph == "X" and event.cat in known]
+        events = [event for event in decoded if event.ph == "X"]
+        if others := {event.cat for event in events} - known.keys():
+            unread = {category for category in others if _DEVICE_CATEGORY.search(category)}
+            self.unread.update([event.cat for event in events if event.cat in unread] if unread else ())
+            events = [event for event in events if event.cat in known]
         events, starts, durations = self._with_sound_times(events)
         if not events:
             return events
@@ -176,7 +192,8 @@ class TableBuilder:
         """Sizes and groups: of events that carry them, and whose name says that they communicate."""
         for row in np.flatnonzero(np.array(self.communicates, dtype=np.bool_)[names]).tolist():
             args = events[row].args
-            if args.collective_name is not None or args.input_dims:
+            counted = args.input_elements is not None or args.output_elements is not None
+            if args.collective_name is not None or args.input_dims or counted:
                 shapes = recorded_buffers(events[row].name, bytes(args.input_dims), bytes(args.input_type))
                 self.lost["shapes"] += shapes is None
                 self.communication[self.rows + row] = communication_args(args, shapes or Buffers())

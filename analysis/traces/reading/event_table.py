@@ -128,7 +128,8 @@ class Trace:
     host: str | None
     device_names: tuple[str, ...]
     events: EventTable
-    has_accelerator: bool  # the trace shows a device, or calls of a device's runtime
+    has_accelerator: bool  # the trace shows a device, calls that launch work on one, or NCCL's ranges
     zero_ns: int = 0  # what the recording host's clock showed at the table's time 0
     zero_us: int = 0  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
     findings: tuple[Finding, ...] = field(default=())
+    unread: tuple[tuple[str, int], ...] = ()  # categories of a device that are not read, with their numbers of events

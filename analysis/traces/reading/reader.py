@@ -1,5 +1,6 @@
 """From a torch.profiler trace file to event tables, streaming: memory is bounded by the table, not the text."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
         own = reading.findings if index == 0 else []
         source = str(path) if len(ranks) == 1 else f"{path} (rank {rank.rank})"
         zero_us = rank.base_us - reading.subtracted_us
-        traces.append(_trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates)))
+        traces.append(_trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates), builder.unread))
     return traces
 
 
@@ -133,9 +134,9 @@ def _trace(
     events: EventTable,
     zero_us: int,
     findings: tuple[Finding, ...],
+    unread: Counter[str],
 ) -> Trace:
     header = reading.header
-    on_device = events.is_category(Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET).any()
     return Trace(
         source=source,
         rank=rank,
@@ -144,10 +145,11 @@ def _trace(
         host=header.host,
         device_names=header.device_names,
         events=events,
-        has_accelerator=bool(on_device) or any(name.startswith("nccl:") for name in events.names),
+        has_accelerator=bool(unread) or _shows_device(events),
         zero_ns=header.base_ns + 1000 * (reading.subtracted_us + zero_us),
         zero_us=zero_us,
         findings=findings,
+        unread=tuple(sorted(unread.items())),
     )
 
 
@@ -155,6 +157,24 @@ def _long_tail(path: Path) -> Finding:
     return TraceCode.HEADER_UNREADABLE.finding(
         f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; what lies beyond was not read"
     )
+
+
+# The profiler itself calls CUDA's and HIP's runtime (to synchronise, to ask for devices) beside work of the CPU alone.
+_LAUNCHES_NOTHING = re.compile(r"^(?:cuda|cu|hip)(?!.*(?:Launch|Memcpy|Memset))", re.IGNORECASE)
+
+
+def launching_calls(events: EventTable) -> BoolColumn:
+    """Calls of a device's runtime that give it work."""
+    launches = np.array([not _LAUNCHES_NOTHING.match(name) for name in events.names], dtype=bool)
+    calls = events.is_category(Category.RUNTIME)
+    return calls & events.has_name(launches) if len(events) else calls
+
+
+def _shows_device(events: EventTable) -> bool:
+    if any(name.startswith("nccl:") for name in events.names):
+        return True
+    device = events.is_category(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+    return bool(device.any() or launching_calls(events).any())
 
 
 def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss]) -> list[Finding]:

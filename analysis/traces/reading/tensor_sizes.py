@@ -60,6 +60,27 @@ class Buffers:
     output_bytes: int | None = None
 
 
+def group_size(args: CommunicationArgs, kind: str | None) -> int | None:
+    """Ranks of a collective's group: as recorded, else by the ratio of its buffers; None where neither tells.
+
+    An all-gather's output is its input from every rank, a reduce-scatter's input is its output for every rank.
+    """
+    if args.group_size is not None and args.group_size > 0:
+        return args.group_size
+    if kind not in _OUTPUT_IS_N_INPUTS | _INPUT_IS_N_OUTPUTS:
+        return None
+    size = element_bytes(args.dtype)
+    sent, received = args.input_elements, args.output_elements
+    if sent is None or received is None:
+        sent = _known_bytes(args.input_bytes, args.input_elements, size)
+        received = _known_bytes(args.output_bytes, args.output_elements, size)
+    if kind in _INPUT_IS_N_OUTPUTS:
+        sent, received = received, sent
+    if not sent or not received or received % sent:
+        return None  # ranks may hold unequal parts
+    return received // sent
+
+
 def buffer_bytes(args: CommunicationArgs, kind: str | None, group_size: int | None) -> int | None:
     """The larger of a rank's input and output buffer; None where elements, type or the group's size are unknown or absurd.
 

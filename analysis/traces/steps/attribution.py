@@ -16,9 +16,8 @@ from dpscope.analysis.traces.reading.event_table import (
     Trace,
     is_among,
 )
-from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.engine_copies import with_engine_copies
 from dpscope.analysis.traces.steps.event_kind import (
-    COMMUNICATION_KINDS,
     DEVICE_KINDS,
     Kind,
     cpu_event_kinds,
@@ -26,14 +25,9 @@ from dpscope.analysis.traces.steps.event_kind import (
     named_annotations,
 )
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.trace_codes import TraceCode
+from dpscope.analysis.traces.steps.windows import NO_STEP, Windows, windows_of
 
-NO_STEP = -1
-CUT_SHORT = frozenset({TraceCode.TRACE_TRUNCATED, TraceCode.GZIP_DAMAGED})  # findings of a file that ends too early
-_WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")
-_COMMUNICATES = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms)(?!barrier)")
 
 
 @dataclass(frozen=True)
@@ -46,6 +40,11 @@ class StepRanges:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def marked(self) -> bool:
+        """Whether the trace marks steps; else there is one, as long as the trace."""
+        return self.numbers != (None,)
 
     def index_at(self, times: FloatColumn) -> IntColumn:
         """Index of the step each time lies in, NO_STEP outside of all; NaN lies in none."""
@@ -64,6 +63,8 @@ class Attribution:
     launch_row: IntColumn  # the runtime call that launched a device event, -1 for none
     launch_us: FloatColumn  # when; NaN for none
     step: IntColumn
+    by_time: BoolColumn  # device events that no traced step launched, in the step during which they ran
+    windows: Windows  # of each step on the devices
 
     @property
     def on_device(self) -> bool:
@@ -89,8 +90,9 @@ class Attribution:
 def attribute(trace: Trace) -> Attribution:
     """Attribute every event of a trace.
 
-    A device event belongs to the step in whose ProfilerStep range the runtime call of its correlation id lies; one
-    without such a call in the trace belongs to none. A CPU event belongs to the step in which it starts.
+    A device event belongs to the step in whose ProfilerStep range the runtime call of its correlation id lies. One
+    without such a call (replayed graphs; work launched before the trace) goes to the step during which it ran, `by_time`,
+    or to none where it ran outside of all. A CPU event belongs to the step in which it starts.
     """
     events = trace.events
     steps = step_ranges(events)
@@ -98,14 +100,60 @@ def attribute(trace: Trace) -> Attribution:
         events = ended_in_their_pass(events)
         trace = replace(trace, events=events)
         kind = cpu_event_kinds(events)
-        none = np.full(len(events), -1, dtype=np.int64)
-        return Attribution(trace, steps, kind, none, np.full(len(events), np.nan), steps.index_at(events.start_us))
+        none, never = np.full(len(events), -1, dtype=np.int64), np.full(len(events), np.nan)
+        by_time = np.zeros(len(events), dtype=bool)
+        step = steps.index_at(events.start_us)
+        return Attribution(trace, steps, kind, none, never, step, by_time, windows_of(events, kind, none, len(steps)))
     kind = event_kinds(events)
     launch_row = _launch_rows(events, is_among(kind, DEVICE_KINDS))
     if trace.world_size != 1:
         kind = with_engine_copies(events, kind, launch_row)
     launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)
-    return Attribution(trace, steps, kind, launch_row, launch_us, steps.index_at(launch_us))
+    launched = steps.index_at(launch_us)
+    step, windows = _with_those_of_no_launch(events, kind, steps, launched)
+    return Attribution(trace, steps, kind, launch_row, launch_us, step, (launched == NO_STEP) & (step >= 0), windows)
+
+
+def _with_those_of_no_launch(
+    events: EventTable, kind: npt.NDArray[np.uint8], steps: StepRanges, launched: IntColumn
+) -> tuple[IntColumn, Windows]:
+    """Steps of all events, device events that no step launched given to the one they ran in, and the steps' windows.
+
+    Where no steps are marked all belong to the one there is. A step that launched nothing of its own takes what began
+    during its range, and so gets a window; the rest goes by the windows, but for what was launched before the trace.
+    """
+    rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched == NO_STEP))
+    if not len(rows):
+        return launched, windows_of(events, kind, launched, len(steps))
+    step = launched.copy()
+    if not steps.marked:
+        step[rows] = 0
+        return step, windows_of(events, kind, step, len(steps))
+    silent = np.ones(len(steps), dtype=bool)
+    silent[launched[is_among(kind, DEVICE_KINDS) & (launched >= 0)]] = False
+    during = steps.index_at(events.start_us[rows])
+    step[rows] = np.where((during >= 0) & silent[np.maximum(during, 0)], during, NO_STEP)
+    windows = windows_of(events, kind, step, len(steps))
+    rest = rows[step[rows] == NO_STEP]
+    during = windows.index_of(events.end_us[rest])
+    first = during == np.argmax(np.isfinite(windows.end_us))
+    step[rest] = np.where(first & _began_before(events, rest, rows, kind, launched), NO_STEP, during)
+    return step, windows
+
+
+def _began_before(
+    events: EventTable, rest: IntColumn, without: IntColumn, kind: npt.NDArray[np.uint8], launched: IntColumn
+) -> BoolColumn:
+    """Which of the events were launched before the trace: a stream works in order, and theirs lacks no later launch."""
+    streams = np.stack((events.device, events.thread), axis=1)
+    _, stream = np.unique(streams, axis=0, return_inverse=True)
+    stream = stream.ravel()
+    with_launch = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched >= 0))
+    last_without, first_with = np.full(len(events), -np.inf), np.full(len(events), np.inf)
+    np.maximum.at(last_without, stream[without], events.start_us[without])
+    np.minimum.at(first_with, stream[with_launch], events.start_us[with_launch])
+    before = (last_without <= first_with) & np.isfinite(first_with)
+    return np.asarray(before[stream[rest]], dtype=bool)
 
 
 def step_ranges(events: EventTable) -> StepRanges:
@@ -140,97 +188,3 @@ def _launch_rows(events: EventTable, device_rows: npt.NDArray[np.bool_]) -> IntC
     found = correlations[position] == events.correlation[wanted]
     launch[wanted[found]] = calls[position[found]]
     return launch
-
-
-def communication_lost(attribution: Attribution) -> bool:
-    """Whether a device's trace shows operators that communicate, and not one kernel or copy that does."""
-    events = attribution.events
-    if not attribution.on_device or attribution.rows(*COMMUNICATION_KINDS).any():
-        return False
-    wanted = np.array([bool(_COMMUNICATES.match(name)) for name in events.names], dtype=bool)
-    operators = events.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & events.has_name(wanted)
-    return bool(operators.any()) and attribution.trace.world_size != 1
-
-
-def attribution_findings(attribution: Attribution) -> list[Finding]:
-    """Device events that no step launched, and a device trace that shows no device work."""
-    trace = attribution.trace
-    if not attribution.on_device:
-        return []
-    # What a file that was cut short does not show may only have been lost since.
-    cut = any(finding.code in CUT_SHORT for finding in trace.findings)
-    source = f"what could be read of {trace.source}" if cut else trace.source
-    no_kernels = not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
-    findings = [_no_kernels(source, cut)] if no_kernels else []
-    lost = attribution.rows(*DEVICE_KINDS) & (attribution.step == NO_STEP)
-    if lost.any():
-        findings.append(_events_of_no_step(attribution, lost))
-    if communication_lost(attribution) and not (cut and no_kernels):
-        findings.append(_communication_without_kernels(source, cut))
-    if attribution.steps.numbers == (None,):
-        findings.append(
-            TraceCode.NO_STEPS.finding(
-                message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
-            )
-        )
-    return findings
-
-
-def _no_kernels(source: str, cut: bool) -> Finding:
-    return TraceCode.NO_KERNELS.finding(
-        message=f"{source} holds calls of a device's runtime but no kernel: nothing can be said of the device",
-        next_step=_WHOLE_FILE
-        if cut
-        else "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
-    )
-
-
-def _events_of_no_step(attribution: Attribution, lost: npt.NDArray[np.bool_]) -> Finding:
-    total_us = float(attribution.events.duration_us[lost].sum())
-    collectives = int((lost & attribution.rows(Kind.COLLECTIVE)).sum())
-    return TraceCode.EVENTS_OF_NO_STEP.finding(
-        message=f"{int(lost.sum())} device events of {attribution.trace.source} ({total_us:,.1f} us, {collectives} of them "
-        "collectives) were launched in no traced step and are in no step's sums"
-    )
-
-
-def _communication_without_kernels(source: str, cut: bool) -> Finding:
-    return TraceCode.TRACE_INCOMPLETE.finding(
-        message=f"{source} holds operators that communicate and no kernel of theirs: its communication is not given",
-        next_step=_WHOLE_FILE
-        if cut
-        else "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`",
-    )
-
-
-_HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
-
-
-def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
-    """The kinds, with the copies of collectives that copy engines carry out marked as such.
-
-    These are the copies between device buffers launched in an `nccl:` range that launched no NCCL kernel on that device;
-    beside a kernel a copy only packs or unpacks. The first copy of a range and device is the COLLECTIVE, the others are
-    its COLLECTIVE_PARTs.
-    """
-    ranges = named_annotations(events, "nccl:")
-    if not ranges.any():
-        return kind
-    between_devices = np.array([not _HOST_COPY.search(name) for name in events.names], dtype=bool)
-    copies = np.flatnonzero(events.is_category(Category.MEMCPY) & events.has_name(between_devices) & (launch_row >= 0))
-    copy_range = innermost(events, launch_row[copies], ranges)
-    copies, copy_range = copies[copy_range >= 0], copy_range[copy_range >= 0]
-    if not len(copies):
-        return kind
-    kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
-    kernel_range = innermost(events, launch_row[kernels], ranges)
-    with_kernel = set(zip(kernel_range.tolist(), events.device[kernels].tolist(), strict=True))
-    marked, begun = kind.copy(), set()
-    in_order = np.argsort(events.start_us[copies], kind="stable")
-    for row, own_range in zip(copies[in_order].tolist(), copy_range[in_order].tolist(), strict=True):
-        place = (own_range, int(events.device[row]))
-        if place in with_kernel:
-            continue
-        marked[row] = Kind.COLLECTIVE_PART if place in begun else Kind.COLLECTIVE
-        begun.add(place)
-    return marked

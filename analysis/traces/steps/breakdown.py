@@ -12,15 +12,17 @@ import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
 from dpscope.analysis.traces.steps import intervals
-from dpscope.analysis.traces.steps.attribution import Attribution, communication_lost
+from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.traces.steps.findings import communication_lost, shows_no_device
 from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.analysis.traces.steps.windows import Windows
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
     "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
-    "backward_us", "optimizer_us", "collective_count",
+    "backward_us", "optimizer_us", "collective_count", "by_time_us",
 )  # fmt: skip
 
 _PHASE_COLUMNS = {
@@ -50,66 +52,59 @@ def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     return frame
 
 
-def step_windows(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, BoolColumn]:
-    """Start, end and "has a start of its own" of each step's window; NaN for a step that launched nothing.
-
-    A window runs from the end of the latest event launched in the previous step to the end of the latest launched in
-    its own; the first one runs from its own first event.
-    """
-    events, count = attribution.events, len(attribution.steps)
-    device = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    ends = np.full(count, -np.inf)
-    np.maximum.at(ends, attribution.step[device], events.end_us[device])
-    first = np.full(count, np.inf)
-    np.minimum.at(first, attribution.step[device], events.start_us[device])
-    launched = np.isfinite(ends)
-    reach = np.maximum.accumulate(ends)
-    starts = np.concatenate(([-np.inf], reach[:-1]))
-    whole = np.isfinite(starts)
-    starts = np.where(whole, starts, first)
-    return np.where(launched, starts, np.nan), np.where(launched, reach, np.nan), whole
-
-
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
-    events = attribution.events
-    starts, ends, whole = step_windows(attribution)
-    launched = attribution.step >= 0
-    device_kinds = attribution.rows(*DEVICE_KINDS) & launched
+    events, windows = attribution.events, attribution.windows
+    if attribution.trace.unread and shows_no_device(attribution):
+        for number in attribution.steps.numbers:  # of which nothing is known
+            yield {"step": number}
+    in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     phase_of_row = _phase_of_launch(attribution)
-    for device in np.unique(events.device[device_kinds]):
-        own = device_kinds & (events.device == device)
-        compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
-        communication = _union(attribution, own & attribution.rows(*COMMUNICATION_KINDS))
-        copies = _union(attribution, own & attribution.rows(Kind.COPY))
-        either = intervals.merge(compute, communication)
-        lengths = {
-            name: intervals.length_before(kind, ends) - intervals.length_before(kind, starts)
-            for name, kind in {
-                "compute": compute,
-                "communication": communication,
-                "either": either,
-                "all": intervals.merge(either, copies),
-            }.items()
-        }
+    for device in np.unique(events.device[in_a_step]):
+        own = in_a_step & (events.device == device)
+        inside = _lengths_in_windows(attribution, own)
+        by_time_us = _length_in(windows, _union(attribution, own & attribution.by_time))
         own_of_step = attribution.by_step(own)
-        for index in np.flatnonzero(np.isfinite(ends)):
+        for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
             in_step = own_of_step[index]
-            either_us = lengths["either"][index]
-            step_us = ends[index] - starts[index]
+            times = {name: lengths[index] for name, lengths in inside.items()}
+            phases_us = _device_phases(attribution, in_step, phase_of_row)
+            if windows.hidden[index]:  # its own work ran, but when it began and ended is not told
+                times, phases_us = dict.fromkeys(inside, None), dict.fromkeys(_PHASE_COLUMNS, None)
             yield {
                 "device": int(device),
                 "step": attribution.steps.numbers[index],
-                "step_us": step_us,
-                "compute_us": lengths["compute"][index],
-                "communication_us": lengths["communication"][index],
-                "hidden_us": lengths["compute"][index] + lengths["communication"][index] - either_us,
-                "exposed_us": either_us - lengths["compute"][index],
-                "host_copy_us": lengths["all"][index] - either_us,
-                "idle_us": step_us - either_us,
-                "clipped_us": _clipped_us(attribution, in_step, starts[index]),
-                "partial_window": not whole[index],
+                "clipped_us": _clipped_us(attribution, in_step, windows.start_us[index]),
+                "partial_window": not windows.whole[index] or windows.hidden[index],
                 "collective_count": int((attribution.kind[in_step] == Kind.COLLECTIVE).sum()),
-            } | _device_phases(attribution, in_step, phase_of_row)
+                "by_time_us": by_time_us[index],
+                **times,
+                **phases_us,
+            }
+
+
+def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, FloatColumn]:
+    """What one device did in each window, by column: microseconds, NaN for a step without a window."""
+    windows = attribution.windows
+    compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
+    communication = _union(attribution, own & attribution.rows(*COMMUNICATION_KINDS))
+    copies = _union(attribution, own & attribution.rows(Kind.COPY))
+    either = intervals.merge(compute, communication)
+    compute_us, communication_us = _length_in(windows, compute), _length_in(windows, communication)
+    either_us = _length_in(windows, either)
+    step_us = windows.end_us - windows.start_us
+    return {
+        "step_us": step_us,
+        "compute_us": compute_us,
+        "communication_us": communication_us,
+        "hidden_us": compute_us + communication_us - either_us,
+        "exposed_us": either_us - compute_us,
+        "host_copy_us": _length_in(windows, intervals.merge(either, copies)) - either_us,
+        "idle_us": step_us - either_us,
+    }
+
+
+def _length_in(windows: Windows, own: Intervals) -> FloatColumn:
+    return intervals.length_before(own, windows.end_us) - intervals.length_before(own, windows.start_us)
 
 
 def _union(attribution: Attribution, rows: BoolColumn | IntColumn) -> Intervals:
@@ -118,8 +113,8 @@ def _union(attribution: Attribution, rows: BoolColumn | IntColumn) -> Intervals:
 
 
 def _clipped_us(attribution: Attribution, in_step: IntColumn, window_start: float) -> float:
-    """Device time of this step's own events that lies in an earlier window."""
-    early = in_step[attribution.events.start_us[in_step] < window_start]
+    """Device time of events that this step launched that lies in an earlier window."""
+    early = in_step[(attribution.events.start_us[in_step] < window_start) & ~attribution.by_time[in_step]]
     if not len(early):
         return 0.0
     return intervals.length(intervals.clip(_union(attribution, early), -np.inf, window_start))
@@ -190,6 +185,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "clipped_us": intervals.length(own) - communication_us,
             "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
+            "by_time_us": None,
             **in_phases,
         }
 

@@ -16,11 +16,12 @@ from dpscope.analysis.traces.reading.event_table import (
     FloatColumn,
     IntColumn,
 )
-from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes
-from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
+from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
+from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations
 from dpscope.analysis.traces.steps.gloo import queue_us
+from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
@@ -63,9 +64,34 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
 
 def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, object]]:
     events = attribution.events
-    sources = _sources(attribution, rows)
     ends = _ends(attribution, rows)
     queued = np.full(len(rows), np.nan) if attribution.on_device else queue_us(events, rows)
+    told = list(_told(attribution, rows))
+    sizes = [group_size(args, kind) for args, kind in told]
+    assumed = _assumed_group_size(attribution, sizes)
+    for index, row in enumerate(rows):
+        args, kind = told[index]
+        step = attribution.step[row]
+        ranks = sizes[index] or assumed
+        yield {
+            "device": int(events.device[row]) if attribution.on_device and events.device[row] >= 0 else None,
+            "step": None if step == NO_STEP else attribution.steps.numbers[step],
+            "kind": kind,
+            "group": args.group,
+            "group_ranks": args.group_ranks,
+            "sequence": args.sequence,
+            "bytes": buffer_bytes(args, kind, ranks),
+            "group_size": ranks,
+            "start_us": float(events.start_us[row]),
+            "duration_us": float(ends[index] - events.start_us[row]),
+            "queue_us": queued[index] if np.isfinite(queued[index]) else None,
+        }
+
+
+def _told(attribution: Attribution, rows: IntColumn) -> Iterator[tuple[CommunicationArgs, str | None]]:
+    """What each collective's own arguments, and those of what launched it, say of it; and which collective it is."""
+    events = attribution.events
+    sources = _sources(attribution, rows)
     shared = [_shared(events, source, rows) for source in sources]
     for index, row in enumerate(rows):
         linked = [int(source[index]) for source in sources]
@@ -74,22 +100,7 @@ def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, objec
         found = [replace(one, **_NO_SIZES) if several else one for one, several in zip(found, of_several, strict=True)]
         args = _first_known([events.communication.get(int(row), _NO_ARGS), *found])
         names = [events.names[events.name[source]] for source in linked if source >= 0]
-        kind = _kind([args.collective_name, *names, events.names[events.name[row]]])
-        step = attribution.step[row]
-        group_size = args.group_size or _default_group_size(attribution)
-        yield {
-            "device": int(events.device[row]) if attribution.on_device and events.device[row] >= 0 else None,
-            "step": None if step == NO_STEP else attribution.steps.numbers[step],
-            "kind": kind,
-            "group": args.group,
-            "group_ranks": args.group_ranks,
-            "sequence": args.sequence,
-            "bytes": buffer_bytes(args, kind, group_size),
-            "group_size": group_size,
-            "start_us": float(events.start_us[row]),
-            "duration_us": float(ends[index] - events.start_us[row]),
-            "queue_us": queued[index] if np.isfinite(queued[index]) else None,
-        }
+        yield args, _kind([args.collective_name, *names, events.names[events.name[row]]])
 
 
 def _kind(names: list[str | None]) -> str | None:
@@ -143,9 +154,10 @@ def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     return ends
 
 
-def _default_group_size(attribution: Attribution) -> int | None:
-    """Without metadata a collective is taken to span the job, if the trace says how large that is."""
-    return attribution.trace.world_size
+def _assumed_group_size(attribution: Attribution, told: list[int | None]) -> int | None:
+    """Without metadata a collective is taken to span the job; not where the trace shows groups of other sizes."""
+    world_size = attribution.trace.world_size
+    return None if set(told) - {None, 1, world_size} else world_size
 
 
 def _first_known(sources: list[CommunicationArgs]) -> CommunicationArgs:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable
+from dpscope.analysis.traces.steps.communication_kernels import family_of, is_collective_kernel
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
 
@@ -27,11 +28,11 @@ COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.COLLECTIVE_PART, Kind.PEER_COPY)
 DEVICE_KINDS = (Kind.COMPUTE, *COMMUNICATION_KINDS, Kind.COPY)
 
 
-# NCCL by its generations (ncclAllReduceRingLLKernel..., ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...), RCCL and
-# MSCCL among them.
-_COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|mscclKernel", re.IGNORECASE)
 _PEER_COPY = re.compile(r"PtoP|Peer", re.IGNORECASE)
-_CPU_COMMUNICATION_OP = re.compile(r"^(?:c10d::|gloo:|nccl:|record_param_comms)")
+# Communication, and torch's own ranges, which torch <= 1.12 records as operators.
+_NO_CPU_COMPUTE = re.compile(
+    r"^(?:c10d::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.)"
+)
 
 # The longer names first: "reduce" is part of three others.
 _COLLECTIVE_WORDS = (
@@ -62,16 +63,14 @@ def collective_kind(name: str) -> str | None:
     >>> collective_kind("nccl:_all_gather_base")
     'all_gather'
     """
+    family = family_of(name)
+    if family is not None and family.kind is not None:
+        return family.kind
     letters = re.sub(r"[^a-z]", "", name.partition("(")[0].lower())
     for word, kind in _COLLECTIVE_WORDS:
         if word in letters:
             return kind
     return None
-
-
-def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel of this name is a collective's."""
-    return bool(_COLLECTIVE_KERNEL.search(name))
 
 
 def is_peer_copy(name: str) -> bool:
@@ -95,22 +94,25 @@ def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
 
 def cpu_event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace without a device: operators compute, gloo's annotations communicate."""
-    communication_op = np.array([bool(_CPU_COMMUNICATION_OP.match(name)) for name in events.names], dtype=bool)
-    gloo = np.array([name.startswith("gloo:") for name in events.names], dtype=bool)
+    no_compute = np.array([bool(_NO_CPU_COMPUTE.match(name)) for name in events.names], dtype=bool)
     dp_range = np.array([base_name(name) in DP_COMMUNICATION_PHASES for name in events.names], dtype=bool)
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     if not len(events):
         return kinds
     annotations = events.is_category(Category.USER_ANNOTATION)
-    kinds[events.is_category(Category.CPU_OP) & ~events.has_name(communication_op)] = Kind.COMPUTE
-    kinds[annotations & events.has_name(gloo)] = Kind.COLLECTIVE
+    kinds[events.is_category(Category.CPU_OP) & ~events.has_name(no_compute)] = Kind.COMPUTE
+    kinds[named_annotations(events, "gloo:")] = Kind.COLLECTIVE
     kinds[annotations & events.has_name(dp_range)] = Kind.HOST_RANGE
     return kinds
 
 
 def named_annotations(events: EventTable, prefix: str) -> BoolColumn:
-    """User annotations whose name starts with `prefix`."""
+    """User annotations whose name starts with `prefix`; where there are none, operators of such a name.
+
+    torch <= 1.12 records its own ranges (ProfilerStep, gloo:, nccl:) as operators.
+    """
     if not len(events):
         return np.zeros(0, dtype=bool)
-    wanted = np.array([name.startswith(prefix) for name in events.names], dtype=bool)
-    return events.is_category(Category.USER_ANNOTATION) & events.has_name(wanted)
+    named = events.has_name(np.array([name.startswith(prefix) for name in events.names], dtype=bool))
+    annotations = named & events.is_category(Category.USER_ANNOTATION)
+    return annotations if annotations.any() else named & events.is_category(Category.CPU_OP)

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.traces.steps import intervals
-from dpscope.analysis.traces.steps.attribution import Attribution, communication_lost
-from dpscope.analysis.traces.steps.breakdown import cpu_compute, step_windows
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
+from dpscope.analysis.traces.steps.findings import communication_lost
 from dpscope.analysis.traces.steps.intervals import Intervals
 
 COLUMNS = ("rank", "device", "step", "start_us", "end_us")
@@ -35,7 +36,7 @@ def _stretches(attribution: Attribution) -> list[tuple[int | None, int | None, I
 
 def _on_devices(attribution: Attribution) -> list[tuple[int | None, int | None, Intervals]]:
     events = attribution.events
-    starts, ends, _ = step_windows(attribution)
+    starts, ends = attribution.windows.start_us, attribution.windows.end_us
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     found: list[tuple[int | None, int | None, Intervals]] = []
     for device in np.unique(events.device[launched]):

@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.ranks.clock_alignment import RankOrigin, align_clocks
+from dpscope.analysis.traces.ranks.clock_alignment import align_clocks
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 
 SECOND_NS = 1_000_000_000
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace
 from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
@@ -145,6 +146,38 @@ def no_communication(folder: Path) -> None:
     job({**trace, "traceEvents": keep})(folder)
 
 
+def with_category(category: str) -> Make:
+    """A sound rank beside which one event is of another category."""
+    trace = ddp_trace(0, 2).trace
+    one = {"ph": "X", "cat": category, "name": "other", "pid": 9, "tid": 9, "ts": 10.0, "dur": 5.0, "args": {}}
+    return job({**trace, "traceEvents": [*trace["traceEvents"], one]})
+
+
+def long_copy(duration_us: float) -> Make:
+    """The first step's copy lasts so long."""
+
+    def make(folder: Path) -> None:
+        trace = ddp_trace(0, 2).trace
+        copy = next(event for event in trace["traceEvents"] if event.get("cat") == "gpu_memcpy")
+        copy["dur"] = duration_us
+        job(trace)(folder)
+
+    return make
+
+
+def pairs(late_us: float) -> Make:
+    """Four ranks that name no groups; two of them run so much later than the others."""
+
+    def make(folder: Path) -> None:
+        traces = [ddp_trace(rank, 4, DdpOptions(metadata="none")).trace for rank in range(4)]
+        for trace in traces[2:]:
+            for event in trace["traceEvents"]:
+                event["ts"] += late_us
+        job(*traces)(folder)
+
+    return make
+
+
 @dataclass(frozen=True)
 class Case:
     """`triggers` makes a folder whose analysis holds the finding, `near_miss` one whose analysis does not."""
@@ -190,6 +223,13 @@ CASES = {
     "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
     "device_idle": Case(stretched(4.0), stretched(1.0)),
     "parallelism": Case(sound, no_communication),
+    "device_not_read": Case(with_category("hpu_op"), with_category("python_function")),
+    "steps_outlasted": Case(long_copy(2_000.0), long_copy(20.0)),
+    "communication_unknown": Case(
+        changed(lambda event: event.update(name="my_gather_kernel")),
+        changed(lambda event: event.update(name="void at::native::vectorized_gather_kernel<16, long>(char*)")),
+    ),
+    "groups_unknown": Case(pairs(late_us=200.0), pairs(late_us=0.0)),
 }
 
 
@@ -239,21 +279,11 @@ def test_every_code_has_its_case() -> None:
 
 
 def _codes_in(tree: ast.Module) -> set[str]:
-    """Literals given as `code=` to a Finding; where that is a name, the first ones of the pairs in its function."""
-    codes_found = set[str]()
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        for call in ast.walk(function):
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding"):
-                continue
-            (value,) = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
-            pairs = [node.elts[0] for node in ast.walk(function) if isinstance(node, ast.Tuple) and len(node.elts) == 2]
-            places: list[ast.expr] = pairs if isinstance(value, ast.Name) else [value]
-            if isinstance(value, ast.IfExp):
-                places = [value.body, value.orelse]
-            codes_found |= {one.value for one in places if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-    return codes_found
+    """Codes that a module names; a set of codes that it only looks for is among them."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {
+        TraceCode[one.attr].value for one in names if isinstance(one.value, ast.Name) and one.value.id == "TraceCode"
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""Four ranks whose traces name no group: one group of all, or two of two that only look alike."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.made_traces import launch, on_device, step, write
+
+HOST = {"host_name": "node"}
+
+
+def analyzed(
+    folder: Path, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]], **header: str
+) -> TraceAnalysis:
+    """Per rank three steps of 1,000 us with an all-reduce each, from its start to its end within the step."""
+    for rank, (own_starts, own_ends) in enumerate(zip(starts, ends, strict=True)):
+        events = []
+        for index, (start, end) in enumerate(zip(own_starts, own_ends, strict=True)):
+            begin = 1_000.0 * index
+            events += [step(index + 1, begin, 1_000), launch(index + 1, begin + 5)]
+            events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + start, end - start, index + 1))
+        write(folder, events, rank, 4, **header)
+    return analyze_traces([folder])
+
+
+def codes(analysis: TraceAnalysis) -> set[str]:
+    return {finding.code for finding in analysis.findings}
+
+
+def test_two_pairs_are_not_matched_as_one_group(tmp_path: Path) -> None:
+    """100 us in each of the pairs, the second one's 300 us long: 200 us of waiting would be invented."""
+    starts, ends = [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2
+    analysis = analyzed(tmp_path, starts, ends, **HOST)
+    assert analysis.collectives[["wait_us", "transfer_us", "group_size", "busbw_gbps"]].isna().all(axis=None)
+    assert "groups_unknown" in codes(analysis)
+    assert "collectives_unmatched" not in codes(analysis)
+
+
+@pytest.mark.parametrize("header", [HOST, {}])
+def test_ranks_that_end_together_are_one_group(tmp_path: Path, header: dict[str, str]) -> None:
+    """All end at 400; the last to come, at 300, needed 100 us, the others waited 200, 100 and 50 more."""
+    analysis = analyzed(tmp_path, [[100] * 3, [200] * 3, [250] * 3, [300] * 3], [[400] * 3] * 4, **header)
+    first = analysis.collectives[analysis.collectives["step"] == 1]
+    assert first["wait_us"].tolist() == [200, 100, 50, 0]
+    assert analysis.collectives["group_size"].eq(4).all()
+    assert "groups_unknown" not in codes(analysis)
+
+
+def test_a_clock_that_is_off_outweighs_no_steady_distance(tmp_path: Path) -> None:
+    """Rank 3's clock is 500 us ahead of its host's; its ends keep that distance while its waits are 150, 0 and 90 us."""
+    starts = [[200, 250, 300]] * 3 + [[550, 750, 710]]
+    ends = [[300, 350, 400]] * 3 + [[800, 850, 900]]
+    analysis = analyzed(tmp_path, starts, ends, **HOST)
+    assert "groups_unknown" not in codes(analysis)
+    assert analysis.collectives.set_index(["rank", "step"])["wait_us"][3].tolist() == [150, 0, 90]
+
+
+def test_two_ranks_can_only_be_one_group(tmp_path: Path) -> None:
+    for rank, duration in enumerate((100, 300)):
+        events = [step(1, 0, 1_000), launch(1, 5), on_device("ncclDevKernel_AllReduce_Sum_f32", 100, duration, 1)]
+        write(tmp_path, events, rank, 2, **HOST)
+    table = analyze_traces([tmp_path]).collectives
+    assert table["wait_us"].tolist() == [0, 200]
+
+
+def test_known_groups_are_not_judged_by_their_ends(tmp_path: Path) -> None:
+    """Sums of the same traces with their group named: one of four ranks, whatever the clocks say."""
+    for rank, duration in enumerate((100, 100, 300, 300)):
+        told: dict[str, Any] = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 4}
+        events = [
+            step(1, 0, 1_000),
+            launch(1, 5),
+            on_device("ncclDevKernel_AllReduce_Sum_f32", 100, duration, 1, **told),
+        ]
+        write(tmp_path, events, rank, 4, **HOST)
+    table = analyze_traces([tmp_path]).collectives
+    assert table["wait_us"].tolist() == [0, 0, 200, 200]
+    assert pd.notna(table["match"]).all()

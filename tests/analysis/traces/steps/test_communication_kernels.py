@@ -1,0 +1,64 @@
+"""Kernels by their names: communication of which library, computation, or a name that leaves it open."""
+
+import pytest
+
+from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel, may_communicate
+from dpscope.analysis.traces.steps.event_kind import collective_kind
+
+COMMUNICATES = {
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
+    "ncclDevKernel_Generic": None,
+    "void mscclpp::allreduce<float>(float*)": "all_reduce",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)": "all_reduce",
+    "void aiter::cross_device_reduce_2stage<__half, 4>(aiter::RankData*)": "all_reduce",
+    "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot>": "all_reduce",
+    "allreduce_fusion_kernel_oneshot_lamport<(int)8>": "all_reduce",
+    "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)": "all_reduce",
+    "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)": "all_reduce",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16, 8>(float**)": "all_reduce",
+    "void (anonymous namespace)::multimem_all_gather_kernel<16>(char*)": "all_gather",
+    "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8>": "all_reduce",
+    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)": "all_to_all",
+    "void deep_ep::internode_ll::combine<true, 7168, 9>(void*)": "all_to_all",
+    "oneccl_allreduce_small_fp16": "all_reduce",
+    "nvshmemi_proxy_quiet_entrypoint": None,
+}
+COMPUTES = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(at::native::ReduceOp<float>)",
+    "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)",
+    "void cub::DeviceReduceSingleTileKernel<cub::Policy600>",
+    "void splitKreduce_kernel<32, 16, int, float>(cublasSplitKParams<float>)",
+    "void cublasLt::splitKreduce_kernel<32>",
+    "triton_red_fused_native_layer_norm_0",
+    "void reduce_1Block_kernel<float, 128, 7>(float const*)",
+    "void layer_norm_block_all_reduce<float>",
+    "ampere_sgemm_128x64_tn",
+    "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32",
+)
+OPEN = (
+    "my_custom_allreduce_kernel",
+    "fused_norm_all_reduce_v2",
+    "fast_gather(void*)",
+    "ring_reduce_f16",
+    "alltoall_kernel",
+    "gemm_reduce_scatter_sm90",
+)
+
+
+@pytest.mark.parametrize(("name", "kind"), COMMUNICATES.items())
+def test_known_libraries(name: str, kind: str | None) -> None:
+    assert is_collective_kernel(name)
+    assert not may_communicate(name)
+    assert collective_kind(name) == kind
+
+
+@pytest.mark.parametrize("name", COMPUTES)
+def test_reductions_within_a_device(name: str) -> None:
+    assert not is_collective_kernel(name)
+    assert not may_communicate(name)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_names_that_leave_it_open(name: str) -> None:
+    assert not is_collective_kernel(name)
+    assert may_communicate(name)

@@ -1,0 +1,130 @@
+"""Which devices are read, and that one which is not never reads as a CPU that communicates nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.output.analyze import trace_status
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.made_traces import Event, event, launch, on_device, operator, record, step, write
+
+MEASURES = ["step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "idle_us"]
+
+
+def analyzed(folder: Path, events: list[Event], world_size: int = 2) -> TraceAnalysis:
+    write(folder, events, world_size=world_size)
+    return analyze_traces([folder])
+
+
+def told(analysis: TraceAnalysis) -> dict[str, str]:
+    return {finding.code: finding.message for finding in analysis.findings}
+
+
+STEPS = [step(1, 0, 100), step(2, 100, 100), operator("aten::mm", 10, 50)]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kernel"),
+    [
+        ("cuda_runtime", "kernel"),
+        ("xpu_runtime", "kernel"),
+        ("xpu_driver", "kernel"),
+        ("mtia_runtime", "mtia_ccp_events"),
+        ("privateuse1_runtime", "kernel"),
+        ("runtime", "kernel"),
+    ],
+)
+def test_kernels_of_each_device_belong_to_the_step_that_launched_them(
+    tmp_path: Path, runtime: str, kernel: str
+) -> None:
+    """Launched at 20 and 120, kernels 30-80 and 130-170: 50 us from the first event; then 170 - 80 = 90, 40 of compute."""
+    work = [launch(1, 20, "launchKernel", runtime), on_device("gemm", 30, 50, 1, category=kernel)]
+    work += [launch(2, 120, "launchKernel", runtime), on_device("gemm", 130, 40, 2, category=kernel)]
+    steps = analyzed(tmp_path, [*STEPS, *work]).steps
+    assert steps[["step_us", "compute_us", "by_time_us"]].to_numpy().tolist() == [[50, 50, 0], [90, 40, 0]]
+
+
+@pytest.mark.parametrize("category", ["hpu_op", "mtia_insight", "npu_kernel", "glow_runtime"])
+def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> None:
+    other = [event(category, "something", 20.0 + index, 1.0, pid=3, tid=4) for index in range(3)]
+    analysis = analyzed(tmp_path, [*STEPS, *other])
+    assert f"3 {category}; its compute and communication are not given" in told(analysis)["device_not_read"]
+    assert "no_kernels" not in told(analysis)
+    assert analysis.steps["step"].tolist() == [1, 2]
+    assert analysis.steps[MEASURES].isna().all(axis=None)
+    assert trace_status(analysis.findings) == 1
+
+
+def test_categories_that_are_no_device_leave_a_cpu_a_cpu(tmp_path: Path) -> None:
+    others = [event(category, "x", 20, 1) for category in ("python_function", "overhead", "Trace", "cpu_instant_event")]
+    analysis = analyzed(tmp_path, [*STEPS, *others], world_size=1)
+    assert told(analysis) == {}
+    assert analysis.steps["compute_us"].tolist() == [50, 0]
+
+
+def test_the_profilers_own_calls_make_no_device(tmp_path: Path) -> None:
+    """It asks CUDA for devices and synchronises them, whatever the work runs on."""
+    calls = [launch(1, 5, "cudaGetDeviceCount"), launch(2, 190, "cudaDeviceSynchronize")]
+    analysis = analyzed(tmp_path, [*STEPS, *calls], world_size=1)
+    assert told(analysis) == {}
+    assert analysis.steps["compute_us"].tolist() == [50, 0]
+
+
+def test_kernels_that_were_launched_and_not_recorded(tmp_path: Path) -> None:
+    analysis = analyzed(tmp_path, [*STEPS, launch(1, 20)])
+    assert "calls that launch work" in told(analysis)["no_kernels"]
+
+
+def test_a_cpu_profile_of_a_job_on_gpus_blames_no_cupti(tmp_path: Path) -> None:
+    analysis = analyzed(tmp_path, [*STEPS, event("user_annotation", "nccl:all_reduce", 60, 5)])
+    finding = next(one for one in analysis.findings if one.code == "no_kernels")
+    assert "records the CPU alone" in finding.message
+    assert "ProfilerActivity.CUDA" in finding.next_step
+    assert "CUPTI" not in finding.next_step
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        [operator("c10d::allreduce_", 60, 5), record("allreduce", 61)],
+        [event("user_annotation", "hccl:all_reduce", 60, 5)],
+        [event("user_annotation", "mpi:broadcast", 60, 5)],
+    ],
+)
+def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, asks: list[Event]) -> None:
+    analysis = analyzed(tmp_path, [*STEPS, *asks])
+    assert "its communication is not given" in told(analysis)["trace_incomplete"]
+    assert analysis.steps["communication_us"].isna().all()
+    assert analysis.steps["exposed_us"].isna().all()
+    assert analysis.steps["compute_us"].tolist() == [50, 0]
+    assert trace_status(analysis.findings) == 1
+
+
+@pytest.mark.parametrize(
+    "asks", [[operator("c10d::barrier", 60, 5)], [event("user_annotation", "gloo:all_reduce", 60, 5)], []]
+)
+def test_a_cpu_that_communicates_in_gloo_or_not_at_all(tmp_path: Path, asks: list[Event]) -> None:
+    analysis = analyzed(tmp_path, [*STEPS, *asks])
+    assert "trace_incomplete" not in told(analysis)
+    assert analysis.steps["communication_us"].tolist() == [5.0 if asks and "gloo" in asks[0]["name"] else 0.0, 0.0]
+
+
+def test_ranges_of_gloo_in_no_step_are_told(tmp_path: Path) -> None:
+    """150 us from 300 on, after the last step."""
+    analysis = analyzed(tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)])
+    assert "1 communication ranges" in told(analysis)["events_of_no_step"]
+    assert "(150.0 us)" in told(analysis)["events_of_no_step"]
+
+
+def test_ranges_recorded_as_operators(tmp_path: Path) -> None:
+    """As torch 1.12 and before: steps of 100 us, in the first 30 us of computing and 20 of gloo, 10 of them beside it."""
+    events = [operator("ProfilerStep#1", 0, 100), operator("ProfilerStep#2", 100, 100)]
+    events += [operator("Optimizer.step#SGD.step", 60, 10), operator("enumerate(DataLoader)#_Next.__next__", 0, 10)]
+    events += [operator("aten::mm", 20, 30), operator("gloo:all_reduce", 40, 20, tid=2)]
+    analysis = analyzed(tmp_path, events)
+    assert analysis.steps["step"].tolist() == [1, 2]
+    assert analysis.steps[["step_us", "compute_us", "communication_us", "hidden_us"]].to_numpy().tolist() == [
+        [100, 30, 20, 10],
+        [100, 0, 0, 0],
+    ]
+    assert analysis.collectives["kind"].tolist() == ["all_reduce"]

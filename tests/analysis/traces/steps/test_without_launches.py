@@ -1,0 +1,118 @@
+"""Device work whose launch is not in the trace: counted in the step it ran in, told so, and never idle."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.made_traces import Event, launch, on_device, step, write
+
+TIMES = ["step_us", "compute_us", "communication_us", "exposed_us", "idle_us", "by_time_us"]
+
+
+def times(folder: Path, events: list[Event]) -> tuple[list[list[float]], TraceAnalysis]:
+    write(folder, events)
+    analysis = analyze_traces([folder])
+    return analysis.steps[TIMES].astype(float).to_numpy().tolist(), analysis
+
+
+def message(analysis: TraceAnalysis, code: str) -> str:
+    return next(finding.message for finding in analysis.findings if finding.code == code)
+
+
+def test_a_trace_without_steps_and_launches_is_one_step(tmp_path: Path) -> None:
+    """Kernels 0-100 and 100-150, an all-reduce 120-200: 200 us, 150 of compute, 80 of communication, 50 exposed."""
+    work = [
+        on_device("gemm", 0, 100),
+        on_device("gemm", 100, 50),
+        on_device("ncclDevKernel_AllReduce", 120, 80, stream=20),
+    ]
+    rows, analysis = times(tmp_path, work)
+    assert rows == [[200, 150, 80, 50, 0, 200]]
+    assert analysis.collectives["step"].isna().all()  # the one step has no number
+    assert "3 (230.0 us, 1 of them collectives) are counted in the step" in message(analysis, "events_of_no_step")
+
+
+def replayed(*, copies: bool) -> list[Event]:
+    """Three steps of 1,000 us; in each a graph replays a kernel of 600 us and an all-reduce of 300, 250 us after it began.
+
+    With `copies` each step also launches one of 10 us, 200 us after it began.
+    """
+    events = []
+    for index in range(3):
+        begin = 1_000.0 * index
+        events += [step(index + 1, begin, 1_000), on_device("gemm", begin + 250, 600)]
+        events.append(on_device("ncclDevKernel_AllReduce", begin + 650, 300, stream=20))
+        if copies:
+            events.append(launch(index + 1, begin + 150, "cudaMemcpyAsync"))
+            events.append(on_device("Memcpy HtoD", begin + 200, 10, index + 1, stream=7, category="gpu_memcpy"))
+    return events
+
+
+def test_replayed_graphs_beside_launched_copies(tmp_path: Path) -> None:
+    """Windows end with the copies, at 210, 1,210 and 2,210; in each whole one there is one graph, 250-950 of the step
+    before: 700 us busy, 600 of them compute, 100 of the all-reduce exposed, 300 idle."""
+    rows, analysis = times(tmp_path, replayed(copies=True))
+    assert rows[1:] == [[1_000, 600, 300, 100, 300, 700]] * 2
+    assert analysis.steps["collective_count"].tolist()[1:] == [1, 1]
+    # The third step's graph ran after the last window.
+    assert "2 (900.0 us, 1 of them collectives) are in no step's sums" in message(analysis, "events_of_no_step")
+
+
+def test_steps_that_launch_nothing_take_what_began_in_them(tmp_path: Path) -> None:
+    """Windows from 950 to 1,950 and to 2,950; the first from its first event, 250 to 950."""
+    rows, analysis = times(tmp_path, replayed(copies=False))
+    assert rows == [[700, 600, 300, 100, 0, 700], *[[1_000, 600, 300, 100, 300, 700]] * 2]
+    assert analysis.collectives["step"].tolist() == [1, 2, 3]
+
+
+def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> None:
+    """On its stream it comes before all that was launched in the trace: it is left over, here from 90 to 150."""
+    work = [step(1, 0, 500), step(2, 500, 500), on_device("gemm", 90, 60, stream=20), launch(1, 50), launch(2, 60)]
+    work += [on_device("gemm", 80, 100, 1), on_device("gemm", 200, 100, 2, stream=20)]
+    work += [launch(3, 600), on_device("gemm", 620, 100, 3)]
+    rows, analysis = times(tmp_path, work)
+    assert rows == [[220, 200, 0, 0, 20, 0], [420, 100, 0, 0, 320, 0]]
+    assert "1 (60.0 us, 0 of them collectives) are in no step's sums" in message(analysis, "events_of_no_step")
+
+
+def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", stream: int = 30) -> list[Event]:
+    """Four steps of 100 us, a kernel of 60 us 20 us after each began; the second also launches one more, long piece."""
+    events = [launch(9, 150, "cudaMemcpyAsync"), on_device("Memcpy DtoH", *copy, 9, stream, category)]
+    for index in range(4):
+        begin = 100.0 * index
+        events += [
+            step(index + 1, begin, 100),
+            launch(index + 1, begin + 10),
+            on_device("gemm", begin + 20, 60, index + 1),
+        ]
+    return events
+
+
+def test_a_long_copy_beside_the_steps_bounds_none(tmp_path: Path) -> None:
+    """It runs from 160 to 390; the kernels end at 80, 180, 280, 380, and so do the windows."""
+    write(tmp_path, steps_with((160, 230)))
+    analysis = analyze_traces([tmp_path])
+    assert analysis.steps["step_us"].tolist() == [60, 100, 100, 100]
+    # Idle 40 us a step before the copy; copied in it are 80-100 and 100-120 of the gaps: 180-220, 280-320.
+    assert analysis.steps["idle_us"].tolist() == [0, 40, 40, 40]
+    assert analysis.steps["host_copy_us"].tolist() == [0, 0, 40, 40]
+    assert "1 copies end after a later step does" in message(analysis, "steps_outlasted")
+
+
+def test_a_copy_that_ends_in_the_next_step_bounds_its_own(tmp_path: Path) -> None:
+    """160 to 250: the second window ends there, the third, of 30 us, at 280."""
+    write(tmp_path, steps_with((160, 90)))
+    analysis = analyze_traces([tmp_path])
+    assert analysis.steps["step_us"].tolist() == [60, 170, 30, 100]
+    assert "steps_outlasted" not in {finding.code for finding in analysis.findings}
+
+
+def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
+    """A kernel from 160 to 390 is the second step's own: it ends there, and two steps lie inside."""
+    write(tmp_path, steps_with((160, 230), category="kernel"))
+    steps = analyze_traces([tmp_path]).steps
+    assert steps["step_us"].fillna(-1).tolist() == [60, 310, -1, -1]
+    assert steps.loc[2:, ["compute_us", "idle_us", "exposed_us"]].isna().all(axis=None)
+    assert steps["partial_window"].tolist() == [True, False, True, True]
+    assert pd.api.types.is_float_dtype(steps["step_us"])

@@ -1,0 +1,54 @@
+"""Traces of a few events, written out by hand: what a test says of each time stands in the test."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+HOST = 100
+MAIN = 1
+
+
+def event(category: str, name: str, start: float, duration: float, **more: Any) -> Event:
+    """Any complete event; `pid`, `tid` and `args` may be given."""
+    place = {"pid": HOST, "tid": MAIN, "args": {}} | more
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, **place}
+
+
+def step(number: int, start: float, duration: float) -> Event:
+    return event("user_annotation", f"ProfilerStep#{number}", start, duration)
+
+
+def operator(name: str, start: float, duration: float, tid: int = MAIN, **args: Any) -> Event:
+    return event("cpu_op", name, start, duration, tid=tid, args=args)
+
+
+def on_device(
+    name: str,
+    start: float,
+    duration: float,
+    correlation: int = 0,
+    stream: int = 7,
+    category: str = "kernel",
+    **args: Any,
+) -> Event:
+    """A kernel or copy of device 0; without a correlation nothing launched it."""
+    told = {"device": 0, "stream": stream, **args} | ({"correlation": correlation} if correlation else {})
+    return event(category, name, start, duration, pid=0, tid=stream, args=told)
+
+
+def launch(correlation: int, start: float, name: str = "cudaLaunchKernel", category: str = "cuda_runtime") -> Event:
+    return event(category, name, start, 1.0, args={"correlation": correlation})
+
+
+def record(collective: str, start: float, **args: Any) -> Event:
+    """What torch records of a collective, 2 us long."""
+    return operator("record_param_comms", start, 2.0, **{"Collective name": collective} | args)
+
+
+def write(folder: Path, events: list[Event], rank: int = 0, world_size: int = 2, **header: Any) -> Path:
+    info = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size}}
+    path = folder / f"0_{rank}.pt.trace.json"
+    path.write_text(json.dumps({**info, **header, "traceEvents": events}))
+    return path
