@@ -37,6 +37,7 @@ digits: $(VENV)/.installed-dev
 
 # Peers are measured in an environment of their own: they pin other versions of what dpscope uses.
 bench: $(VENV)/.installed .venv-bench/.installed
+	$(BIN)/python benchmarks/whole_process.py
 	$(BIN)/python benchmarks/trace_reading.py --gib --hta-python .venv-bench/bin/python
 	$(BIN)/python benchmarks/tracer_cost.py
 	$(BIN)/python benchmarks/timed_pass_cost.py

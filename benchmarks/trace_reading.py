@@ -3,8 +3,9 @@
     python benchmarks/trace_reading.py [--runs 5] [--copies 8] [--hta-python PATH] [--gib]
 
 Candidates: `dpscope` (read, breakdown, collectives), `floor` (inflate and decode, nothing else), `hta`
-(HolisticTraceAnalysis 0.5.0: load and get_comm_comp_overlap), `tb` (torch_tb_profiler's loader). Imports are not timed; memory is
-the whole process's peak. Runs are paired: every candidate once per round, and a ratio is taken within a round.
+(HolisticTraceAnalysis 0.5.0: load and get_comm_comp_overlap), `tb` (torch_tb_profiler's loader). In process: imports are not
+timed. Whole process: from the command to its end, imports and output included, for dpscope `dpscope analyze TRACE`. Memory is the
+whole process's peak. Runs are paired: every candidate once per round, and a ratio is taken within a round.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from whole_process import DPSCOPE, Process, ratio_text, run_process
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "tests" / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -147,11 +150,43 @@ def measure(candidate: str, path: Path, python: str) -> dict[str, float] | None:
     return found
 
 
+def interpreters(hta_python: str | None) -> dict[str, str]:
+    """The interpreter of each candidate: peers pin other versions of what dpscope uses."""
+    return dict.fromkeys(CANDIDATES, sys.executable) | ({"hta": hta_python} if hta_python else {})
+
+
+def compare_whole(path: Path, runs: int, hta_python: str | None) -> None:
+    """The same as a user waits for it: `dpscope analyze TRACE` and the peers' whole processes; paired rounds."""
+    commands = {
+        name: (python, __file__, "--candidate", name, str(path))
+        for name, python in interpreters(hta_python).items()
+        if name in ("hta", "tb")
+    }
+    ours = (*DPSCOPE, "analyze", str(path))
+    run_process(ours)  # compiled, and in the file cache
+    rounds = [
+        {name: run_process(command) for name, command in {"dpscope": ours, **commands}.items()} for _ in range(runs)
+    ]
+    mine = [one["dpscope"] for one in rounds]
+    say(f"whole processes: dpscope analyze {_shown(mine)}")
+    for name in commands:
+        own = [one[name] for one in rounds]
+        if any(process.status or "MEASURED" not in process.output for process in own):
+            say(f"{name:8} not measured: {own[0].output.strip().splitlines()[-1:]}")
+            continue
+        _, slower = ratio_text([one.seconds for one in own], [one.seconds for one in mine])
+        _, smaller = ratio_text([one.peak_bytes for one in mine], [one.peak_bytes for one in own])
+        say(f"{name:8} {_shown(own)} | time / dpscope's {slower} | dpscope's peak / its {smaller}")
+
+
+def _shown(processes: list[Process]) -> str:
+    seconds = statistics.median(one.seconds for one in processes)
+    return f"{seconds:7.3f} s {statistics.median(one.peak_bytes for one in processes) / 1e6:6.0f} MB peak"
+
+
 def compare(path: Path, runs: int, hta_python: str | None) -> None:
     """Paired rounds; prints medians and the ratios' medians with their range."""
-    pythons = dict.fromkeys(CANDIDATES, sys.executable)
-    if hta_python:
-        pythons["hta"] = hta_python
+    pythons = interpreters(hta_python)
     rounds = [{name: measure(name, path, pythons[name]) for name in CANDIDATES} for _ in range(runs)]
     for name in CANDIDATES:
         own = [found for one in rounds if (found := one[name]) is not None]
@@ -265,6 +300,7 @@ def main() -> None:
         say(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
         say(f"{events:,} events, {path.stat().st_size / 1e6:.1f} MB gzip, medians of {arguments.runs} paired runs")
         compare(path, arguments.runs, arguments.hta_python)
+        compare_whole(path, arguments.runs, arguments.hta_python)
         linear(arguments.copies, 3, folder)
         parallel(arguments.copies, arguments.runs, folder)
         if arguments.gib:

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 Values = npt.NDArray[np.float64]
 
@@ -48,6 +47,8 @@ def _design(sizes_bytes: Values, breakpoints: Sequence[float]) -> Values:
 
 def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float]) -> Curve:
     """The curve with these breakpoints whose relative errors are smallest by Huber's measure."""
+    from scipy.optimize import nnls  # takes longer than reading a small trace: only who fits pays for it
+
     rows = _design(sizes_bytes, breakpoints) / times_us[:, None]
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0

@@ -1,16 +1,12 @@
-"""What the commands print, by rich on a terminal and as text elsewhere; each returns whether nothing speaks against it."""
+"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns whether it passed."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.live import Live
 
-from dpscope.analysis.output import traces as trace_output
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
 from dpscope.analysis.report import comparison_tables as tables
@@ -20,15 +16,10 @@ from dpscope.analysis.report.calibration import calibration_path, load_calibrati
 from dpscope.analysis.report.classic_tables import classic_tables
 from dpscope.analysis.report.training_report import print_training, show_training
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
-from dpscope.analysis.text.text_table import TextTable, render
+from dpscope.analysis.text.terminal import print_findings, print_missing, print_table, print_tables, reading
 from dpscope.analysis.text.units import sentence
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
-from dpscope.analysis.traces.steps.findings import CUT_SHORT
 from dpscope.analysis.training.data import load_training
 from dpscope.analysis.training.tables import training_tables
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
@@ -51,17 +42,6 @@ def load(path: Path, target_accuracy: float | None = None) -> RunData:
     """Load a run, telling on standard error which cell is being read."""
     with reading() as tell:
         return load_run(path, tell, target_accuracy)
-
-
-@contextmanager
-def reading() -> Iterator[Callable[[str], None]]:
-    """Tell a terminal, on standard error, what is being read.
-
-    Without a thread that redraws it: traces are read by processes forked from this one.
-    """
-    to_terminal = Console(stderr=True, highlight=False)
-    with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
-        yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)
 
 
 def report_of(path: Path, targets: Targets) -> Report:
@@ -113,37 +93,3 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     else:
         print_tables(list(report_tables(report.run, report.comparison).values()), output_format, console)
     return report.sound
-
-
-def print_traces(paths: Sequence[Path], output_format: OutputFormat, max_bytes: int | None, console: Console) -> int:
-    """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    with reading() as tell:
-        analysis = analyze_traces(
-            paths, max_bytes or DEFAULT_MAX_BYTES, progress=lambda done, of: tell(f"{done} of {of} read")
-        )
-    if output_format == "json":
-        sys.stdout.write(trace_output.to_json(analysis) + "\n")
-    elif output_format == "csv":
-        sys.stdout.write(trace_output.to_csv(analysis))
-    else:
-        print_tables(trace_output.to_tables(analysis), output_format, console)
-        if analysis.findings and output_format == "table":
-            print_findings(console, analysis.findings)
-    return trace_status(analysis.findings)
-
-
-def trace_status(findings: Sequence[Finding]) -> int:
-    """The exit status that findings about trace files mean: 2 and a line on standard error for one that was cut short."""
-    cut_short = [finding for finding in findings if finding.code in CUT_SHORT]
-    for finding in cut_short[:1]:
-        sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
-    return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
-
-
-def print_tables(shown: Sequence[TextTable], output_format: OutputFormat, console: Console) -> None:
-    """Tables on a terminal, or as text that other programs read."""
-    for table in shown:
-        if output_format == "table":
-            print_table(console, table)
-        else:
-            sys.stdout.write(render(table, output_format) + "\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.output.analyze import OutputFormat, load, print_tables
+from dpscope.analysis.output.analyze import OutputFormat, load
 from dpscope.analysis.runs.changes import (
     change_table,
     compare_runs,
@@ -15,7 +15,7 @@ from dpscope.analysis.runs.changes import (
     setting_findings,
     undecided_findings,
 )
-from dpscope.analysis.text.terminal import print_findings
+from dpscope.analysis.text.terminal import print_findings, print_tables
 from dpscope.analysis.training.comparison import compare_trainings, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.tables import difference_table

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.output.analyze import trace_status
+from dpscope.analysis.output.traces import trace_status
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes

@@ -1,20 +1,27 @@
 """What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from rich.console import Console
 
 from dpscope.analysis.report.phase_table import trace_phases
 from dpscope.analysis.report.wait_table import trace_waits
+from dpscope.analysis.text.terminal import print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.steps.event_kind import ROOTED
+from dpscope.analysis.traces.steps.findings import CUT_SHORT
+from dpscope.profiling.records.finding import Finding
 
 _RATE = Unit("GB/s", 1.0, 3)
 
@@ -27,6 +34,31 @@ COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps",
 )  # fmt: skip
+
+
+def print_traces(paths: Sequence[Path], output_format: str, max_bytes: int | None, console: Console) -> int:
+    """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
+    with reading() as tell:
+        analysis = analyze_traces(
+            paths, max_bytes or DEFAULT_MAX_BYTES, progress=lambda done, of: tell(f"{done} of {of} read")
+        )
+    if output_format == "json":
+        sys.stdout.write(to_json(analysis) + "\n")
+    elif output_format == "csv":
+        sys.stdout.write(to_csv(analysis))
+    else:
+        print_tables(to_tables(analysis), output_format, console)
+        if analysis.findings and output_format == "table":
+            print_findings(console, analysis.findings)
+    return trace_status(analysis.findings)
+
+
+def trace_status(findings: Sequence[Finding]) -> int:
+    """The exit status that findings about trace files mean: 2 and a line on standard error for one that was cut short."""
+    cut_short = [finding for finding in findings if finding.code in CUT_SHORT]
+    for finding in cut_short[:1]:
+        sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
+    return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
 def to_json(analysis: TraceAnalysis) -> str:

@@ -1,13 +1,16 @@
 """Who made whom wait, as a table to read: of one trace analysis, or of the cells of a run."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, plain, show, text
+
+if TYPE_CHECKING:
+    from dpscope.analysis.runs.run_data import CellData
 
 _SHARE = Unit("%", 0.01, 1)
 _SHOWN = 10  # rows; the JSON has them all
@@ -21,7 +24,7 @@ def trace_waits(waits: pd.DataFrame) -> TextTable:
     return TextTable(_TITLE, _headings(unit), tuple(rows), _left_out(len(waits) - len(rows)))
 
 
-def run_waits(cells: Sequence[CellData]) -> TextTable | None:
+def run_waits(cells: Sequence["CellData"]) -> TextTable | None:
     """The same of the whole steps of several cells: means over repeats. None where nobody waited."""
     means = {data.cell.name: mean_waits(data) for data in cells}
     means = {cell: table for cell, table in means.items() if len(table)}

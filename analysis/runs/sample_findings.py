@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import theilslopes
 
-from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples
+from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples, median_slope
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -59,13 +58,12 @@ def _apart(name: str, repeats: Sequence[Samples]) -> Finding | None:
 def relative_drift(samples: Samples) -> float | None:
     """Change from the first step to the last over the median; None where no trend is shown.
 
-    The slope is the median of all pairwise slopes (Theil, 1950; Sen, 1968); a trend is shown if its 99% interval leaves 0
-    out and it amounts to DRIFT.
+    The slope is the median of all pairwise slopes; a trend is shown if its 99% interval leaves 0 out and it amounts to DRIFT.
     """
     if len(samples) < FEWEST_FOR_DRIFT:
         return None
-    slope, _, low, high = theilslopes(samples, alpha=DRIFT_CONFIDENCE)
-    change = float(slope) * (len(samples) - 1) / float(np.median(samples))
+    slope, low, high = median_slope(samples, DRIFT_CONFIDENCE)
+    change = slope * (len(samples) - 1) / float(np.median(samples))
     return change if (low > 0 or high < 0) and abs(change) >= DRIFT else None
 
 

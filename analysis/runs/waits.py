@@ -1,11 +1,14 @@
 """How long each rank of a cell waits, as means."""
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
-from dpscope.analysis.runs.run_data import CellData
+if TYPE_CHECKING:
+    from dpscope.analysis.runs.run_data import CellData
 
 
-def mean_waits(data: CellData) -> pd.DataFrame:
+def mean_waits(data: "CellData") -> pd.DataFrame:
     """Per (late rank, waiting rank) the means over repeats, the longest first; who did not wait in a repeat waited 0 there."""
     waits = data.waits()
     if waits.empty:

@@ -10,6 +10,7 @@ section 3; here with a fixed weight. Assumed: repeats are independent, their log
 simulated in tests/analysis/stats/test_interval_coverage.py.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm, t
 
 DRAWS = 4000
 CONFIDENCE = 0.95
@@ -29,7 +29,6 @@ Samples = npt.NDArray[np.float64]
 Verdict = Literal["too_few_samples", "no_difference_shown", "above", "below"]
 
 _UPPER = (1 + CONFIDENCE) / 2
-_NORMAL_DRAWS = norm.ppf((np.arange(DRAWS) + 0.5) / DRAWS) / norm.ppf(_UPPER)  # 95% of them within 1 of 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,9 @@ def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float
         return None
     squares = own.squares + (shared * others.squares / others.freedom if shared else 0.0)
     variance = max(squares / freedom, own.squares / own.freedom if own.freedom else 0.0)
-    return float(t.ppf(_UPPER, freedom)) * math.sqrt(variance / len(values))
+    from scipy.special import stdtrit  # Student's quantile; here, as not every reader of these types fits anything
+
+    return float(stdtrit(freedom, _UPPER)) * math.sqrt(variance / len(values))
 
 
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
@@ -145,13 +146,40 @@ def draws(repeats: Sequence[Samples], generator: np.random.Generator, pool: Spre
     Log-normal, with that interval as its middle 95%: a ratio of two cells' draws has the interval of `ratio_estimate`.
     """
     middle = _middle(repeats, pool)
-    return None if middle is None else np.exp(middle[0] + middle[1] * generator.permutation(_NORMAL_DRAWS))
+    return None if middle is None else np.exp(middle[0] + middle[1] * generator.permutation(_normal_draws()))
+
+
+@functools.cache
+def _normal_draws() -> Samples:
+    """DRAWS evenly likely values of a normal distribution, 95% of them within 1 of 0."""
+    from scipy.special import ndtri
+
+    quantiles: Samples = ndtri((np.arange(DRAWS) + 0.5) / DRAWS) / ndtri(_UPPER)
+    return quantiles
 
 
 def interval(drawn: Samples) -> tuple[float, float]:
     """The middle 95% of draws."""
     low, high = np.quantile(drawn, (1 - _UPPER, _UPPER))
     return float(low), float(high)
+
+
+def median_slope(values: Samples, confidence: float) -> tuple[float, float, float]:
+    """The median of all pairwise slopes of a series, per place, and the ends of its interval.
+
+    Sources: Theil, 1950; Sen, "Estimates of the regression coefficient based on Kendall's tau", Journal of the American
+    Statistical Association 63, 1968, equation 2.6 for the interval, which allows for equal values. Assumed: independent values.
+    """
+    from scipy.special import ndtri
+
+    count = len(values)
+    first, second = np.triu_indices(count, 1)
+    slopes = np.sort((values[second] - values[first]) / (second - first))
+    _, equal = np.unique(values, return_counts=True)
+    variance = (count * (count - 1) * (2 * count + 5) - int((equal * (equal - 1) * (2 * equal + 5)).sum())) / 18
+    reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
+    low, high = round((len(slopes) - reach) / 2) - 1, round((len(slopes) + reach) / 2)
+    return float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)])
 
 
 def _middle(repeats: Sequence[Samples], pool: Spread) -> tuple[float, float] | None:

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from dpscope.analysis.stats.samples import ALONE, Estimate, Samples, Spread, draws, interval
 
@@ -224,6 +223,8 @@ def _fit_gustafson(devices: Samples, speedups: Samples) -> tuple[_Parameters, st
 
 def _fit_usl(devices: Samples, speedups: Samples) -> tuple[_Parameters, str]:
     """N/S = 1 + sigma(N - 1) + kappa N(N - 1), each equation over its left side; non-negative least squares."""
+    from scipy.optimize import nnls  # takes longer than reading a small trace: only who fits pays for it
+
     weight = speedups / devices
     design = np.column_stack([weight * (devices - 1), weight * devices * (devices - 1)])
     values, _ = nnls(design, 1 - weight)

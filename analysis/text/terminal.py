@@ -1,17 +1,40 @@
 """Text tables and findings on a terminal, by rich: colour only on a terminal, wide only where there is room."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.finding import Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+@contextmanager
+def reading() -> Iterator[Callable[[str], None]]:
+    """Tell a terminal, on standard error, what is being read.
+
+    Without a thread that redraws it: traces are read by processes forked from this one.
+    """
+    to_terminal = Console(stderr=True, highlight=False)
+    with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
+        yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)
+
+
+def print_tables(tables: Sequence[TextTable], output_format: str, console: Console) -> None:
+    """Tables on the terminal, or as text in a format that other programs read."""
+    for table in tables:
+        if output_format == "table":
+            print_table(console, table)
+        else:
+            sys.stdout.write(render(table, output_format) + "\n")
 
 
 def print_table(console: Console, table: TextTable) -> None:

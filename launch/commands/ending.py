@@ -1,12 +1,14 @@
 """How a command that measured ends: with its report, and a status that says whether all went well."""
 
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import typer
-from rich.console import Console
 
 from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Outcome(Protocol):
@@ -21,7 +23,7 @@ class Outcome(Protocol):
         """0 if so, 128 + N when signal N stopped it, else 1."""
 
 
-def exit_after(outcome: Outcome, show: Callable[[], bool], console: Console) -> NoReturn:
+def exit_after(outcome: Outcome, show: Callable[[], bool], console: "Console") -> NoReturn:
     """Show what was measured and leave the command; `show` says whether the numbers can be relied on.
 
     A report that cannot be made is an error of its own only where every job ended well: else it is the failed jobs' doing.

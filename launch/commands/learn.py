@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.ending import exit_after
@@ -62,6 +61,8 @@ def train(
 ) -> None:
     """Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    from rich.console import Console
+
     from dpscope.launch.training.planned_jobs import describe_trainings
     from dpscope.launch.training.run import run_trainings
     from dpscope.launch.training.settings import load_train_config
@@ -124,6 +125,8 @@ def equal(
 ) -> None:
     """Train from one seed on the same global batches under every strategy; say whether, where and why they differ."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_OF_EQUAL and value is not None}
+    from rich.console import Console
+
     from dpscope.launch.equality.run import run_equality
     from dpscope.launch.equality.settings import equality_settings
 

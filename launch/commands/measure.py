@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.ending import exit_after
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import is_run_folder
 
 
 def run(
@@ -54,6 +52,8 @@ def run(
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
     options.check_numbers(link_gbps, target_efficiency)
+    from rich.console import Console
+
     from dpscope.launch.measuring.run import describe_plan, run_sweep
     from dpscope.launch.planning.run_config import load_config
 
@@ -91,12 +91,15 @@ def calibrate(
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
     options.check_numbers(link_gbps)
+    from rich.console import Console
+
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
     from dpscope.analysis.report.calibration import calibration_path, calibration_tables, save_calibration
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
     from dpscope.launch.calibration.settings import calibration_settings
     from dpscope.launch.jobs.out_folder import check_calibration_place
+    from dpscope.profiling.store.folders import is_run_folder
 
     if logs and not from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
@@ -131,6 +134,8 @@ def calibrate(
 
 def doctor() -> None:
     """Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds."""
+    from rich.console import Console
+
     from dpscope.launch.commands.doctor import print_checks, run_doctor
 
     raise typer.Exit(0 if print_checks(run_doctor(), Console()) else 1)

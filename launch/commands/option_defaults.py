@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from typer.core import TyperCommand, TyperOption
-
 from dpscope.launch.equality.settings import DEFAULT_BATCH_SIZE as EQUAL_BATCH_SIZES
 from dpscope.launch.equality.settings import DEFAULTS as EQUAL_SETTINGS
 from dpscope.launch.planning.cells import DEFAULT_BATCH_SIZES, DEFAULT_STEPS
@@ -12,22 +10,6 @@ from dpscope.launch.training.cells import DEFAULT_BATCH_SIZE
 from dpscope.launch.training.settings import MEASURING_FIELDS, load_train_config
 
 _DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
-
-
-class DefaultsInHelp(TyperCommand):
-    """A command whose --help ends each option with its default, and whose one line in the list is never cut."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """As typer does, of options that say what they are by default."""
-        found = defaults(self.name or "")
-        for option in self.params:
-            if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
-                option.help = f"{option.help or ''}  [default: {default}]"
-        super().format_help(ctx, formatter)
-
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence of its help, whole."""
-        return (self.help or "").partition("\n")[0]
 
 
 def defaults(command: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Options that several commands of `dpscope` share: type and help text of each flag. Imports neither torch nor analysis."""
+"""Options that several commands of `dpscope` share: type and help text of each flag. Imports typer alone."""
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -91,6 +92,24 @@ TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did tr
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
 MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
+
+
+class DefaultsInHelp(TyperCommand):
+    """A command whose --help ends each option with its default, and whose one line in the list is never cut."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer does, of options that say what they are by default."""
+        from dpscope.launch.commands.option_defaults import defaults
+
+        found = defaults(self.name or "")
+        for option in self.params:
+            if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
+                option.help = f"{option.help or ''}  [default: {default}]"
+        super().format_help(ctx, formatter)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole."""
+        return (self.help or "").partition("\n")[0]
 
 
 def check_numbers(

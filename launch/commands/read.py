@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from dpscope.launch.commands import options
-from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import MANIFEST_NAME, is_run_folder
-from dpscope.profiling.store.training_folders import holds_epochs
 
 
 def analyze(
@@ -32,11 +28,15 @@ def analyze(
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     if classic and not runs:
         raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
-    from dpscope.analysis.output.analyze import Targets, print_run, print_traces, show_run
+    from rich.console import Console
 
     console = Console()
     if not runs:
+        from dpscope.analysis.output.traces import print_traces
+
         raise typer.Exit(print_traces(paths, output_format, max_bytes, console))
+    from dpscope.analysis.output.analyze import Targets, print_run, show_run
+
     targets = Targets(link_gbps, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
         sound = show_run(runs[0], targets, console)
@@ -47,6 +47,10 @@ def analyze(
 
 def _is_run(path: Path) -> bool:
     """Whether a path is to be read as a run; raises DpscopeError for a folder of dpscope's that cannot be."""
+    from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+    from dpscope.profiling.store.folders import MANIFEST_NAME, is_run_folder
+    from dpscope.profiling.store.training_folders import holds_epochs
+
     if is_run_folder(path) or holds_epochs(path):
         return True
     if (path / "cells").is_dir():
@@ -76,6 +80,8 @@ def compare(
     ] = False,
 ) -> None:
     """Say what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged."""
+    from rich.console import Console
+
     from dpscope.analysis.output.changes import print_comparison
     from dpscope.analysis.runs.changes import parse_share
 
@@ -92,6 +98,8 @@ def merge(
 ) -> None:
     """Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks."""
     options.check_max_bytes(max_bytes)
+    from rich.console import Console
+
     from dpscope.analysis.output.merge import print_merge
 
     raise typer.Exit(print_merge(paths, output, cell, repeat, max_bytes, Console()))
@@ -105,6 +113,8 @@ def tensorboard(
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the traces."""
     options.check_numbers(link_gbps)
+    from rich.console import Console
+
     from dpscope.analysis.output.analyze import write_tensorboard
     from dpscope.launch.commands.tensorboard_server import serve
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -31,6 +30,8 @@ def whatif(
         raise DpscopeError("--per-node and --batch-size do nothing with --measured, whose rows say them; omit them")
     if not table.is_file():
         raise DpscopeError(f"{table} does not exist" if not table.exists() else f"{table} is no file; give a CSV table")
+    from rich.console import Console
+
     from dpscope.analysis.text.terminal import print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if import table_answer as what_if

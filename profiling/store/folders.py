@@ -11,9 +11,9 @@ profiling/store/training_folders.py says what `dpscope train` adds.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import pandas as pd
 
 from dpscope.profiling.records.run import (
     SCHEMA_VERSION,
@@ -27,6 +27,9 @@ from dpscope.profiling.records.run import (
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
 from dpscope.profiling.store.layout import remove_written
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MANIFEST_NAME = "manifest.json"
 CELLS_NAME = "cells"
@@ -94,8 +97,10 @@ class RepeatFolder(JobFolder):
         found = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
         return sorted(found, key=lambda result: result.rank)
 
-    def samples(self) -> pd.DataFrame:
+    def samples(self) -> "pd.DataFrame":
         """All ranks' samples: SAMPLE_COLUMNS plus `rank`; empty frame when there are none."""
+        import pandas as pd
+
         frames = [
             pd.read_parquet(self.samples_path(result.node, result.rank)).assign(rank=result.rank)
             for result in self.ranks()

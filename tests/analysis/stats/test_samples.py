@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import theilslopes
 
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.stats.samples import (
@@ -12,6 +13,7 @@ from dpscope.analysis.stats.samples import (
     interval,
     mean_range,
     median_estimate,
+    median_slope,
     pooled_median,
     pooled_spread,
     ratio_estimate,
@@ -154,6 +156,24 @@ def test_mean_range() -> None:
     found = mean_range([1.0, 2.0, 6.0])
     assert (found.value, found.low, found.high, found.count) == (3.0, 1.0, 6.0, 3)
     assert mean_range([]).value is None
+
+
+def test_median_slope_of_three_points() -> None:
+    """Slopes of 1, 2, 6: 1, 4 and 5/2; the 99% interval of three points is all of them."""
+    assert median_slope(np.array([1.0, 2.0, 6.0]), 0.99) == (2.5, 1.0, 4.0)
+
+
+@pytest.mark.parametrize("count", [10, 11, 40, 57])
+def test_median_slope_is_scipys(count: int) -> None:
+    drifting = samples(count, 100, count=count) + 0.3 * np.arange(count)
+    for values in (
+        drifting,
+        np.round(drifting),
+        np.full(count, 7.0),
+    ):  # the second has equal values, the third no other
+        assert median_slope(values, 0.9) == pytest.approx(
+            [theilslopes(values, alpha=0.9)[index] for index in (0, 2, 3)], rel=1e-12
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""A start that costs nothing: each command loads what it runs. The times themselves: benchmarks/whole_process.py."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.paths import DATA
+
+HEAVY = {"jinja2", "matplotlib", "scipy", "tensorboard", "torch", "torchvision"}
+TRACE = str(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The packages that a fresh interpreter holds after a command that ended well."""
+    code = f"""
+import sys
+sys.argv = ["dpscope", *{arguments!r}]
+from dpscope.launch.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print("\\nloaded", *sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return {name.split(".")[0] for name in ended.stdout.splitlines()[-1].split()[1:]}
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",)])
+def test_what_says_only_what_it_is_loads_the_command_line_alone(arguments: tuple[str, ...]) -> None:
+    loaded = loaded_by(*arguments)
+    assert "typer" in loaded
+    assert loaded & {*HEAVY, "numpy", "pandas", "msgspec", "pydantic"} == set()
+
+
+@pytest.mark.parametrize("output_format", ["table", "json", "csv", "markdown"])
+def test_analyzing_traces_loads_nothing_that_draws_fits_or_trains(output_format: str) -> None:
+    loaded = loaded_by("analyze", TRACE, "--format", output_format)
+    assert "pandas" in loaded
+    assert loaded & HEAVY == set()
