@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.paths import DATA
 
+pytestmark = pytest.mark.process
 HEAVY = {"jinja2", "matplotlib", "scipy", "tensorboard", "torch", "torchvision"}
 TRACE = str(DATA / "v100x8_ddp_dlrm" / "rank0.json.gz")
 
