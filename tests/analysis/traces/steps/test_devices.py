@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.analyze import trace_status
+from dpscope.analysis.output.traces import trace_status
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.helpers.made_traces import Event, event, launch, on_device, operator, record, step, write
 
