@@ -32,7 +32,9 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
 
-_SAID_OF_CELLS = frozenset({TraceCode.PARALLELISM, TraceCode.DEVICE_IDLE})  # and not of each trace
+_SAID_OF_CELLS = frozenset(
+    {TraceCode.PARALLELISM, TraceCode.DEVICE_IDLE, TraceCode.COMMUNICATION_COST}
+)  # and not of each trace
 
 Progress = Callable[[str], None]
 

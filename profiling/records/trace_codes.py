@@ -159,6 +159,12 @@ class TraceCode(FindingCode):
         "How the job was parallelised, inferred from event names and launches; it may be wrong.",
         "told from names and launches alone: say it otherwise if you know better",
     )
+    COMMUNICATION_COST = (
+        "communication_cost",
+        "info",
+        "What communication itself needs of a step, what ranks lose waiting, and for whom.",
+        "exposed transfer is what a faster link, a larger batch or more overlap could win",
+    )
     DEVICE_IDLE = (
         "device_idle",
         "warning",

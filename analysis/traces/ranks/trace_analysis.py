@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
@@ -70,12 +71,14 @@ def analyze_traces(
     findings += [finding for one in ranks for finding in one.findings]
     steps = pd.concat([one.steps for one in ranks], ignore_index=True)
     findings += [*matched.findings, *idle_findings(steps)]
+    exposed = _joined([one.exposed for one in ranks])
+    findings += decisive_findings(step_cost(steps, matched.table, exposed), several_ranks=len(ranks) > 1)
     findings += parallelism_finding([one.parallelism for one in summaries], matched.table)
     return TraceAnalysis(
         steps=steps,
         collectives=matched.table,
         dp_phases=_joined([one.dp_phases for one in ranks]),
-        exposed=_joined([one.exposed for one in ranks]),
+        exposed=exposed,
         summaries=tuple(summaries),
         findings=tuple(findings),
     )
