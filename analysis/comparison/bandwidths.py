@@ -5,6 +5,8 @@ Effective bandwidth is wire bytes per step over a time per step: the bytes each 
 which holds more and less than communication; the union of communication, which holds waiting; the transfers alone.
 """
 
+import pandas as pd
+
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import by_nccl, model_sizes
 from dpscope.analysis.comparison.row import Row, ratio
@@ -27,6 +29,11 @@ def wire_bytes(data: CellData) -> float | None:
         sizes = model_sizes(data)
         serial = 1 if by_nccl(data) else data.cell.devices - 1
         return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
+    return _sent_bytes(data)
+
+
+def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
+    """Bytes a rank sends per step in all its collectives, or in those with a transfer; None where some have no size."""
     windows, table = data.whole_windows(), data.collectives
     if windows.empty or table.empty:
         return None
@@ -35,10 +42,10 @@ def wire_bytes(data: CellData) -> float | None:
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return None
     factors = [bus_factor(str(kind), int(ranks)) for kind, ranks in zip(own["kind"], own["group_size"], strict=True)]
-    sent = [
-        size * factor for size, factor in zip(own["bytes"].astype(float), factors, strict=True) if factor is not None
-    ]
-    return sum(sent) / len(windows)
+    sent = own["bytes"].astype(float) * pd.Series(factors, dtype=float)
+    if matched_only:
+        sent = sent[own["transfer_us"].notna()]
+    return float(sent.sum()) / len(windows)
 
 
 def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
@@ -71,8 +78,7 @@ def _calibrated_gbps(row: Row, data: CellData, moved: float | None) -> float | N
         return None
     if data.cell.strategy == "dp":
         return _gbps(moved, predicted)
-    busbw, transfer = row.number("busbw_gbps"), row.number("transfer_us")
-    return busbw * transfer / predicted if busbw is not None and transfer is not None else None
+    return _gbps(_sent_bytes(data, matched_only=True), predicted)
 
 
 def _why_no_subtraction(added_us: float | None) -> str:

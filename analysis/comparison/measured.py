@@ -23,6 +23,7 @@ from dpscope.analysis.stats.samples import (
     pooled_median,
     ratio_estimate,
 )
+from dpscope.analysis.traces.steps.intervals import length, union
 
 _MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
 _MATCHED = ("transfer_us", "wait_us", "exposed_wait_us")
@@ -220,7 +221,7 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
     queued = float(own["queue_us"].sum(min_count=1)) if "queue_us" in own and own["queue_us"].notna().any() else None
     row.put("only gloo's collectives queue", queue_us=queued / len(windows) if queued is not None else None)
     reduced = own[(own["kind"] == "all_reduce") & own["transfer_us"].notna() & own["bytes"].notna()]
-    transfer_us = float(reduced["transfer_us"].sum())
+    transfer_us = _transfer_union_us(reduced)
     algbw = float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None
     factor = bus_factor("all_reduce", data.cell.devices)
     row.put(
@@ -228,6 +229,17 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
         algbw_gbps=algbw,
         busbw_gbps=algbw * factor if algbw is not None and factor is not None else None,
     )
+
+
+def _transfer_union_us(reduced: pd.DataFrame) -> float:
+    """Time in which a rank's collectives transferred, added up over ranks and steps; of several at once the link has one rate.
+
+    A rank's wait comes first: a transfer is the end of its collective.
+    """
+    ends = (reduced["start_us"] + reduced["duration_us"]).to_numpy(dtype=float)
+    starts = ends - reduced["transfer_us"].to_numpy(dtype=float)
+    steps = reduced.groupby(["repeat", "rank", "device", "step"], dropna=False).ngroup().to_numpy()
+    return float(sum(length(union(starts[steps == step], ends[steps == step])) for step in np.unique(steps)))
 
 
 def _put_copies(row: Row, data: CellData, windows: pd.DataFrame) -> None:

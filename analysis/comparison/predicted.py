@@ -86,22 +86,22 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     own = data.collectives.merge(windows[_KEYS], on=_KEYS)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return _unknown(sources.source, "the trace does not tell kind, size and ranks of every collective")
-    return _predict_collectives(data.cell.name, own, sources, len(windows))
+    return _predict_collectives(data, own, sources, len(windows))
 
 
-def _predict_collectives(cell: str, own: pd.DataFrame, sources: CostSources, windows: int) -> CellPrediction:
+def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources, windows: int) -> CellPrediction:
     """The prediction from the collectives of whole steps, sizes and ranks known."""
     costs = {key: sources.cost(*key) for key in dict.fromkeys(_cost_keys(own))}
     own = own.assign(predicted_us=pd.Series([costs[key] for key in _cost_keys(own)], index=own.index, dtype=float))
     matched = own[own["transfer_us"].notna()]
     sums = matched.groupby(_KEYS, dropna=False)["predicted_us"].sum()
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
-    exposed = [] if unknown else [exposed_us(step) for _, step in own.groupby(_KEYS, dropna=False)]
+    exposed = [] if unknown else [exposed_us(step, servers(data)) for _, step in own.groupby(_KEYS, dropna=False)]
     return CellPrediction(
         source=sources.source,
         transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
         exposed_us=float(np.mean(exposed)) if exposed else None,
-        collectives=tuple(_by_size(cell, own, sources, windows)),
+        collectives=tuple(_by_size(data.cell.name, own, sources, windows)),
         transfer_reason=unknown_matched or NOT_MATCHED,
         exposed_reason=unknown,
     )
@@ -113,7 +113,15 @@ def _unknown_reason(own: pd.DataFrame, sources: CostSources) -> str:
     return "; ".join(dict.fromkeys(sources.why_unknown(kind, ranks) for kind, ranks, _ in _cost_keys(lacking)))
 
 
-def exposed_us(step: pd.DataFrame) -> float:
+def servers(data: CellData) -> int:
+    """How many collectives of a group a rank carries out at once: NCCL has a stream, gloo two workers for each network device.
+
+    Source: ProcessGroupGloo::Options in torch, threads = 2 x devices; one network device, as torch chooses by itself.
+    """
+    return 2 if data.ranks[0][1].backend == "gloo" else 1
+
+
+def exposed_us(step: pd.DataFrame, servers: int = 1) -> float:
     """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others in full.
 
     `step` has kind, predicted_us and ready_us (else start_us, which is later where a collective queued behind another).
@@ -124,7 +132,8 @@ def exposed_us(step: pd.DataFrame) -> float:
     others = float(step.loc[step["kind"] != "all_reduce", "predicted_us"].sum())
     if reduced.empty:
         return others
-    schedule = ddp_schedule(reduced[ready].astype(float).tolist(), reduced["predicted_us"].astype(float).tolist())
+    costs = reduced["predicted_us"].astype(float).tolist()
+    schedule = ddp_schedule(reduced[ready].astype(float).tolist(), costs, servers)
     return others + schedule.exposed_us
 
 

@@ -32,7 +32,7 @@ STEP_FIELDS = (
 )  # fmt: skip
 COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
-    "queue_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps",
+    "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dpscope.analysis.comparison.predicted import (
     model_sizes,
     ready_column,
     relative_error,
+    servers,
 )
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
@@ -155,8 +156,8 @@ def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: Cos
 def _schedule(data: CellData, sources: CostSources) -> str:
     """The schedule in words, with the buckets of one rank's step; the result is the mean over all of them."""
     rule = (
-        "each all-reduce starts when it is ready and the one before has ended; exposed is what runs after the last is ready, "
-        "and every other collective"
+        f"each all-reduce starts when it is ready and {_free(servers(data))}; exposed is what runs after the last is ready, and "
+        "every other collective"
     )
     step = _one_step(data)
     ready = ready_column(step)
@@ -168,7 +169,7 @@ def _schedule(data: CellData, sources: CostSources) -> str:
         return rule
     times = buckets[ready].astype(float)
     from_first = [float(time) for time in times - times.min()]
-    schedule = ddp_schedule(from_first, known)
+    schedule = ddp_schedule(from_first, known, servers(data))
     shown = "; ".join(
         f"ready {show_time(one)}, takes {show_time(cost)}, ends {show_time(end)}"
         for one, cost, end in zip(from_first, known, schedule.end_us, strict=True)
@@ -176,6 +177,12 @@ def _schedule(data: CellData, sources: CostSources) -> str:
     return (
         f"{rule}. Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}: {shown}: {show_time(schedule.exposed_us)}"
     )
+
+
+def _free(servers: int) -> str:
+    if servers == 1:
+        return "the one before has ended"
+    return f"one of gloo's {servers} workers is free, which share the link"
 
 
 def _one_step(data: CellData) -> pd.DataFrame:

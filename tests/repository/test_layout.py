@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
     "analysis/comparison": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
-    "analysis/training profiling/records",
+    "analysis/traces/steps analysis/training profiling/records",
     "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records profiling/store",
     "analysis/findings": "analysis/comparison analysis/runs analysis/stats analysis/text analysis/traces/ranks "

@@ -20,15 +20,16 @@ from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_siz
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations
-from dpscope.analysis.traces.steps.gloo import queue_us
+from dpscope.analysis.traces.steps.gloo import created_us, in_flight, queue_us
 from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
-    "duration_us", "queue_us", "ready_us",
+    "duration_us", "queue_us", "ready_us", "concurrent",
 )  # fmt: skip
 
+_ADDED = ("rank", "order", "ready_us", "concurrent")
 _NO_ARGS = CommunicationArgs()
 _NO_SIZES: dict[str, None] = dict.fromkeys(("input_elements", "output_elements", "input_bytes", "output_bytes"))
 _RECORD = re.compile(r"record_param_comms$")
@@ -41,15 +42,14 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
     ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
     time a work of gloo's waited for a worker thread, `ready_us`
-    when its data were ready. Unknown is NA. `step` is NA for a collective that no traced step launched.
+    when its data were ready, `concurrent` how many others of the rank were in flight on its device at some time of its own (a
+    link that they share gives each a part). Unknown is NA. `step` is NA for a collective that no traced step launched.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us if attribution.on_device else attribution.events.start_us
     launched = np.where(np.isfinite(when[rows]), when[rows], attribution.events.start_us[rows])
     rows = rows[np.argsort(launched, kind="stable")]
-    frame = pd.DataFrame(
-        list(_rows(attribution, rows)), columns=[name for name in COLUMNS if name not in ("rank", "order", "ready_us")]
-    )
+    frame = pd.DataFrame(list(_rows(attribution, rows)), columns=[name for name in COLUMNS if name not in _ADDED])
     frame.insert(0, "rank", attribution.trace.rank)
     frame.insert(COLUMNS.index("order"), "order", frame.groupby(["group", "group_ranks"], dropna=False).cumcount())
     whole = ["rank", "device", "step", "sequence", "order", "bytes", "group_size"]
@@ -57,6 +57,7 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     words = ["kind", "group", "group_ranks"]
     frame[words] = frame[words].astype("string")
     frame["ready_us"] = ready_us(attribution, rows)
+    frame["concurrent"] = pd.array(concurrent(attribution, rows), dtype="Int64")
     times = ["start_us", "duration_us", "queue_us", "ready_us"]
     frame[times] = frame[times].astype("Float64")
     return frame
@@ -175,11 +176,11 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
 
     On a device the collective's stream waits for an event recorded at its launch, that is for all compute kernels launched
     before it there: ready is the latest end of those, or the launch itself if that is later. On the CPU a collective is
-    created when its data are ready: ready is its start.
+    created when its data are ready; its range may begin later, when a worker takes it up.
     """
     events = attribution.events
     if not attribution.on_device:
-        return events.start_us[rows].copy()
+        return created_us(events, rows)
     ready = np.full(len(rows), np.nan)
     compute = attribution.rows(Kind.COMPUTE) & np.isfinite(attribution.launch_us)
     for device in np.unique(events.device[rows]):
@@ -191,6 +192,21 @@ def ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
         before = np.searchsorted(attribution.launch_us[own], launch, side="left")
         ready[of_device] = np.maximum(reach[before], launch)
     return ready
+
+
+def concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
+    """For each collective (event rows) how many others were in flight on its device at some time of its own."""
+    events = attribution.events
+    spans = np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
+    if not attribution.on_device:
+        spans = in_flight(events, rows)
+    others = np.zeros(len(rows), dtype=np.int64)
+    for device in np.unique(events.device[rows]) if attribution.on_device else [None]:
+        own = np.flatnonzero(events.device[rows] == device) if device is not None else np.arange(len(rows))
+        begun = np.searchsorted(np.sort(spans[own, 0]), spans[own, 1], side="left")
+        ended = np.searchsorted(np.sort(spans[own, 1]), spans[own, 0], side="right")
+        others[own] = begun - ended - (spans[own, 1] > spans[own, 0])
+    return others
 
 
 def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:

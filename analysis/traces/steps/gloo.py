@@ -17,12 +17,25 @@ from dpscope.profiling.records import range_names as phases
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
     """For each `gloo:` range the time from its creation until a worker was free for it; NaN where that is not told."""
-    starts, ends = events.start_us[rows], events.end_us[rows]
-    taken_up = _taken_up(events, rows)
-    created = _created(events, rows)
-    told = np.isfinite(created) | (taken_up > starts)
-    begun = np.where(np.isfinite(created), np.minimum(created, starts), starts)
-    return np.where(told, np.clip(taken_up - begun, 0.0, ends - begun), np.nan)
+    created = created_us(events, rows)
+    return np.clip(_taken_up(events, rows) - created, 0.0, events.end_us[rows] - created)
+
+
+def created_us(events: EventTable, rows: IntColumn) -> FloatColumn:
+    """When each `gloo:` range's work was created, which is when its data were ready; NaN where that is not told.
+
+    At its start where it overlaps the one before it on its thread. Elsewhere the start may be the taking up: what tells is the
+    operator that created it.
+    """
+    starts = events.start_us[rows]
+    by_operator = _created(events, rows)
+    begins_created = np.where(_taken_up(events, rows) > starts, starts, np.nan)
+    return np.where(np.isfinite(by_operator), np.minimum(by_operator, starts), begins_created)
+
+
+def in_flight(events: EventTable, rows: IntColumn) -> FloatColumn:
+    """When each `gloo:` range's worker carried it out: shape (rows, 2), from its taking up to its end."""
+    return np.stack((_taken_up(events, rows), events.end_us[rows]), axis=1)
 
 
 def _taken_up(events: EventTable, rows: IntColumn) -> FloatColumn:

@@ -72,3 +72,21 @@ def test_without_overlap_everything_is_exposed() -> None:
     schedule = ddp_schedule([100.0], [40.0])
     assert (schedule.end_us, schedule.exposed_us) == ((140,), 40)
     assert ddp_schedule([], []).exposed_us == 0
+
+
+def test_two_servers_share_the_link() -> None:
+    """Ready 0, 10, 12, 20 us each alone. Until 10 the first alone: 10 left. Both at half speed until it ends at 30, the second
+    then has 10 left; the third joins at 30, both at half speed until 50; the third's last 10 alone until 60."""
+    schedule = ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0], servers=2)
+    assert schedule.start_us == (0, 10, 30)
+    assert schedule.end_us == pytest.approx((30, 50, 60))
+    assert schedule.exposed_us == pytest.approx(60 - 12)  # their union after the last is ready, not 18 + 38 + 30
+    # one server needs as long for the same bytes
+    assert ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0]).end_us[-1] == 60
+
+
+def test_servers_that_do_not_slow_each_other_run_side_by_side() -> None:
+    schedule = ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0], servers=2, slowdown=1.0)
+    assert schedule.end_us == pytest.approx((20, 30, 40))  # the third waits for a worker until 20
+    # half as much again: until 10 alone, 10 left; 15 us beside the second, which has 20 - 15 / 1.5 = 10 left at 25
+    assert ddp_schedule([0.0, 10.0], [20.0, 20.0], 2, 1.5).end_us == pytest.approx((25, 35))
