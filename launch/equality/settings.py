@@ -10,7 +10,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Precision, Training
-from dpscope.profiling.records.run import Cell, RunConfig, Strategy
+from dpscope.profiling.records.run import Cell, ResolvedConfig, RunConfig, Strategy
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZE: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
@@ -64,10 +64,8 @@ def samples_of_two_epochs(batch_size: int, steps: int) -> int:
     return (steps_per_epoch - 1) * batch_size + batch_size // 2 + 1
 
 
-def _check(config: RunConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
+def _check(config: ResolvedConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
     """Raise DpscopeError for settings that cannot be compared."""
-    assert config.devices is not None
-    assert config.batch_sizes is not None
     counts, batch_size = config.devices, config.batch_sizes[0]
     if len(config.strategies) < 2:
         raise DpscopeError(f"--strategy {config.strategies[0]}: one has nothing to be compared with; give two or three")
@@ -101,9 +99,8 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
         )
 
 
-def _jobs(config: RunConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
+def _jobs(config: ResolvedConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
     """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares."""
-    assert config.devices is not None
     jobs = []
     for index, strategy in enumerate(config.strategies):
         trainings = [Training(kind="compared")]
@@ -116,9 +113,7 @@ def _jobs(config: RunConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJo
     return tuple(jobs)
 
 
-def _cell(config: RunConfig, kind: DeviceType, strategy: Strategy) -> Cell:
-    assert config.devices is not None
-    assert config.batch_sizes is not None
+def _cell(config: ResolvedConfig, kind: DeviceType, strategy: Strategy) -> Cell:
     devices = 1 if strategy == "single" else config.devices[0]
     return Cell(
         strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,

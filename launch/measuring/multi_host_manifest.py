@@ -11,7 +11,7 @@ from dpscope.profiling.machine.conditions import (
     machine_differences,
     variable_differences,
 )
-from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, ResolvedConfig, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RESULT_NAME, RunFolder, is_run_folder
 
@@ -94,13 +94,13 @@ def _check_nobody_measures(run: RunFolder, difference: Difference) -> None:
         )
 
 
-def _widened(config: RunConfig, added: RunConfig) -> RunConfig:
+def _widened(config: ResolvedConfig, added: ResolvedConfig) -> ResolvedConfig:
     """A run's configuration that also covers an added cell's."""
     order = ("single", "dp", "ddp")
     together = {*config.strategies, *added.strategies}
     return msgspec.structs.replace(
         merged(config, added),
         strategies=tuple(strategy for strategy in order if strategy in together),
-        devices=tuple(sorted({*(config.devices or ()), *(added.devices or ())})),
-        batch_sizes=tuple(sorted({*(config.batch_sizes or ()), *(added.batch_sizes or ())})),
+        devices=tuple(sorted({*config.devices, *added.devices})),
+        batch_sizes=tuple(sorted({*config.batch_sizes, *added.batch_sizes})),
     )

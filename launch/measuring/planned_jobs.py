@@ -20,7 +20,7 @@ from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, check_model
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, PlannedCell, RunConfig
+from dpscope.profiling.records.run import Cell, PlannedCell, ResolvedConfig, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
 
@@ -45,7 +45,7 @@ class PlannedJob:
 class PlanDescription:
     """What `dpscope run` would do, before it does anything."""
 
-    config: RunConfig  # nothing left to choose
+    config: ResolvedConfig
     device_type: DeviceType
     threads_per_process: int
     plan: tuple[PlannedCell, ...]
@@ -91,7 +91,7 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
 
 
 def _planned_job(
-    run: RunFolder, cell: Cell, repeat: int, config: RunConfig, kind: DeviceType, size: ModelSize, fresh: bool
+    run: RunFolder, cell: Cell, repeat: int, config: ResolvedConfig, kind: DeviceType, size: ModelSize, fresh: bool
 ) -> PlannedJob:
     folder = run.repeat(cell, repeat)
     result = None if fresh else folder.result()
@@ -105,7 +105,7 @@ def _planned_job(
     )
 
 
-def _check_out(run: RunFolder, config: RunConfig, fresh: bool) -> None:
+def _check_out(run: RunFolder, config: ResolvedConfig, fresh: bool) -> None:
     check_run_place(run.path, fresh)
     if not is_run_folder(run.path):
         return

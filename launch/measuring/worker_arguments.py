@@ -151,7 +151,6 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     strategy = given.strategies[0]
     on_this_host = place.local_world_size if strategy == "ddp" else None
     config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices, on_this_host)
-    assert config.batch_sizes is not None
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
         devices=count,

@@ -12,7 +12,15 @@ from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, PlannedCell, RunConfig, Strategy
+from dpscope.profiling.records.run import (
+    Cell,
+    CellOptions,
+    CellStrategy,
+    PlannedCell,
+    ResolvedConfig,
+    RunConfig,
+    Strategy,
+)
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
@@ -23,7 +31,7 @@ PASS_THROUGH_REASON = (
 )
 
 
-def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None) -> RunConfig:
+def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None) -> ResolvedConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be.
 
     Of a job that may span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
@@ -37,15 +45,15 @@ def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None
         _check_device_count("--devices", max(counts), devices)
     else:
         _check_device_count("--nproc-per-node", on_this_host, devices)
-    resolved = msgspec.structs.replace(
-        config,
-        device=devices.kind,
-        devices=counts,
-        batch_sizes=config.batch_sizes or _default_batch_sizes(config, devices.kind, counts),
-        steps=config.steps if config.steps or config.epochs else DEFAULT_STEPS[devices.kind],
-        samples=TRAINING_SAMPLES.get(config.data, config.samples),
-        data_dir=str(Path(config.data_dir).expanduser()),
-    )
+    chosen = {
+        "device": devices.kind,
+        "devices": counts,
+        "batch_sizes": config.batch_sizes or _default_batch_sizes(config, devices.kind, counts),
+        "steps": config.steps if config.steps or config.epochs else DEFAULT_STEPS[devices.kind],
+        "samples": TRAINING_SAMPLES.get(config.data, config.samples),
+        "data_dir": str(Path(config.data_dir).expanduser()),
+    }
+    resolved = ResolvedConfig(**{**msgspec.structs.asdict(config), **chosen})
     _check_split(resolved)
     check_variants(resolved, {})
     return resolved
@@ -79,11 +87,11 @@ def _check_device_count(flag: str, count: int, devices: Devices) -> None:
         )
 
 
-def _check_split(config: RunConfig) -> None:
+def _check_split(config: ResolvedConfig) -> None:
     if config.scaling == "weak":
         return
-    for devices in config.devices or ():
-        for batch_size in config.batch_sizes or ():
+    for devices in config.devices:
+        for batch_size in config.batch_sizes:
             if batch_size % devices:
                 raise DpscopeError(
                     f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
@@ -91,14 +99,12 @@ def _check_split(config: RunConfig) -> None:
                 )
 
 
-def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
+def make_plan(config: ResolvedConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
     """The cells of a resolved configuration, small batches first, variants together; batches are per device.
 
     Weak scaling puts each listed batch on every device; strong scaling splits it, with single-device cells at
     the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
     """
-    assert config.devices is not None
-    assert config.batch_sizes is not None
     cells: dict[Cell, str | None] = {}
     for count in config.devices:
         for size in _weak_sizes(config, count) if config.scaling != "strong" else ():
@@ -120,15 +126,13 @@ def make_plan(config: RunConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
     return tuple(sorted(planned, key=key))
 
 
-def _weak_sizes(config: RunConfig, count: int) -> tuple[int, ...]:
-    assert config.batch_sizes is not None
+def _weak_sizes(config: ResolvedConfig, count: int) -> tuple[int, ...]:
     if config.batch_growth is None:
         return config.batch_sizes
     return _grown(config.batch_sizes[0], config.batch_growth, config.samples // count)
 
 
-def _strong_sizes(config: RunConfig, count: int) -> tuple[int, ...]:
-    assert config.batch_sizes is not None
+def _strong_sizes(config: ResolvedConfig, count: int) -> tuple[int, ...]:
     if config.batch_growth is None:
         return config.batch_sizes
     return _grown(config.batch_sizes[0], config.batch_growth, config.samples)
@@ -143,8 +147,7 @@ def _grown(first: int, growth: int, largest: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _add(cells: dict[Cell, str | None], config: RunConfig, kind: DeviceType, count: int, size: int) -> None:
-    assert config.devices is not None
+def _add(cells: dict[Cell, str | None], config: ResolvedConfig, kind: DeviceType, count: int, size: int) -> None:
     only_one = max(config.devices) == 1
     if count == 1 and "single" in config.strategies:
         _add_each(cells, _cell("single", kind, 1, size), other_options(config))
@@ -174,15 +177,13 @@ def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -
     return Cell(strategy=named, devices=devices, batch_size=batch_size)
 
 
-def threads_per_process(config: RunConfig) -> int:
+def threads_per_process(config: ResolvedConfig) -> int:
     """Intra-op threads of every process, equal for all cells: the cores over the largest device count."""
-    assert config.devices is not None
     return max(1, usable_cores() // max(config.devices))
 
 
-def plan_findings(config: RunConfig, kind: DeviceType, on_this_host: int | None = None) -> list[Finding]:
+def plan_findings(config: ResolvedConfig, kind: DeviceType, on_this_host: int | None = None) -> list[Finding]:
     """What about this plan will mislead a reader who is not told; `on_this_host` as `resolve` has it."""
-    assert config.devices is not None
     findings = []
     largest, cores = max(config.devices), usable_cores()
     here = largest if on_this_host is None else on_this_host

@@ -12,7 +12,7 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell, ResolvedConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
@@ -20,14 +20,13 @@ FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download")
 
 
 def new_manifest(
-    config: RunConfig,
+    config: ResolvedConfig,
     kind: DeviceType,
     threads: int,
     plan: Sequence[PlannedCell],
     on_this_host: int | None = None,
 ) -> Manifest:
     """The manifest of a run that starts now, on this machine; `on_this_host` as `plan.resolve` has it."""
-    assert config.devices is not None
     environment = collect_environment(open_nvml() if kind == "cuda" else None)
     findings = plan_findings(config, kind, on_this_host)
     return Manifest(

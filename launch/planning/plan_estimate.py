@@ -18,7 +18,7 @@ from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, PlannedCell, RunConfig
+from dpscope.profiling.records.run import Cell, PlannedCell, ResolvedConfig
 
 _BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
@@ -45,7 +45,7 @@ def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
     return _BASIS[kind] if size.multiplications is not None else f"{_BASIS[kind]}; {_UNCOUNTED}"
 
 
-def estimate_cell(cell: Cell, config: RunConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
+def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
     """Time and disk of one repeat of a cell."""
     step_s = _step_s(cell, config, kind, size)
     duration_s = _START_S[kind] + _steps(cell, config) * step_s
@@ -55,7 +55,7 @@ def estimate_cell(cell: Cell, config: RunConfig, kind: DeviceType, size: ModelSi
 
 
 def estimate_findings(
-    plan: Sequence[PlannedCell], config: RunConfig, kind: DeviceType, size: ModelSize
+    plan: Sequence[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize
 ) -> list[Finding]:
     """Cells that will probably be ended by the time limit before they are measured."""
     planned = [one.cell for one in plan if not one.skip_reason]
@@ -72,7 +72,7 @@ def estimate_findings(
     ]
 
 
-def _steps(cell: Cell, config: RunConfig) -> int:
+def _steps(cell: Cell, config: ResolvedConfig) -> int:
     passes = 2 if cell.strategy == "ddp" else 1
     beside = passes * (config.traced_steps + _PROFILER_STEPS)
     if config.epochs is None:
@@ -80,7 +80,7 @@ def _steps(cell: Cell, config: RunConfig) -> int:
     return (1 + config.epochs) * math.ceil(config.samples / cell.global_batch_size) + beside
 
 
-def _step_s(cell: Cell, config: RunConfig, kind: DeviceType, size: ModelSize) -> float:
+def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
     parameters = size.parameters / _YARDSTICK.parameters
     assert _YARDSTICK.multiplications is not None
     multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications

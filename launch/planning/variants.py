@@ -24,6 +24,7 @@ _ORDERS: dict[str, tuple[str, ...]] = {"comm_hook": get_args(CommHook), **dict.f
 _DEFAULTS = RunConfig()
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
 
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 _Number = TypeVar("_Number", int, float)
 
 
@@ -60,7 +61,7 @@ TEXT_PARSERS: dict[str, Callable[[str], object]] = {
 """From one text to the values of a field; each raises ValueError for what is no such value."""
 
 
-def in_order(config: RunConfig) -> RunConfig:
+def in_order(config: ConfigT) -> ConfigT:
     """The variants' values without repetition, in the order of the documentation, numbers ascending."""
     ordered: dict[str, object] = {
         field: tuple(value for value in order if value in getattr(config, field)) for field, order in _ORDERS.items()
@@ -72,7 +73,7 @@ def in_order(config: RunConfig) -> RunConfig:
     return msgspec.structs.replace(config, **ordered)
 
 
-def merged(config: RunConfig, added: RunConfig) -> RunConfig:
+def merged(config: ConfigT, added: RunConfig) -> ConfigT:
     """`config` with the variants of both."""
     both = {field: (*getattr(config, field), *getattr(added, field)) for field in VARIANT_FIELDS}
     return in_order(msgspec.structs.replace(config, **both))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import flag_name
-from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
+from dpscope.profiling.records.run import Cell, CellOptions, ResolvedConfig, RunConfig
 
 # What a worker takes from its cell, or what only a sweep needs.
 _NOT_OF_A_WORKER = (
@@ -21,7 +21,7 @@ _NOT_OF_A_WORKER = (
 )
 
 
-def standalone_worker_command(config: RunConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
+def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
     """torchrun and a worker with flags for everything in which `config`, which is resolved, departs from the defaults.
 
     The threads are those of the whole run, which a worker that sees one cell cannot know.

@@ -11,24 +11,23 @@ from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_l
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell, PlannedCell
-from dpscope.profiling.records.training import PlannedTraining, TrainConfig
+from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZE = 32
 
 
-def resolve_training(config: TrainConfig, devices: Devices) -> TrainConfig:
+def resolve_training(config: TrainConfig, devices: Devices) -> ResolvedTrainConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
     run = resolve(config.run, devices)
     if config.run.batch_sizes is None:
-        assert run.devices is not None
         multiple = 1 if run.scaling == "weak" else math.lcm(*run.devices)
         batch_size = math.ceil(DEFAULT_BATCH_SIZE / multiple) * multiple
         run = resolve(msgspec.structs.replace(config.run, batch_sizes=(batch_size,)), devices)
-    return msgspec.structs.replace(config, run=run)
+    return ResolvedTrainConfig(**{**msgspec.structs.asdict(config), "run": run})
 
 
-def make_train_plan(config: TrainConfig, kind: DeviceType) -> tuple[PlannedTraining, ...]:
+def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[PlannedTraining, ...]:
     """The cells of a resolved configuration, each batch size's single device first.
 
     Under strong scaling, training's default, each listed batch is trained on whole by one device and divided among several:
@@ -36,10 +35,8 @@ def make_train_plan(config: TrainConfig, kind: DeviceType) -> tuple[PlannedTrain
     planned whether or not 1 is among the device counts. Raises DpscopeError when nothing is left to train.
     """
     run = config.run
-    assert run.devices is not None
     with_single = run.devices if "single" not in run.strategies else tuple(sorted({1, *run.devices}))
     planned = make_plan(msgspec.structs.replace(run, devices=with_single), kind)
-    assert run.batch_sizes is not None
     # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
     chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in run.batch_sizes]
     order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
@@ -63,7 +60,9 @@ def _planned_training(config: TrainConfig, planned: PlannedCell) -> PlannedTrain
     )
 
 
-def train_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...], kind: DeviceType) -> tuple[Finding, ...]:
+def train_findings(
+    config: ResolvedTrainConfig, plan: tuple[PlannedTraining, ...], kind: DeviceType
+) -> tuple[Finding, ...]:
     """What about this plan will mislead a reader who is not told."""
     found = [*plan_findings(config.run, kind)]
     late = [milestone for milestone in config.milestones if milestone >= config.epochs]

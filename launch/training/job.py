@@ -9,7 +9,7 @@ from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.learning_rate_scaling import scaled_learning_rate
 from dpscope.profiling.records.run import Cell, RunConfig
-from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.training_folders import TrainingFolder
 
 
@@ -17,7 +17,7 @@ from dpscope.profiling.store.training_folders import TrainingFolder
 class TrainJob:
     """What a job's processes are to train, and where it goes."""
 
-    config: TrainConfig
+    config: ResolvedTrainConfig
     cell: Cell
     seed: int
     kind: DeviceType

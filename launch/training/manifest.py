@@ -33,7 +33,6 @@ def open_train_manifest(folder: TrainFolder, description: TrainDescription) -> T
 
 def _new(description: TrainDescription) -> TrainManifest:
     devices = description.config.run.devices
-    assert devices is not None
     environment = collect_environment(open_nvml() if description.device_type == "cuda" else None)
     return TrainManifest(
         schema_version=TRAIN_SCHEMA_VERSION,

@@ -21,7 +21,7 @@ from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, RunConfig
-from dpscope.profiling.records.training import PlannedTraining, TrainConfig
+from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
@@ -54,7 +54,7 @@ class PlannedTrainJob:
 class TrainDescription:
     """What `dpscope train` would do, before it does anything."""
 
-    config: TrainConfig  # nothing left to choose
+    config: ResolvedTrainConfig
     device_type: DeviceType
     threads_per_process: int
     plan: tuple[PlannedTraining, ...]
@@ -122,7 +122,7 @@ def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool
         )
 
 
-def _check_same_settings(folder: TrainFolder, config: TrainConfig) -> None:
+def _check_same_settings(folder: TrainFolder, config: ResolvedTrainConfig) -> None:
     """Raise DpscopeError, naming the setting, unless what is trained now belongs to what was trained before."""
     had = folder.manifest().config
     run_fields = [field for field in RunConfig.__struct_fields__ if field not in RUN_FIELDS_THAT_MAY_CHANGE]

@@ -5,7 +5,7 @@ from typing import Literal
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.records.training import ResolvedTrainConfig
 
 CHECKPOINT_FORMAT_VERSION = 1
 
@@ -21,7 +21,7 @@ class CheckpointDescription(Stored, frozen=True, kw_only=True):
     dpscope_version: str
     torch_version: str
     created_at: str  # ISO 8601, UTC
-    config: TrainConfig
+    config: ResolvedTrainConfig
     cell: Cell
     seed: int
     device_type: Literal["cuda", "cpu"]

@@ -22,7 +22,7 @@ output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elem
 from pathlib import Path
 from typing import Literal
 
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.run import Cell, ResolvedConfig
 from dpscope.profiling.records.stored import Stored
 
 EQUALITY_FOLDER = "equality"
@@ -62,7 +62,7 @@ class EqualityJob(Stored, frozen=True):
 class EqualitySettings(Stored, frozen=True):
     """What is compared, nothing left to choose. Of `config`, `batch_sizes` holds the global batch alone."""
 
-    config: RunConfig
+    config: ResolvedConfig
     device: Literal["cuda", "cpu"]
     threads_per_process: int
     precision: Precision
@@ -73,12 +73,10 @@ class EqualitySettings(Stored, frozen=True):
     @property
     def devices(self) -> int:
         """Devices of the strategies that have several."""
-        assert self.config.devices is not None
         return self.config.devices[0]
 
     @property
     def global_batch_size(self) -> int:
-        assert self.config.batch_sizes is not None
         return self.config.batch_sizes[0]
 
     @property

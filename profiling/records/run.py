@@ -21,7 +21,7 @@ Switch = Literal["on", "off"]
 
 
 class RunConfig(Stored, frozen=True):
-    """What the user asked for. `None` means "choose for this machine"; a manifest holds no such `None`.
+    """What the user asked for. `None` means "choose for this machine"; `ResolvedConfig` holds no such `None`.
 
     `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
     numbers are read both ways and the union of the cells is measured once.
@@ -62,6 +62,13 @@ class RunConfig(Stored, frozen=True):
     static_graph: tuple[Switch, ...] = ("off",)
     broadcast_buffers: tuple[Switch, ...] = ("on",)
     accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
+
+
+class ResolvedConfig(RunConfig, frozen=True, kw_only=True):
+    """What will be measured: a configuration with nothing left to choose for this machine. A manifest holds one."""
+
+    devices: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
 
 
 class CellOptions(Stored, frozen=True):
@@ -178,7 +185,7 @@ class Manifest(Stored, frozen=True):
     schema_version: int
     dpscope_version: str
     created_at: str  # ISO 8601, UTC
-    config: RunConfig
+    config: ResolvedConfig
     device_type: Literal["cuda", "cpu"]
     threads_per_process: int  # intra-op threads each process (dp-host: each replica) computes with
     environment: Environment

@@ -14,7 +14,15 @@ percent, losses are means over samples, times are seconds.
 from typing import Literal
 
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, PlannedCell, RunConfig
+from dpscope.profiling.records.run import (
+    Cell,
+    CellStatus,
+    CellStrategy,
+    Environment,
+    PlannedCell,
+    ResolvedConfig,
+    RunConfig,
+)
 from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1
@@ -43,6 +51,12 @@ class TrainConfig(Stored, frozen=True):
     max_restarts: int = 0  # times torchrun restarts a training that fails, from its last checkpoint
 
 
+class ResolvedTrainConfig(TrainConfig, frozen=True, kw_only=True):
+    """What will be trained: a configuration with nothing left to choose for this machine."""
+
+    run: ResolvedConfig
+
+
 class PlannedTraining(Stored, frozen=True):
     """A cell to be trained with each seed, or why it is left out, and what follows from its batch."""
 
@@ -62,7 +76,7 @@ class TrainManifest(Stored, frozen=True):
     schema_version: int
     dpscope_version: str
     created_at: str  # ISO 8601, UTC
-    config: TrainConfig
+    config: ResolvedTrainConfig
     device_type: Literal["cuda", "cpu"]
     threads_per_process: int
     environment: Environment

@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpscope.profiling.records.run import Cell, Environment, PlannedCell, RunConfig
+from dpscope.profiling.records.run import Cell, Environment, PlannedCell, ResolvedConfig
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
     EpochRecord,
     PlannedTraining,
-    TrainConfig,
+    ResolvedTrainConfig,
     TrainLog,
     TrainManifest,
 )
@@ -82,7 +82,9 @@ def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accurac
 
 def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRecord], epochs: int) -> Path:
     """A folder as `dpscope train` leaves it: a manifest that plans `epochs` for the cells, and what was trained."""
-    config = TrainConfig(run=RunConfig(device="cpu", model="resnet8_test"), epochs=epochs)
+    config = ResolvedTrainConfig(
+        run=ResolvedConfig(device="cpu", model="resnet8_test", devices=(1, 2), batch_sizes=(8,)), epochs=epochs
+    )
     environment = Environment(
         hostname="host", platform="linux", cpu_name=None, cpu_count=2, memory_bytes=None, python_version="3.12",
         torch_version="2", torchvision_version=None, cuda_version=None, nccl_version=None, driver_version=None,

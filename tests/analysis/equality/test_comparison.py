@@ -31,7 +31,7 @@ from dpscope.profiling.records.equality import (
     Training,
     TrainingKind,
 )
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.run import Cell, ResolvedConfig
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=4)
 DP = Cell(strategy="dp-host", devices=2, batch_size=2)
@@ -88,7 +88,7 @@ def scaled(factor: float) -> Values:
 
 
 def settings(*cells: Cell) -> EqualitySettings:
-    config = RunConfig(device="cpu", devices=(2,), batch_sizes=(4,), steps=STEPS)
+    config = ResolvedConfig(device="cpu", devices=(2,), batch_sizes=(4,), steps=STEPS)
     jobs = tuple(EqualityJob(cell=cell, trainings=(Training(kind="compared"),)) for cell in cells)
     return EqualitySettings(
         config=config,

@@ -5,10 +5,10 @@ import fcntl
 import io
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 
+from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.progress import duration_text
@@ -17,7 +17,7 @@ from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
 from dpscope.launch.planning import threads as job_threads
-from dpscope.launch.planning.cells import make_plan
+from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.nvml_records import TwoGpuNvml
@@ -135,7 +135,7 @@ def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.Monkey
     monkeypatch.setattr(manifest, "open_nvml", lambda: nvml)
     codes = {}
     for count in (1, 2):
-        config = msgspec.structs.replace(load_config(None, {**TINY, "strategy": "ddp"}), devices=(count,))
+        config = resolve(load_config(None, {**TINY, "strategy": "ddp", "devices": str(count)}), Devices("cuda", 2))
         made = manifest.new_manifest(config, "cuda", 1, make_plan(config, "cuda"))
         codes[count] = [finding.code for finding in made.findings]
     assert codes == {1: [], 2: ["mixed_devices", "mixed_links"]}

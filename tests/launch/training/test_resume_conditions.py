@@ -8,14 +8,14 @@ import pytest
 
 from dpscope.launch.training.resume import check_same_learning, what_differs
 from dpscope.profiling.records.checkpoint import CheckpointDescription
-from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
-from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.records.run import Cell, CellOptions, ResolvedConfig, RunConfig
+from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 HERE = Path("last.pt")
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=4)
-CONFIG = TrainConfig(run=RunConfig(model="tiny"), epochs=4)
+CONFIG = ResolvedTrainConfig(run=ResolvedConfig(model="tiny", devices=(1, 2), batch_sizes=(8,)), epochs=4)
 
 
 def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
