@@ -6,8 +6,8 @@ Words: b is the batch per device, G = N b the global batch; T is an epoch time, 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dpscope.analysis.published.bounded_values import Bounded
-from dpscope.analysis.published.tables import EpochTime
+from dpscope.analysis.epoch_times.bounded_values import Bounded
+from dpscope.analysis.epoch_times.table import EpochTime
 
 SWEEP_SUFFIX = "_sweep"
 

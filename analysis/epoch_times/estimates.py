@@ -5,11 +5,10 @@ set, so that an epoch on N devices has 1/N of the steps that one device needs at
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
-from dpscope.analysis.published.baselines import (
+from dpscope.analysis.epoch_times.baselines import (
     Baseline,
     Baselines,
     epoch_bounds,
@@ -17,8 +16,8 @@ from dpscope.analysis.published.baselines import (
     local_batch,
     steps_in_epoch,
 )
-from dpscope.analysis.published.bounded_values import Bounded
-from dpscope.analysis.published.tables import EpochTime, epoch_times
+from dpscope.analysis.epoch_times.bounded_values import Bounded
+from dpscope.analysis.epoch_times.table import EpochTime
 
 QUANTITIES = ("speedup", "efficiency", "communication_seconds", "compute_seconds", "effective_bandwidth")
 UNITS = {
@@ -69,14 +68,13 @@ class Setting(NamedTuple):
     cost_global: Baseline  # T_1(G), for subtractions
 
 
-def estimates(times: pd.DataFrame) -> list[Estimate]:
-    """Every estimate of every multi-device row of a table that `read_epoch_times` made, in its order."""
-    return [estimate for setting in settings(times) for estimate in _setting_estimates(setting)]
+def estimates(rows: Sequence[EpochTime]) -> list[Estimate]:
+    """Every estimate of every multi-device row of a table, in its order."""
+    return [estimate for setting in settings(rows) for estimate in _setting_estimates(setting)]
 
 
-def settings(times: pd.DataFrame) -> list[Setting]:
+def settings(rows: Sequence[EpochTime]) -> list[Setting]:
     """The multi-device rows of a table with their baselines."""
-    rows = epoch_times(times)
     baselines = Baselines(rows)
     return [_setting(row, baselines) for row in rows if row.devices > 1]
 

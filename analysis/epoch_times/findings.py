@@ -1,14 +1,12 @@
 """What a table of epoch times shows to be wrong, missing or easily misread, before anyone's claims are heard."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-import pandas as pd
-
-from dpscope.analysis.published.baselines import epoch_bounds, global_batch, local_batch
-from dpscope.analysis.published.estimates import Estimate, estimates
-from dpscope.analysis.published.tables import EpochTime, epoch_times
-from dpscope.analysis.published.wording import at, listed, place
+from dpscope.analysis.epoch_times.baselines import epoch_bounds, global_batch, local_batch
+from dpscope.analysis.epoch_times.estimates import Estimate
+from dpscope.analysis.epoch_times.table import EpochTable, EpochTime
+from dpscope.analysis.epoch_times.wording import at, listed, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
 
@@ -21,21 +19,16 @@ _Item = TypeVar("_Item", EpochTime, Estimate)
 
 
 class _Table(NamedTuple):
-    rows: list[EpochTime]
-    found: list[Estimate]
-    absent_columns: list[str]
-    unknown_columns: list[str]
+    rows: Sequence[EpochTime]
+    found: Sequence[Estimate]
+    absent_columns: Sequence[str]
+    unknown_columns: Sequence[str]
 
 
-def table_findings(times: pd.DataFrame) -> list[Finding]:
-    """Findings of a table that `read_epoch_times` made; each kind once per study and run that shows it, or for all."""
-    table = _Table(
-        rows=epoch_times(times),
-        found=estimates(times),
-        absent_columns=list(times.attrs.get("absent_columns", ())),
-        unknown_columns=list(times.attrs.get("unknown_columns", ())),
-    )
-    return [finding for check in _CHECKS for finding in check(table)]
+def table_findings(table: EpochTable, found: Sequence[Estimate]) -> list[Finding]:
+    """Findings of a table and of the estimates from it; each kind once per study and run that shows it, or for all."""
+    whole = _Table(table.rows, found, table.absent_columns, table.unknown_columns)
+    return [finding for check in _CHECKS for finding in check(whole)]
 
 
 def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:

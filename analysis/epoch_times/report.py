@@ -3,20 +3,16 @@
 import csv
 import io
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-import pandas as pd
 
-from dpscope.analysis.published.audit import ClaimAudit, audit_claims
-from dpscope.analysis.published.claim_findings import claim_findings
-from dpscope.analysis.published.estimates import Estimate, estimates
-from dpscope.analysis.published.findings import table_findings
-from dpscope.analysis.published.tables import read_claims, read_epoch_times
-from dpscope.analysis.published.wording import place, shortened
+from dpscope.analysis.epoch_times.estimates import Estimate, estimates
+from dpscope.analysis.epoch_times.findings import table_findings
+from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
+from dpscope.analysis.epoch_times.wording import place
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding
 
@@ -35,40 +31,30 @@ LEGEND = (
 
 
 class EstimateReport(NamedTuple):
-    """All that a table tells, and all that is wrong with the claims made from it; `claims` is None without any."""
+    """All that a table tells."""
 
     estimates: list[Estimate]
     findings: list[Finding]
-    claims: list[ClaimAudit] | None
 
 
-def estimate_report(times: pd.DataFrame, claims: pd.DataFrame | None = None) -> EstimateReport:
-    """Estimates, findings and, with claims, their audit; frames as `read_epoch_times` and `read_claims` make them."""
-    findings = table_findings(times)
-    audits = None
-    if claims is not None:
-        audits = [audited.audit for audited in audit_claims(times, claims)]
-        findings = findings + claim_findings(times, claims)
-    return EstimateReport(estimates(times), findings, audits)
+def estimate_report(table: EpochTable) -> EstimateReport:
+    """Estimates and findings of a table."""
+    found = estimates(table.rows)
+    return EstimateReport(found, table_findings(table, found))
 
 
-def run_estimate(table: Path, claims: Path | None, format: OutputFormat) -> str:
-    """Read the files and render what they tell; ends with a line break.
+def run_estimate(table: Path, format: OutputFormat) -> str:
+    """Read the file and render what it tells; ends with a line break.
 
-    `json` is an object with the lists estimates, findings and, with claims, claims; `csv` holds the estimates
-    alone; `table` fits 80 columns. Raises DpscopeError for files that cannot be read.
+    `json` is an object with the lists estimates and findings; `csv` holds the estimates alone; `table` fits 80
+    columns. Raises DpscopeError for a file that cannot be read.
     """
-    report = estimate_report(read_epoch_times(table), None if claims is None else read_claims(claims))
+    report = estimate_report(read_epoch_times(table))
     return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": as_markdown}[format](report)
 
 
 def as_json(report: EstimateReport) -> str:
-    content: dict[str, object] = {
-        "estimates": [estimate._asdict() for estimate in report.estimates],
-        "findings": report.findings,
-    }
-    if report.claims is not None:
-        content["claims"] = [audit._asdict() for audit in report.claims]
+    content = {"estimates": [estimate._asdict() for estimate in report.estimates], "findings": report.findings}
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
 
@@ -84,35 +70,36 @@ def as_csv(report: EstimateReport) -> str:
 
 def as_text(report: EstimateReport) -> str:
     """Plain text of at most 80 columns: sound values per setting, what is unknown and why, then findings."""
+    return "\n".join([*overview_text(report.estimates), *finding_text(report.findings)]).rstrip() + "\n"
+
+
+def overview_text(found: Sequence[Estimate]) -> list[str]:
+    """Lines of at most 80 columns: the sound values of each setting under their headings, and what these mean."""
     lines: list[str] = []
-    for where, settings in _by_setting(report.estimates).items():
-        lines += _wrapped(where, "")
+    for where, settings in _by_setting(found).items():
+        lines += wrapped(where)
         lines.append(_aligned(_HEADINGS))
         lines += [_aligned(_overview_cells(cells)) for cells in settings]
         lines.append("")
-    if not report.estimates:
-        lines += ["No row with several devices: nothing to estimate.", ""]
-    else:
-        lines += _wrapped(LEGEND, "")
-        lines.append("")
-    if report.claims is not None:
-        lines += [_verdicts(report.claims), ""]
-    for finding in report.findings:
-        lines += _wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
-        lines += _wrapped(f"-> {finding.next_step}", "     ", first="  ")
-    return "\n".join(lines).rstrip() + "\n"
+    if not found:
+        return [*lines, "No row with several devices: nothing to estimate.", ""]
+    return [*lines, *wrapped(LEGEND), ""]
+
+
+def finding_text(findings: Sequence[Finding]) -> list[str]:
+    """Lines of at most 80 columns."""
+    lines: list[str] = []
+    for finding in findings:
+        lines += wrapped(f"{finding.severity} {finding.code}: {finding.message}", "  ")
+        lines += wrapped(f"-> {finding.next_step}", "     ", first="  ")
+    return lines
 
 
 def as_markdown(report: EstimateReport) -> str:
-    """Tables of the sound estimates and of the claims, then the findings."""
+    """Tables of the sound estimates, then the findings."""
     lines = ["# Estimates from epoch times", ""]
     for where, table in overview_tables(report.estimates).items():
         lines += [f"## {where}", "", *table, ""]
-    if report.claims is not None:
-        lines += ["## Claims", ""]
-        for study in dict.fromkeys(audit.study for audit in report.claims):
-            claimed = [audit for audit in report.claims if audit.study == study]
-            lines += [f"### {place(study, None)}", "", *claim_table(claimed), ""]
     lines += ["## Findings", "", *finding_list(report.findings)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -123,12 +110,6 @@ def overview_tables(found: Sequence[Estimate]) -> dict[str, list[str]]:
         where: markdown_table(_HEADINGS, [_overview_cells(cells) for cells in settings])
         for where, settings in _by_setting(found).items()
     }
-
-
-def claim_table(audits: Sequence[ClaimAudit]) -> list[str]:
-    """Markdown: each claim, what its own method gives, and what is sound."""
-    headings = ("run", "claimed", "batch", "N", "printed", "by", "that gives", "sound", "verdict")
-    return markdown_table(headings, [_claim_cells(audit) for audit in audits])
 
 
 def finding_list(findings: Sequence[Finding]) -> list[str]:
@@ -192,34 +173,7 @@ def _aligned(cells: Sequence[str]) -> str:
     return " ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
 
 
-def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
-    unit = "" if audit.unit == "1" else f" {audit.unit}"
-    sound = audit.reason if audit.sound_value is None else number(audit.sound_value) + unit
-    gives = number(audit.reproduced, 6) + {"truncated": " (cut off)", "differs": " (differs)"}.get(audit.agreement, "")
-    return (
-        audit.run or "",
-        audit.quantity,
-        "" if audit.batch_size is None else str(audit.batch_size),
-        "" if audit.devices is None else str(audit.devices),
-        shortened(audit.printed_value) + unit,
-        f"`{audit.method}`",
-        gives,
-        sound,
-        audit.verdict.replace("_", " "),
-    )
-
-
-def _verdicts(audits: Sequence[ClaimAudit]) -> str:
-    counts = Counter(audit.verdict for audit in audits)
-    reproduced = sum(audit.agreement in ("digits", "truncated") for audit in audits)
-    text = (
-        f"{len(audits)} claims: {reproduced} are what their named method gives; {counts['holds']} hold, "
-        f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
-    )
-    return "\n".join(_wrapped(text, ""))
-
-
-def _wrapped(text: str, indent: str, first: str = "") -> list[str]:
+def wrapped(text: str, indent: str = "", first: str = "") -> list[str]:
     lines = textwrap.wrap(
         " ".join(text.split()), WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
     )

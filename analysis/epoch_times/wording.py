@@ -20,8 +20,3 @@ def listed(parts: Sequence[str]) -> str:
     """Some parts, and how many more there are."""
     rest = len(parts) - _SHOWN
     return ", ".join(parts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def shortened(printed_value: str) -> str:
-    """A printed value, to six digits where a whole float was printed."""
-    return printed_value if len(printed_value) <= 12 else f"{float(printed_value):.6g}..."

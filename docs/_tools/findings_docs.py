@@ -5,8 +5,7 @@ python docs/_tools/findings_docs.py
 
 from pathlib import Path
 
-from dpscope.analysis.published.claim_codes import ClaimCode
-from dpscope.analysis.published.report import markdown_table
+from dpscope.analysis.epoch_times.report import markdown_table
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode
@@ -22,7 +21,6 @@ REGISTERED: dict[type[FindingCode], str] = {
     TraceCode: "Traces: `dpscope analyze`, `merge`",
     LearningCode: "Trainings and equal strategies: `dpscope train`, `equal`",
     EstimateCode: "Epoch times without traces: `dpscope estimate`",
-    ClaimCode: "Values that people derived from epoch times",
 }
 
 _INTRODUCTION = """# Findings

@@ -8,23 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import pandas as pd
 
-from dpscope.analysis.published.baselines import global_batch
-from dpscope.analysis.published.estimates import Estimate
-from dpscope.analysis.published.report import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run by path: the audit lies in the repository alone
+
+from dpscope.analysis.epoch_times.baselines import global_batch
+from dpscope.analysis.epoch_times.estimates import Estimate
+from dpscope.analysis.epoch_times.report import (
     LEGEND,
-    claim_table,
-    estimate_report,
     finding_list,
     markdown_table,
     number,
     overview_tables,
 )
-from dpscope.analysis.published.tables import EpochTime, epoch_times, read_claims, read_epoch_times
+from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, read_epoch_times
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
+from examples.published.audit.report import audit_report, claim_table
+from examples.published.audit.table import Claim, read_claims
 
 EXAMPLES = Path("examples/published")
 PAGE = Path("docs/published-results.md")
@@ -81,9 +82,9 @@ def read_notes(path: Path) -> Notes:
         raise DpscopeError(f"{path}: {error}") from error
 
 
-def render_published_results(times: pd.DataFrame, claims: pd.DataFrame, notes: Notes) -> str:
+def render_published_results(times: EpochTable, claims: Sequence[Claim], notes: Notes) -> str:
     """The whole page, from tables as `read_epoch_times` and `read_claims` make them; every study needs notes."""
-    untold = set(times["study"].dropna()) - {study.name for study in notes.study}
+    untold = {row.study for row in times.rows if row.study} - {study.name for study in notes.study}
     if untold:
         raise DpscopeError(f"no notes for {', '.join(sorted(untold))}: add a [[study]] to notes.toml")
     parts = [_INTRODUCTION, "In the tables of what the times support: " + LEGEND + "\n"]
@@ -91,13 +92,12 @@ def render_published_results(times: pd.DataFrame, claims: pd.DataFrame, notes: N
     return "\n".join(parts)
 
 
-def _study_section(times: pd.DataFrame, claims: pd.DataFrame, study: StudyNotes) -> str:
-    own_times = times[times["study"] == study.name]
-    own_claims = claims[claims["study"] == study.name]
-    if own_times.empty:
+def _study_section(times: EpochTable, claims: Sequence[Claim], study: StudyNotes) -> str:
+    own = times.of_study(study.name)
+    if not own.rows:
         raise DpscopeError(f"notes tell of {study.name}, of which the table has no times")
-    report = estimate_report(own_times, own_claims)
-    rows = epoch_times(own_times)
+    report = audit_report(own, [claim for claim in claims if claim.study == study.name])
+    rows = own.rows
     lines = [f"## {study.title}", "", f"`{study.name}`: {study.source}. {_facts(rows)}", ""]
     lines += ["### Claimed", ""]
     lines += claim_table(report.claims) if report.claims else ["No values were derived from these times."]

@@ -132,12 +132,11 @@ def estimate(
     table: Annotated[
         Path, typer.Argument(help="CSV of epoch times: strategy, batch_size, devices, epoch_seconds, ...")
     ],
-    claims: Annotated[Path | None, typer.Option(help="CSV of values somebody derived from them, to be audited")] = None,
     output_format: Annotated[
         Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="what to print")
     ] = "table",
 ) -> None:
     """Say what published or hand-timed epoch times can and cannot tell, without any trace."""
-    from dpscope.analysis.published.report import run_estimate
+    from dpscope.analysis.epoch_times.report import run_estimate
 
-    sys.stdout.write(run_estimate(table, claims, output_format).rstrip() + "\n")
+    sys.stdout.write(run_estimate(table, output_format).rstrip() + "\n")

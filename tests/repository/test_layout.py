@@ -57,9 +57,9 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
-    "analysis/published": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
+    "analysis/epoch_times": "analysis/text profiling/records profiling/store",
     "analysis/what_if": "analysis/text profiling/store",
-    "launch/commands": "analysis/costs analysis/output analysis/published analysis/report analysis/runs analysis/text "
+    "launch/commands": "analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs analysis/text "
     "analysis/what_if "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "
     "profiling/mirrors profiling/records profiling/store",

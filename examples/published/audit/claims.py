@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from dpscope.analysis.published.baselines import Baselines, steps_in_epoch
-from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER
-from dpscope.analysis.published.tables import Claim, EpochTime
+from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
+from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
+from dpscope.analysis.epoch_times.table import EpochTime
+from examples.published.audit.table import Claim
 
 UNIT_SIZES = {
     "1": 1.0,

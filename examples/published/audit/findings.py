@@ -1,26 +1,24 @@
 """What claims got wrong, found from their numbers: by what a value must have been made of, not by its label."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-import pandas as pd
-
-from dpscope.analysis.published.audit import AuditedClaim, audit_claims
-from dpscope.analysis.published.baselines import global_batch
-from dpscope.analysis.published.claim_codes import ClaimCode
-from dpscope.analysis.published.claim_groups import ClaimGroup, agrees, cells, printed, which
-from dpscope.analysis.published.claims import NotComputable, base_value
-from dpscope.analysis.published.volume_findings import VOLUME_CHECKS
-from dpscope.analysis.published.wording import at, listed, place
+from dpscope.analysis.epoch_times.baselines import global_batch
+from dpscope.analysis.epoch_times.wording import at, listed, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
 from dpscope.profiling.records.finding import Finding
+from examples.published.audit.claims import NotComputable, base_value
+from examples.published.audit.codes import ClaimCode
+from examples.published.audit.groups import ClaimGroup, agrees, cells, printed, which
+from examples.published.audit.verdicts import AuditedClaim
+from examples.published.audit.volumes import VOLUME_CHECKS
 
 _AMDAHL_OFF = 0.05
 
 
-def claim_findings(times: pd.DataFrame, claims: pd.DataFrame) -> list[Finding]:
-    """Findings of a table of claims beside its epoch times; each kind once per study and run that shows it."""
+def claim_findings(claims: Sequence[AuditedClaim]) -> list[Finding]:
+    """Findings of audited claims; each kind once per study and run that shows it."""
     groups: dict[str, list[AuditedClaim]] = {}
-    for audited in audit_claims(times, claims):
+    for audited in claims:
         groups.setdefault(place(audited.audit.study, audited.audit.run), []).append(audited)
     return [finding for check in _CHECKS for where, group in groups.items() for finding in check(where, group)]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from dpscope.analysis.published.audit import AuditedClaim
-from dpscope.analysis.published.claims import NotComputable, agreement
-from dpscope.analysis.published.wording import at, listed, shortened
+from dpscope.analysis.epoch_times.wording import at, listed
+from examples.published.audit.claims import NotComputable, agreement
+from examples.published.audit.verdicts import AuditedClaim
 
 ClaimGroup = Sequence[AuditedClaim]
 
@@ -37,3 +37,8 @@ def printed(one: AuditedClaim) -> str:
 def agrees(value: float, printed_value: str) -> bool:
     """Whether a value has these digits, rounded or cut off."""
     return agreement(value, printed_value) != "differs"
+
+
+def shortened(printed_value: str) -> str:
+    """A printed value, to six digits where a whole float was printed."""
+    return printed_value if len(printed_value) <= 12 else f"{float(printed_value):.6g}..."

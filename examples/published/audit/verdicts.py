@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
-from dpscope.analysis.published.claims import (
+from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, Estimate, estimates, moved_bytes_per_step
+from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link
+from dpscope.profiling.records.links import LinkRate
+from examples.published.audit.claims import (
     UNIT_SIZES,
     ClaimSetting,
     NotComputable,
@@ -13,10 +15,7 @@ from dpscope.analysis.published.claims import (
     last_printed_digit,
     reproduce,
 )
-from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER, Estimate, estimates, moved_bytes_per_step
-from dpscope.analysis.published.tables import EpochTime, claim_rows, epoch_times
-from dpscope.profiling.machine.link_specifications import gpu_model, model_link, pcie_gbps
-from dpscope.profiling.records.links import LinkRate
+from examples.published.audit.table import Claim
 
 
 class ClaimAudit(NamedTuple):
@@ -49,10 +48,10 @@ class AuditedClaim(NamedTuple):
     audit: ClaimAudit
 
 
-def audit_claims(times: pd.DataFrame, claims: pd.DataFrame) -> list[AuditedClaim]:
-    """Audit every claim of a table that `read_claims` made against the epoch times they were derived from."""
-    rows, stated, found = epoch_times(times), claim_rows(claims), estimates(times)
-    return [_audit(ClaimSetting(claim, rows, stated), found) for claim in stated]
+def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list[AuditedClaim]:
+    """Audit every claim against the epoch times they were derived from."""
+    found = estimates(rows)
+    return [_audit(ClaimSetting(claim, rows, claims), found) for claim in claims]
 
 
 def find_estimate(row: EpochTime, quantity: str, method: str, found: Sequence[Estimate]) -> Estimate:
@@ -158,9 +157,6 @@ def _traffic(setting: ClaimSetting) -> tuple[float, str]:
     if peak is None:
         raise NotComputable("the link of this hardware is not known")
     return step_bytes / (peak.gbps * 1e9), f"{what}; one step at {peak.gbps:.1f} GB/s ({peak.name})"
-
-
-__all__ = ["link_peak", "pcie_gbps"]
 
 
 def link_peak(hardware: str | None) -> LinkRate | None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
-from dpscope.analysis.published.audit import AuditedClaim, link_peak
-from dpscope.analysis.published.claim_codes import ClaimCode
-from dpscope.analysis.published.claim_groups import ClaimGroup, cells, which
-from dpscope.analysis.published.claims import NotComputable, base_value, last_printed_digit
-from dpscope.analysis.published.estimates import BYTES_PER_PARAMETER
-from dpscope.analysis.published.wording import at
+from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
+from dpscope.analysis.epoch_times.wording import at
 from dpscope.profiling.records.finding import Finding
+from examples.published.audit.claims import NotComputable, base_value, last_printed_digit
+from examples.published.audit.codes import ClaimCode
+from examples.published.audit.groups import ClaimGroup, cells, which
+from examples.published.audit.verdicts import AuditedClaim, link_peak
 
 _PEAK_TOO_HIGH = 1.5  # stated peak over the link's: above bus overheads and units of 1024
 

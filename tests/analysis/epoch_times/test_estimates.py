@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -9,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpscope.analysis.published.bounded_values import Bounded
-from dpscope.analysis.published.estimates import QUANTITIES, Estimate, estimates
-from dpscope.analysis.published.tables import read_epoch_times
+from dpscope.analysis.epoch_times.bounded_values import Bounded
+from dpscope.analysis.epoch_times.estimates import QUANTITIES, Estimate, estimates
+from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
-TIMES = read_epoch_times(PUBLISHED / "epoch_times.csv")
+ROWS = read_epoch_times(PUBLISHED / "epoch_times.csv").rows
 
 # T_N - T_1/N with T_1 at the same batch per device, worked out from the table.
 SOUND_SECONDS = {
@@ -39,10 +40,10 @@ SOUND_SECONDS = {
 }
 
 
-def table(folder: Path, text: str) -> pd.DataFrame:
+def table(folder: Path, text: str) -> Sequence[EpochTime]:
     path = folder / "table.csv"
     path.write_text(text, encoding="utf-8")
-    return read_epoch_times(path)
+    return read_epoch_times(path).rows
 
 
 def pick(found: list[Estimate], quantity: str, method: str, devices: int = 2) -> Estimate:
@@ -52,7 +53,7 @@ def pick(found: list[Estimate], quantity: str, method: str, devices: int = 2) ->
 
 
 def test_sound_communication_of_the_published_tables() -> None:
-    found = [e for e in estimates(TIMES) if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")]
+    found = [e for e in estimates(ROWS) if (e.quantity, e.method) == ("communication_seconds", "same_local_batch")]
     assert len(found) == 32  # one per multi-device row
     sound = {e[:5]: e.value for e in found if e.sound}
     assert sound == {key: pytest.approx(value, abs=5e-5) for key, value in SOUND_SECONDS.items()}
@@ -63,7 +64,7 @@ def test_sound_communication_of_the_published_tables() -> None:
 
 
 def test_shortcuts_are_never_sound() -> None:
-    found = [e for e in estimates(TIMES) if e.method in ("ideal_split", "same_total")]
+    found = [e for e in estimates(ROWS) if e.method in ("ideal_split", "same_total")]
     assert len(found) == 32 * 3
     assert not any(e.sound for e in found)
     negative = {e[:5]: e.value for e in found if e.value is not None and e.value < 0}
@@ -73,14 +74,14 @@ def test_shortcuts_are_never_sound() -> None:
 
 def test_interval_is_the_resolution_of_both_clocks() -> None:
     # Whole seconds: 9 +- 1 less (13 +- 1)/2 is 2.5 +- 1.5.
-    found = [e for e in estimates(TIMES) if e[:5] == ("coursework_cluster", None, "dp", 512, 2)]
+    found = [e for e in estimates(ROWS) if e[:5] == ("coursework_cluster", None, "dp", 512, 2)]
     split = pick(found, "communication_seconds", "ideal_split")
     assert (split.value, split.low, split.high) == (2.5, 1.0, 4.0)
     # 13/9, from 12/10 to 14/8.
     speedup = pick(found, "speedup", "strong")
     assert (speedup.value, speedup.low, speedup.high) == (13 / 9, 1.2, 1.75)
     total = pick(
-        [e for e in estimates(TIMES) if e[:5] == ("coursework_cluster", None, "dp", 128, 2)],
+        [e for e in estimates(ROWS) if e[:5] == ("coursework_cluster", None, "dp", 128, 2)],
         "communication_seconds",
         "same_total",
     )
@@ -89,13 +90,13 @@ def test_interval_is_the_resolution_of_both_clocks() -> None:
 
 
 def test_no_resolution_leaves_no_interval() -> None:
-    for estimate in estimates(TIMES):
+    for estimate in estimates(ROWS):
         if estimate.study == "benchmark_resnet50" and estimate.value is not None:
             assert estimate.low == estimate.value == estimate.high
 
 
 def test_run_takes_its_own_single_time_for_ratios_and_its_sweep_for_subtractions() -> None:
-    found = [e for e in estimates(TIMES) if e[:5] == ("coursework_l4", "second", "dp", 512, 4)]
+    found = [e for e in estimates(ROWS) if e[:5] == ("coursework_l4", "second", "dp", 512, 4)]
     assert pick(found, "speedup", "strong", 4).value == pytest.approx(19.77684736251831 / 10.108532428741455)
     communication = pick(found, "communication_seconds", "same_local_batch", 4)
     assert communication.value == pytest.approx(10.108532428741455 - 17.627889394760132 / 4)

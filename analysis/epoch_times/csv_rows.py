@@ -1,0 +1,120 @@
+"""A CSV file that people write by hand, row by row: every mistake in it is one line that names file, row, column and fix."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from dpscope.profiling.store.errors import DpscopeError
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_MISSING = frozenset({"", "nan", "na", "null", "none"})
+_LARGEST_WHOLE = 2**53
+
+_Cell = TypeVar("_Cell")
+
+
+class Row:
+    """One line of a file: its cells by heading, and the errors that name them."""
+
+    def __init__(self, path: Path, line: int, cells: Mapping[str, str]) -> None:
+        self._path, self.line, self._cells = path, line, cells
+
+    def text(self, column: str) -> str | None:
+        cell = self._cells.get(column, "")
+        return None if cell.lower() in _MISSING else cell
+
+    def required_text(self, column: str) -> str:
+        return self._required(column, self.text(column))
+
+    def whole(self, column: str) -> int | None:
+        """A whole number from 1 on."""
+        number = self._number(column, "a whole number from 1 on")
+        if number is None:
+            return None
+        if not (number.is_integer() and 1 <= number <= _LARGEST_WHOLE):
+            raise self.error(column, "is not a whole number from 1 to 2^53")
+        return int(number)
+
+    def required_whole(self, column: str) -> int:
+        return self._required(column, self.whole(column))
+
+    def decimal(self, column: str, accept: Callable[[float], bool], wanted: str) -> float | None:
+        number = self._number(column, wanted)
+        if number is not None and not accept(number):
+            raise self.error(column, f"is not {wanted}")
+        return number
+
+    def error(self, column: str, problem: str) -> DpscopeError:
+        value = self._cells.get(column, "")
+        shown = value if len(value) <= 40 else value[:37] + "..."
+        return DpscopeError(f"{self._path}, row {self.line}, column {column}: {shown!r} {problem}")
+
+    def _number(self, column: str, wanted: str) -> float | None:
+        text = self.text(column)
+        if text is None:
+            return None
+        if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+            raise self.error(column, f"is not a number; write {wanted}, or leave the cell empty if it is unknown")
+        return float(text)
+
+    def _required(self, column: str, value: _Cell | None) -> _Cell:
+        if value is None:
+            raise self.error(column, "is empty; every row needs it")
+        return value
+
+
+def read_rows(path: Path, required: tuple[str, ...]) -> tuple[list[str], list[Row]]:
+    """Headings, and the rows behind them, their cells stripped.
+
+    Raises DpscopeError for what is no comma-separated table with these columns and one row or more.
+    """
+    reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
+    lines: list[tuple[int, list[str]]] = []
+    try:
+        lines.extend(
+            (reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(map(str.strip, cells))
+        )
+    except csv.Error as error:
+        raise DpscopeError(
+            f"{path}, row {reader.line_num}: not comma-separated values ({error}); check its quotes"
+        ) from error
+    if not lines:
+        raise DpscopeError(f"{path} is empty; its first row must name the columns {', '.join(required)}")
+    headings = lines[0][1]
+    _check_headings(path, headings, required)
+    if len(lines) == 1:
+        raise DpscopeError(f"{path} has headings but no rows; add a row per measurement")
+    for line, cells in lines[1:]:
+        if len(cells) != len(headings):
+            raise DpscopeError(
+                f"{path}, row {line}: {len(cells)} cells under {len(headings)} headings; "
+                "leave unknown cells empty and quote cells that hold a comma"
+            )
+    return headings, [Row(path, line, dict(zip(headings, cells, strict=True))) for line, cells in lines[1:]]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DpscopeError(f"cannot read {path}: {error.strerror}; name a CSV file") from error
+    except UnicodeDecodeError as error:
+        raise DpscopeError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8 CSV") from error
+
+
+def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) -> None:
+    missing = [name for name in required if name not in headings]
+    if missing:
+        found = ", ".join(headings)
+        shown = found if len(found) <= 120 else found[:117] + "..."
+        raise DpscopeError(
+            f"{path}, row 1: no column {', '.join(missing)} (found: {shown!r}); "
+            f"name the columns {', '.join(required)}, separated by commas"
+        )
+    repeated = sorted({name for name in headings if name and headings.count(name) > 1})
+    if repeated:
+        raise DpscopeError(f"{path}, row 1: column {', '.join(repeated)} appears twice; keep one of them")
