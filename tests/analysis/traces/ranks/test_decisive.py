@@ -34,7 +34,8 @@ def message(table: pd.DataFrame, reduced: pd.DataFrame, several: bool = True) ->
 
 
 def test_waiting_for_one_rank_is_what_decides() -> None:
-    # Three ranks of 44 ms steps; the all-reduce itself takes 1.2 ms. Ranks 0 and 1 are in it 10.2 and 19.2 ms: they wait 9 and 18.
+    # Three ranks of 44 ms steps; the all-reduce itself takes 1.2 ms. Ranks 0 and 1 are in it 10.2 and 19.2 ms:
+    # they wait 9 and 18.
     table = steps((0, 44e3, 10.2e3, 10.2e3), (1, 44e3, 19.2e3, 19.2e3), (2, 44e3, 1.2e3, 1.2e3))
     reduced = collectives((0, 10.2e3, 1.2e3), (1, 19.2e3, 1.2e3), (2, 1.2e3, 1.2e3))
     assert message(table, reduced) == (
@@ -53,7 +54,8 @@ def test_short_waits_name_nobody() -> None:
 
 
 def test_one_process_cannot_tell_waiting() -> None:
-    alone = collectives((0, 10e3, 10e3)).assign(transfer_us=pd.NA, wait_us=pd.NA, match=pd.NA)
+    alone = collectives((0, 10e3, 10e3))
+    alone[["transfer_us", "wait_us", "match"]] = pd.NA
     said = message(steps((0, 100e3, 10e3, 4e3)), alone, several=False)
     assert said == (
         "communication takes 10.0 ms of a 100.0 ms step, of which 4.00 ms (4% of the step) is exposed; how much of it is waiting "
