@@ -36,8 +36,8 @@ COLUMNS = (
     Column("step_count", "steps", "count", "time", "Timed steps behind the median, all repeats together"),
     Column("step_without_wait_us", "step w/o loader", "time", "time", "Median step time less the wait for the loader"),
     Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
-    Column("samples_per_s_low", "samples/s low", "rate", "time", "Slowest block"),
-    Column("samples_per_s_high", "samples/s high", "rate", "time", "Fastest block"),
+    Column("samples_per_s_min", "samples/s min", "rate", "time", "Slowest block"),
+    Column("samples_per_s_max", "samples/s max", "rate", "time", "Fastest block"),
     Column("samples_per_s_without_wait", "samples/s w/o loader", "rate", "time", "Throughput less the loader wait"),
     Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
     Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),
@@ -53,12 +53,14 @@ COLUMNS = (
     Column("traced_step_count", "traced steps", "count", "communication", "Rows (rank, device, step) behind the means"),
     Column("compute_us", "compute", "time", "communication", "Union of compute per device and step"),
     Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
-    Column("communication_low_us", "comm. low", "time", "communication", "Smallest mean of a rank and device"),
-    Column("communication_high_us", "comm. high", "time", "communication", "Largest mean of a rank and device"),
+    Column(
+        "communication_rank_min_us", "comm. rank min", "time", "communication", "Smallest mean of a rank and device"
+    ),
+    Column("communication_rank_max_us", "comm. rank max", "time", "communication", "Largest mean of a rank and device"),
     Column("hidden_us", "hidden", "time", "communication", "Communication while the device computes"),
     Column("exposed_us", "exposed", "time", "communication", "Communication while it does not"),
-    Column("exposed_low_us", "exposed low", "time", "communication", "Smallest mean of a rank and device"),
-    Column("exposed_high_us", "exposed high", "time", "communication", "Largest mean of a rank and device"),
+    Column("exposed_rank_min_us", "exposed rank min", "time", "communication", "Smallest mean of a rank and device"),
+    Column("exposed_rank_max_us", "exposed rank max", "time", "communication", "Largest mean of a rank and device"),
     Column("transfer_us", "transfer", "time", "communication", "Sum over collectives of the shortest rank's duration"),
     Column("wait_us", "wait", "time", "communication", "Time collectives only waited for a later rank"),
     Column(
@@ -190,8 +192,8 @@ COLUMNS = (
     ),
     Column("transfer_of_calibration", "transfer of calib.", "share", "bandwidth", "By transfer, of the calibration"),
     Column("test_accuracy_percent", "test accuracy", "percent", "learning", "After training: median over seeds"),
-    Column("test_accuracy_percent_low", "accuracy low", "percent", "learning", "Lowest test accuracy of a seed"),
-    Column("test_accuracy_percent_high", "accuracy high", "percent", "learning", "Highest test accuracy of a seed"),
+    Column("test_accuracy_percent_min", "accuracy min", "percent", "learning", "Lowest test accuracy of a seed"),
+    Column("test_accuracy_percent_max", "accuracy max", "percent", "learning", "Highest test accuracy of a seed"),
     Column("test_accuracy_seeds", "seeds", "count", "learning", "Complete trainings behind the accuracy"),
     Column(
         "trained_global_batch_size",
@@ -208,3 +210,9 @@ COLUMNS = (
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 NAMES = tuple(column.name for column in COLUMNS)
+
+
+def part(column: str, name: str) -> str:
+    """The column of a value's interval (``low``, ``high``) or range over ranks (``rank_min``, ``rank_max``), before its unit."""
+    base = column.removesuffix("_us")
+    return f"{base}_{name}{column[len(base) :]}"

@@ -58,10 +58,10 @@ def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData],
     single = singles.get(cell.batch_size)
     alone = single.step_samples() if single is not None else []
     added = difference_estimate(data.step_samples(), alone, spreads.step)
-    row.put(
+    row.put_interval(
         "no single-device cell at this batch per device" if single is None else NO_INTERVAL,
-        same_local_batch_low_us=added.low,
-        same_local_batch_high_us=added.high,
+        "same_local_batch_us",
+        added,
     )
     row.put(
         "needs single-device cells at the batch per device and at the global batch",

@@ -5,7 +5,7 @@ from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.records.run import Cell, RunConfig
 
-_COLUMNS = ("test_accuracy_percent", "test_accuracy_percent_low", "test_accuracy_percent_high", "test_accuracy_seeds")
+_COLUMNS = ("test_accuracy_percent", "test_accuracy_percent_min", "test_accuracy_percent_max", "test_accuracy_seeds")
 
 
 def put_accuracy(row: Row, cell: Cell, config: RunConfig, training: TrainingData | None) -> None:
@@ -18,7 +18,7 @@ def put_accuracy(row: Row, cell: Cell, config: RunConfig, training: TrainingData
         row.clear((*_COLUMNS, "trained_global_batch_size"), trained)
         return
     accuracy = final_accuracy(trained)
-    values = (accuracy.value, accuracy.low, accuracy.high, accuracy.count or None)
+    values = (accuracy.value, accuracy.smallest, accuracy.largest, accuracy.count or None)
     row.put(f"no training of {trained.name} has all its epochs", **dict(zip(_COLUMNS, values, strict=True)))
     row.put("train.json does not tell the batch", trained_global_batch_size=trained.global_batch_size)
 

@@ -17,6 +17,7 @@ from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     UNKNOWN,
     Estimate,
+    Range,
     Spread,
     mean_range,
     median_estimate,
@@ -28,8 +29,9 @@ from dpscope.analysis.traces.steps.intervals import length, union
 _MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
 _MATCHED = ("transfer_us", "wait_us", "exposed_wait_us")
 _COMMUNICATION = (
-    "communication_us", "communication_low_us", "communication_high_us", "hidden_us", "exposed_us",
-    "exposed_low_us", "exposed_high_us", "transfer_us", "wait_us", "exposed_wait_us", "communication_share", "exposed_share",
+    "communication_us", "communication_rank_min_us", "communication_rank_max_us", "hidden_us", "exposed_us",
+    "exposed_rank_min_us", "exposed_rank_max_us", "transfer_us", "wait_us", "exposed_wait_us", "communication_share",
+    "exposed_share",
     "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us",
 )  # fmt: skip
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
@@ -89,23 +91,22 @@ def _put_times(row: Row, data: CellData, spread: Spread) -> None:
     row.put(
         NO_INTERVAL,
         step_us=step.value,
-        step_low_us=step.low,
-        step_high_us=step.high,
         step_count=step.count,
         step_without_wait_us=pooled_median(without),
     )
+    row.put_interval(NO_INTERVAL, "step_us", step)
     with_wait, without_wait = throughput(data, without_wait=False), throughput(data, without_wait=True)
     row.put(
         "no block was timed",
         samples_per_s=with_wait.value,
-        samples_per_s_low=with_wait.low,
-        samples_per_s_high=with_wait.high,
+        samples_per_s_min=with_wait.smallest,
+        samples_per_s_max=with_wait.largest,
         samples_per_s_without_wait=without_wait.value,
         block_count=with_wait.count,
     )
 
 
-def throughput(data: CellData, without_wait: bool) -> Estimate:
+def throughput(data: CellData, without_wait: bool) -> Range:
     """Samples per second of the timed blocks: all processes' samples over the slowest process's time.
 
     `without_wait` takes out, for every step, the longest wait of a rank for its loader: the others waited for that rank.
@@ -143,21 +144,13 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spre
         weak_speedup=weak * cell.devices if weak is not None else None,
         weak_efficiency=weak,
     )
-    row.put(
-        no_same if same is None else few,
-        weak_efficiency_low=weak_range.low,
-        weak_efficiency_high=weak_range.high,
-    )
+    row.put_interval(no_same if same is None else few, "weak_efficiency", weak_range)
     row.put(
         no_total,
         strong_speedup=strong,
         strong_efficiency=strong / cell.devices if strong is not None else None,
     )
-    row.put(
-        no_total if total is None else few,
-        strong_speedup_low=strong_range.low,
-        strong_speedup_high=strong_range.high,
-    )
+    row.put_interval(no_total if total is None else few, "strong_speedup", strong_range)
     row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)
 
 
@@ -185,8 +178,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
     row.put(no_match, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
         per_rank = windows.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
-        spread = mean_range([float(value) for value in per_rank])
-        row.put("not measured", **{f"{name}_low_us": spread.low, f"{name}_high_us": spread.high})
+        row.put_rank_range("not measured", f"{name}_us", mean_range([float(value) for value in per_rank]))
         value = means[f"{name}_us"]
         row.put(
             "not measured",

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.comparison.columns import NAMES, part
+from dpscope.analysis.stats.samples import Estimate, Range
 
 
 @dataclass
@@ -29,6 +30,14 @@ class Row:
                 self.reasons[column] = reason
             else:
                 self.reasons.pop(column, None)
+
+    def put_interval(self, reason: str, column: str, interval: Estimate) -> None:
+        """Set the ends of a column's 95% interval, such as ``step_low_us`` and ``step_high_us``."""
+        self.put(reason, **{part(column, "low"): interval.low, part(column, "high"): interval.high})
+
+    def put_rank_range(self, reason: str, column: str, found: Range) -> None:
+        """Set the smallest and the largest mean of a rank, such as ``exposed_rank_min_us`` and ``exposed_rank_max_us``."""
+        self.put(reason, **{part(column, "rank_min"): found.smallest, part(column, "rank_max"): found.largest})
 
     def clear(self, columns: tuple[str, ...], reason: str) -> None:
         """Mark columns as missing."""

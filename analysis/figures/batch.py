@@ -33,7 +33,7 @@ def batch_sizes(run: RunData, comparison: Comparison) -> Figure | None:
         measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
         names = [data.cell.name for data in measured]
         _line(left, table.loc[names], ("step_us", "step_low_us", "step_high_us"), unit, key, index)
-        rate = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+        rate = ("samples_per_s", "samples_per_s_min", "samples_per_s_max")
         _line(right, table.loc[names], rate, Unit("", 1.0, 1), key, index)
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
         for axes in (left, right):

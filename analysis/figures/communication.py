@@ -3,6 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from dpscope.analysis.comparison.columns import part
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.step import host_note
 from dpscope.analysis.figures.style import COLOURS, new_figure
@@ -49,9 +50,10 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
 
 
 def _ranges(table: pd.DataFrame, column: str, divisor: float) -> list[list[float]] | None:
-    base = column.removesuffix("_us")
-    if f"{base}_low_us" not in table:
-        return None
-    below = (table[column] - table[f"{base}_low_us"]).astype("Float64").fillna(0.0)
-    above = (table[f"{base}_high_us"] - table[column]).astype("Float64").fillna(0.0)
-    return [[max(0.0, float(value)) / divisor for value in side] for side in (below, above)]
+    for ends in (("rank_min", "rank_max"), ("low", "high")):
+        low, high = (part(column, end) for end in ends)
+        if low in table:
+            below = (table[column] - table[low]).astype("Float64").fillna(0.0)
+            above = (table[high] - table[column]).astype("Float64").fillna(0.0)
+            return [[max(0.0, float(value)) / divisor for value in side] for side in (below, above)]
+    return None

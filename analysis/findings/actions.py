@@ -72,7 +72,7 @@ def _larger_batch(rows: Sequence[Values], chosen: Values) -> Action | None:
         for row in rows
         if (row["strategy"], row["devices"]) == (chosen["strategy"], chosen["devices"])
         and (_known(row, "batch_size") or 0.0) > batch
-        and (_known(row, "samples_per_s_low") or 0.0) > BATCH_GAIN * (_known(chosen, "samples_per_s_high") or rate)
+        and (_known(row, "samples_per_s_min") or 0.0) > BATCH_GAIN * (_known(chosen, "samples_per_s_max") or rate)
     ]
     if not alike:
         return None

@@ -88,8 +88,8 @@ _VIEWS = (
         "learning",
         "Accuracy beside speedup",
         (
-            "cell", "weak_speedup", "strong_speedup", "test_accuracy_percent", "test_accuracy_percent_low",
-            "test_accuracy_percent_high", "test_accuracy_seeds", "trained_global_batch_size",
+            "cell", "weak_speedup", "strong_speedup", "test_accuracy_percent", "test_accuracy_percent_min",
+            "test_accuracy_percent_max", "test_accuracy_seeds", "trained_global_batch_size",
         ),
     ),
     View(

@@ -45,6 +45,19 @@ UNKNOWN = Estimate(None, None, None, 0)
 
 
 @dataclass(frozen=True)
+class Range:
+    """A mean or median with the smallest and the largest of its values, which are no interval: more values widen it."""
+
+    value: float | None
+    smallest: float | None
+    largest: float | None
+    count: int
+
+
+NOTHING = Range(None, None, None, 0)
+
+
+@dataclass(frozen=True)
 class Spread:
     """How far repeats lie from their own cell's mean: squared distances, added up, and their degrees of freedom."""
 
@@ -214,15 +227,15 @@ def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:
     return "below" if estimate.high < even else "no_difference_shown"
 
 
-def mean_range(values: Sequence[float]) -> Estimate:
-    """Mean with the range of the values themselves (not an interval): for few values, such as repeats or ranks."""
+def mean_range(values: Sequence[float]) -> Range:
+    """Mean with the range of the values: for few values, such as repeats or ranks."""
     if not len(values):
-        return UNKNOWN
-    return Estimate(float(np.mean(values)), float(np.min(values)), float(np.max(values)), len(values))
+        return NOTHING
+    return Range(float(np.mean(values)), float(np.min(values)), float(np.max(values)), len(values))
 
 
-def median_range(values: Sequence[float]) -> Estimate:
-    """Median with the range of the values themselves (not an interval): for few values, such as seeds."""
+def median_range(values: Sequence[float]) -> Range:
+    """Median with the range of the values: for few values, such as seeds."""
     if not len(values):
-        return UNKNOWN
-    return Estimate(float(np.median(values)), float(np.min(values)), float(np.max(values)), len(values))
+        return NOTHING
+    return Range(float(np.median(values)), float(np.min(values)), float(np.max(values)), len(values))

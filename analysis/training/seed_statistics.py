@@ -9,8 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from dpscope.analysis.stats.samples import (
-    UNKNOWN,
+    NOTHING,
     Estimate,
+    Range,
     Samples,
     Spread,
     Verdict,
@@ -24,27 +25,27 @@ FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracie
 _ROUNDING = 1e-9  # percentage points
 
 
-def final_accuracy(cell: TrainedCell) -> Estimate:
+def final_accuracy(cell: TrainedCell) -> Range:
     """Test accuracy after the last epoch, percent: median and range over complete trainings."""
     return median_range([training.final_accuracy for training in cell.complete])
 
 
-def best_accuracy(cell: TrainedCell) -> Estimate:
+def best_accuracy(cell: TrainedCell) -> Range:
     """Highest test accuracy of any epoch, percent: median and range over complete trainings."""
     return median_range([training.best_accuracy for training in cell.complete])
 
 
-def epoch_train_s(cell: TrainedCell) -> Estimate:
+def epoch_train_s(cell: TrainedCell) -> Range:
     """Training time of an epoch: median and range over all epochs of all seeds; evaluation is not in it."""
     return median_range([value for training in cell.trainings for value in training.train_s])
 
 
-def evaluation_s(cell: TrainedCell) -> Estimate:
+def evaluation_s(cell: TrainedCell) -> Range:
     """Evaluation time of an epoch: median and range over all epochs of all seeds."""
     return median_range([epoch.evaluation_s for training in cell.trainings for epoch in training.epochs])
 
 
-def training_s(cell: TrainedCell) -> Estimate:
+def training_s(cell: TrainedCell) -> Range:
     """Training time of all epochs together: median and range over complete trainings."""
     return median_range([sum(training.train_s) for training in cell.complete])
 
@@ -60,8 +61,8 @@ class TimeToAccuracy:
     target: float  # percent
     reached: int  # seeds
     seeds: int
-    epoch: Estimate
-    train_s: Estimate
+    epoch: Range
+    train_s: Range
 
 
 def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
@@ -79,8 +80,8 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
         target=target,
         reached=len(reached),
         seeds=len(found),
-        epoch=median_range([index + 1 for index in reached]) if every else UNKNOWN,
-        train_s=median_range(times) if every else UNKNOWN,
+        epoch=median_range([index + 1 for index in reached]) if every else NOTHING,
+        train_s=median_range(times) if every else NOTHING,
     )
 
 
@@ -139,10 +140,10 @@ def difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> CellDif
     )
 
 
-def _width(estimate: Estimate) -> float:
-    assert estimate.low is not None
-    assert estimate.high is not None
-    return estimate.high - estimate.low
+def _width(found: Range) -> float:
+    assert found.smallest is not None
+    assert found.largest is not None
+    return found.largest - found.smallest
 
 
 def _verdict(points: float | None, spread: float | None) -> Verdict:

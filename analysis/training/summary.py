@@ -6,7 +6,7 @@ from dataclasses import asdict
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.stats.samples import Range
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.findings import training_findings
@@ -52,7 +52,7 @@ def training_csv(data: TrainingData) -> str:
 
 
 def cell_records(data: TrainingData) -> list[dict[str, object]]:
-    """A record per cell; accuracies are percent, times seconds, low and high the range over seeds (times: epochs)."""
+    """A record per cell; accuracies are percent, times seconds, min and max the range over seeds (times: epochs)."""
     return [_record(cell) for cell in data.cells]
 
 
@@ -76,5 +76,5 @@ def _record(cell: TrainedCell) -> dict[str, object]:
     }
 
 
-def _named(name: str, estimate: Estimate) -> dict[str, object]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+def _named(name: str, found: Range) -> dict[str, object]:
+    return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Estimate, median_range
+from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData
@@ -180,7 +180,7 @@ def _difference_row(one: CellDifference) -> tuple[str, ...]:
         show(one.spread_points, _POINTS),
         str(one.seeds),
         _VERDICTS[one.verdict],
-        *_with_range(one.speedup, _RATIO),
+        *(show(value, _RATIO) for value in (one.speedup.value, one.speedup.low, one.speedup.high)),
     )
 
 
@@ -209,5 +209,5 @@ def _missing_trainings(data: TrainingData) -> list[str]:
     return lines
 
 
-def _with_range(estimate: Estimate, unit: Unit) -> tuple[str, str, str]:
-    return show(estimate.value, unit), show(estimate.low, unit), show(estimate.high, unit)
+def _with_range(found: Range, unit: Unit) -> tuple[str, str, str]:
+    return show(found.value, unit), show(found.smallest, unit), show(found.largest, unit)

@@ -118,8 +118,8 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
 
 
 def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
-    small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_low=990, samples_per_s_high=1010)
-    large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_low=1480, samples_per_s_high=1520)
+    small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_min=990, samples_per_s_max=1010)
+    large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_min=1480, samples_per_s_max=1520)
     said = answer(
         comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda"
     ).action.text

@@ -154,7 +154,7 @@ def test_draws_have_the_medians_interval() -> None:
 
 def test_mean_range() -> None:
     found = mean_range([1.0, 2.0, 6.0])
-    assert (found.value, found.low, found.high, found.count) == (3.0, 1.0, 6.0, 3)
+    assert (found.value, found.smallest, found.largest, found.count) == (3.0, 1.0, 6.0, 3)
     assert mean_range([]).value is None
 
 

@@ -56,10 +56,10 @@ def test_a_train_json_of_another_program_loads(tmp_path: Path) -> None:
     assert data.planned_epochs == 3
     single, ddp = data.cells
     accuracy = final_accuracy(single)
-    assert (accuracy.value, accuracy.low, accuracy.high, accuracy.count) == (91.0, 90.0, 92.0, 3)
+    assert (accuracy.value, accuracy.smallest, accuracy.largest, accuracy.count) == (91.0, 90.0, 92.0, 3)
     # Of 3, 2, 2, 2, 2, 2, 2, 2, 2 the median is 2; evaluation's 0.5 s is in none of them.
     times = epoch_train_s(ddp)
-    assert (times.value, times.low, times.high, times.count) == (2.0, 2.0, 3.0, 9)
+    assert (times.value, times.smallest, times.largest, times.count) == (2.0, 2.0, 3.0, 9)
 
 
 def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
     # Seeds of ddp reach 90% in their second epoch: after 3 + 2, 2 + 2 and 2 + 2 seconds.
     found = time_to_accuracy(ddp, 90.0)
     assert (found.reached, found.epoch.value) == (3, 2.0)
-    assert (found.train_s.value, found.train_s.low, found.train_s.high) == (4.0, 4.0, 5.0)
+    assert (found.train_s.value, found.train_s.smallest, found.train_s.largest) == (4.0, 4.0, 5.0)
     partly = time_to_accuracy(single, 91.0)  # seed 0 ends at 90
     assert (partly.reached, partly.seeds) == (2, 3)
     assert partly.train_s.value is None
@@ -273,7 +273,7 @@ def test_accuracy_stands_beside_measured_cells(tmp_path: Path) -> None:
     for cell in (own, other):
         values = accuracy_of(cell, training).values
         assert values["test_accuracy_percent"] == 91.0  # of 90, 91, 92
-        assert (values["test_accuracy_percent_low"], values["test_accuracy_percent_high"]) == (90.0, 92.0)
+        assert (values["test_accuracy_percent_min"], values["test_accuracy_percent_max"]) == (90.0, 92.0)
         assert (values["test_accuracy_seeds"], values["trained_global_batch_size"]) == (3, 32)
 
 
