@@ -204,3 +204,24 @@ def test_every_section_of_the_report_is_explained() -> None:
     explained = set(_HEADING.findall((ROOT / "docs/reading-the-report.md").read_text()))
     assert {section.title for section in SECTIONS} <= explained
     assert len(SECTIONS) > 5
+
+
+def test_contributing_names_every_folder_and_files_that_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    tops = ("profiling", "launch", "analysis")
+    named = re.findall(r"^\| `((?:profiling|launch|analysis)[a-z_/]*)` \|", page, re.MULTILINE)
+    folders = {str(path.parent.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
+    assert sorted(named) == sorted(folders)
+    files = set(re.findall(r"`((?:profiling|launch|analysis|tests)/[a-z_/]+\.py)`", page))
+    assert len(files) > 10
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    flows = "".join(line for line in page.splitlines() if " -> " in line)
+    stages = re.findall(r"`([a-z_]+/[a-z_/]+)`", flows)
+    assert len(stages) > 30
+    places = {stage: [ROOT / stage, *(ROOT / top / stage for top in tops)] for stage in stages}
+    there = {
+        stage
+        for stage, found in places.items()
+        if any(one.is_dir() or one.with_suffix(".py").exists() for one in found)
+    }
+    assert set(stages) - there == set()
