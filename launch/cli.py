@@ -45,9 +45,15 @@ def _installed_version(name: str) -> str:
     records = (path for folder in sys.path for path in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")))
     if record := next(records, None):
         return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-    import importlib.metadata  # for packages that are recorded otherwise
+    import importlib.metadata  # for packages that are recorded otherwise, or not at all
+    import importlib.util
 
-    return importlib.metadata.version(name)
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        if importlib.util.find_spec(name) is None:
+            return "not installed"
+        return str(getattr(importlib.import_module(name), "__version__", "of unknown version"))
 
 
 @app.callback(no_args_is_help=True)
@@ -70,10 +76,19 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except PermissionError as error:
-        sys.stderr.write(f"dpscope: cannot write {error.filename}: {error.strerror}; choose another folder\n")
+        sys.stderr.write(f"dpscope: {_denied(error)}\n")
         sys.exit(2)
     finally:
         gc.freeze()  # what is left ends with the process: searching it for cycles takes a quarter of a short command's time
+
+
+def _denied(error: PermissionError) -> str:
+    """What may not be done, in one line: reading where the file is there and closed to this user, else writing."""
+    path = error.filename
+    closed = os.path.lexists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))
+    if closed:
+        return f"cannot read {path}: {error.strerror}; change its permissions, or name another"
+    return f"cannot write {path}: {error.strerror}; choose another folder"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from isal import igzip
 from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_peer_copy
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.files import atomic_path, natural_order
 
 Event = dict[str, Any]
 
@@ -142,4 +142,4 @@ def _load(path: Path) -> dict[str, Any]:
 
 def traces_of(folder: Path) -> Iterator[Path]:
     """Trace files of a folder, by name."""
-    yield from sorted(folder.glob("*.pt.trace.json.gz"))
+    yield from sorted(folder.glob("*.pt.trace.json.gz"), key=natural_order)

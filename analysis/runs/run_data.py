@@ -29,6 +29,7 @@ from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCel
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import natural_order
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
 
@@ -215,7 +216,11 @@ def _incomplete_repeat(cell: Cell, repeat: int, lack: str) -> Finding:
 
 def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:
     parent = folder.path / "cells" / cell.name
-    found = [RepeatFolder(path).result() for path in sorted(parent.glob("repeat*"))] if parent.exists() else []
+    found = (
+        [RepeatFolder(path).result() for path in sorted(parent.glob("repeat*"), key=natural_order)]
+        if parent.exists()
+        else []
+    )
     return [result for result in found if result is not None]
 
 

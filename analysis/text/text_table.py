@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,10 +21,11 @@ class TextTable:
 
 
 def render(table: TextTable, table_format: str) -> str:
-    """A table as Markdown, CSV or LaTeX text."""
-    if table_format == "csv":
-        return render_csv(table)
-    return _markdown(table) if table_format == "markdown" else _latex(table)
+    """A table as Markdown, CSV or LaTeX text; raises ValueError for another format."""
+    renderers: dict[str, Callable[[TextTable], str]] = {"markdown": _markdown, "csv": render_csv, "latex": _latex}
+    if table_format not in renderers:
+        raise ValueError(f"table format {table_format!r}: choose from {', '.join(renderers)}")
+    return renderers[table_format](table)
 
 
 def render_csv(table: TextTable) -> str:

@@ -15,7 +15,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import CellStrategy
 from dpscope.profiling.records.training import TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.files import natural_order, read_json
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
 
@@ -219,7 +219,7 @@ def _untrained(folder: Path, manifest: TrainManifest, trained: set[str]) -> list
 
 def failed_trainings(folder: Path) -> list[TrainResult]:
     """Trainings of a run folder that ended otherwise than well."""
-    folders = [TrainingFolder(path) for path in sorted((folder / TRAININGS_NAME).glob("*/seed*"))]
+    folders = [TrainingFolder(path) for path in sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)]
     results = [training.result() for training in folders]
     return [result for result in results if result is not None and result.status != "ok"]
 

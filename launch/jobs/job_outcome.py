@@ -3,7 +3,8 @@
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.launch.jobs.job_files import FailureNote, looks_like_out_of_memory, read_failures
@@ -27,6 +28,27 @@ class JobOutcome:
     message: str = ""
     log_tail: tuple[str, ...] = ()
     signal: int | None = None  # that killed the process which failed first
+
+
+def memory_kills() -> int | None:
+    """How many processes the kernel has killed on this host for lack of memory so far; None where it does not tell."""
+    try:
+        counted = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(counted[1]) if counted else None
+
+
+def judged_by_kernel(outcome: JobOutcome, kills_before: int | None) -> JobOutcome:
+    """The outcome, out of memory if a process of it was killed and the kernel has killed for memory since `kills_before`.
+
+    SIGKILL alone does not say so: a person, a batch system or another program may have sent it.
+    """
+    kills = memory_kills()
+    killed = outcome.status == "crashed" and outcome.signal == signal.SIGKILL
+    if not killed or kills is None or kills_before is None or kills <= kills_before:
+        return outcome
+    return replace(outcome, status="out_of_memory")
 
 
 def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, last_pass: str | None) -> JobOutcome:

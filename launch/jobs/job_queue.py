@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dpscope.launch.jobs.attended_job import follow_job, outcome_of, warn_about_leftover_processes
 from dpscope.launch.jobs.job_files import remove_job_files
-from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.job_outcome import JobOutcome, judged_by_kernel, memory_kills
 from dpscope.launch.jobs.out_folder import locked
 from dpscope.launch.jobs.progress import SweepProgress
 from dpscope.launch.jobs.stop_request import StopRequest
@@ -159,8 +159,8 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         return result
 
     def _run_job(self, job: JobT) -> JobOutcome:
-        on_state = self.watch(job)
+        on_state, kills = self.watch(job), memory_kills()
         torchrun = TorchrunJob(job.command, job.folder, self._threads, self._run)
         end = follow_job(torchrun, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
         on_state(None)
-        return outcome_of(job.folder, end, self._timeout_s)
+        return judged_by_kernel(outcome_of(job.folder, end, self._timeout_s), kills)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 JOB_TOKEN_VARIABLE = "DPSCOPE_JOB"  # same value in every process of a job, so that all can be found
@@ -28,6 +29,14 @@ def die_with_process(parent_id: int) -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_id:
         os._exit(1)
+
+
+def dying_with_process(parent_id: int, command: Sequence[str]) -> list[str]:
+    """A command that first asks for `die_with_process` and then becomes `command`.
+
+    For whoever has threads, in which nothing may run between fork and exec: a program of its own asks, and exec keeps it.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(parent_id), *command]
 
 
 def die_with_job() -> None:
@@ -53,3 +62,8 @@ def has_token(process_id: int, token: str) -> bool:
     except OSError:  # gone, or another user's
         return False
     return token.encode() in environment.split(b"\0")
+
+
+if __name__ == "__main__":  # started by `dying_with_process`
+    die_with_process(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,7 +1,6 @@
 """One torchrun job: its command, its log, its time limit, its end. Leaves no process behind. Imports no torch."""
 
 import contextlib
-import functools
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.launch.jobs.job_files import STARTED_AT_VARIABLE, read_progress
-from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, die_with_process, has_token
+from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 
@@ -70,13 +69,12 @@ class TorchrunJob:
         folder.path.mkdir(parents=True, exist_ok=True)
         self._log = open(folder.log_path, "wb")  # noqa: SIM115 (closed by end)
         self._process = subprocess.Popen(
-            command,
+            dying_with_process(os.getpid(), command),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is the sweep's to handle
-            preexec_fn=functools.partial(die_with_process, os.getpid()),
         )
 
     def wait(

@@ -1,6 +1,5 @@
 """A run: its plan, its cells one after another with repeats interleaved, resumed where it stopped. Imports no torch."""
 
-import signal
 from pathlib import Path
 
 import msgspec
@@ -99,8 +98,7 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
             log_tail=outcome.log_tail,
         )
         write_json(job.folder.result_path, result)
-        killed = outcome.signal == signal.SIGKILL  # as the kernel's out-of-memory killer does
-        if outcome.status in ("out_of_memory", "timed_out") or (self._growing and killed):
+        if outcome.status in ("out_of_memory", "timed_out"):
             self._failed_cells.setdefault(job.cell.name, (job.cell, outcome.status))
         return result
 

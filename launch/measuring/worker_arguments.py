@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from dpscope.launch.jobs.place import TorchrunPlace, check_place
 from dpscope.launch.measuring.multi_host_manifest import free_repeat, manifest_containing, manifest_with
 from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.planning.manifest import new_manifest
-from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.planning.run_config import given_settings, load_config
 from dpscope.launch.planning.threads import check_threads, threads_by_default
 from dpscope.launch.planning.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
 from dpscope.launch.workload.data_files import check_data
@@ -145,7 +145,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     assert threads is None or isinstance(threads, int)
     assert config_path is None or isinstance(config_path, Path)
     given = load_config(config_path, options)
-    _check_one_cell(given)
+    _check_one_cell(given, given_settings(config_path, options, RunConfig.__struct_fields__)[0].keys())
     devices = resolve_devices(given.device)
     count = _device_count(given, place, devices.count)
     strategy = given.strategies[0]
@@ -202,9 +202,9 @@ def _note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def _check_one_cell(config: RunConfig) -> None:
-    """Raise DpscopeError unless this names one cell."""
-    if config.strategies == RunConfig().strategies:
+def _check_one_cell(config: RunConfig, stated: Container[str]) -> None:
+    """Raise DpscopeError unless the settings that were `stated` name one cell."""
+    if "strategies" not in stated:
         raise DpscopeError("--strategy is missing: a worker measures one; give single, dp or ddp")
     if len(config.strategies) != 1:
         raise DpscopeError(f"--strategy {','.join(config.strategies)}: a worker measures one; give single, dp or ddp")

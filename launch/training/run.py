@@ -1,5 +1,6 @@
 """The trainings of a run folder: their plan, one after another, those that are done kept. Imports no torch."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -87,12 +88,13 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         """Train what is not trained."""
         self._log.write()
         results = []
-        for result in self.work_off():
-            results.append(result)
-            self._log.add(result.findings)
+        with contextlib.ExitStack() as shown:
+            for mirror in self._mirrors:
+                shown.callback(mirror.close)  # however this ends: what was shown is not lost
+            for result in self.work_off():
+                results.append(result)
+                self._log.add(result.findings)
         self._log.write()
-        for mirror in self._mirrors:
-            mirror.close()
         return tuple(results)
 
     def finished(self, job: PlannedTrainJob) -> TrainResult | None:

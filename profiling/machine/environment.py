@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,8 +158,9 @@ def _nccl_version(torch: Any) -> str | None:
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    except importlib.metadata.PackageNotFoundError:  # torch built from source may come without a distribution
+        version = getattr(sys.modules.get(package), "__version__", None)
+        return None if version is None else str(version)
 
 
 def _cpu_name() -> str | None:

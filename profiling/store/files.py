@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,15 @@ import msgspec
 from dpscope.profiling.store.errors import DpscopeError
 
 _Stored = TypeVar("_Stored")
+
+
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts paths as people count: repeat2 before repeat10.
+
+    >>> sorted(map(Path, ("repeat10", "repeat2", "a10/b")), key=natural_order)[1:]
+    [PosixPath('repeat2'), PosixPath('repeat10')]
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 @contextmanager

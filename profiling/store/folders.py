@@ -25,7 +25,7 @@ from dpscope.profiling.records.run import (
     RankResult,
 )
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json, read_json_if_there
+from dpscope.profiling.store.files import natural_order, read_json, read_json_if_there
 from dpscope.profiling.store.layout import remove_written
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ class RepeatFolder(JobFolder):
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def traces(self) -> list[Path]:
-        return sorted((self.path / "traces").glob(f"*{TRACE_SUFFIX}"))
+        return sorted((self.path / "traces").glob(f"*{TRACE_SUFFIX}"), key=natural_order)
 
     def counters_traces(self) -> list[Path]:
-        return sorted((self.path / "counters").glob(f"*{TRACE_SUFFIX}"))
+        return sorted((self.path / "counters").glob(f"*{TRACE_SUFFIX}"), key=natural_order)
 
     def counters(self, node: int, rank: int) -> list[DdpCounters]:
         return read_json(self.counters_path(node, rank), list[DdpCounters])

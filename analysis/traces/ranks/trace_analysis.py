@@ -20,6 +20,7 @@ from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import natural_order
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 
@@ -96,7 +97,8 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[Finding]]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if _TRACE_NAME.search(file.name) and file.is_file())
+            named = (file for file in path.rglob("*") if _TRACE_NAME.search(file.name) and file.is_file())
+            inside = sorted(named, key=natural_order)
             if not inside:
                 raise DpscopeError(f"{path} holds no trace: no *.json or *.json.gz in it; name a folder with traces")
             found += inside

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.launch.jobs import job_outcome as module
 from dpscope.launch.jobs.job_files import FailureNote, write_failure
-from dpscope.launch.jobs.job_outcome import job_outcome
+from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, judged_by_kernel
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -78,3 +79,19 @@ def test_past_its_time_limit(folder: RepeatFolder) -> None:
     outcome = job_outcome(folder, None, 2.5, "traced")
     assert (outcome.status, outcome.log_tail) == ("timed_out", ())
     assert "2.5 s (in its traced pass)" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sent", "status"),
+    [
+        (3, 3, 9, "crashed"),  # by a person: nothing is said of memory
+        (3, 4, 9, "out_of_memory"),
+        (3, 4, None, "crashed"),  # the kernel killed something else
+        (None, None, 9, "crashed"),
+    ],
+)
+def test_a_kill_is_for_memory_only_if_the_kernel_says_so(
+    before: int | None, after: int | None, sent: int | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "memory_kills", lambda: after)
+    assert judged_by_kernel(JobOutcome(status="crashed", signal=sent), before).status == status
