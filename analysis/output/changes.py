@@ -10,6 +10,7 @@ from dpscope.analysis.output.analyze import OutputFormat, load
 from dpscope.analysis.runs.changes import (
     change_table,
     compare_runs,
+    detection_text,
     lost_findings,
     regressions,
     setting_findings,
@@ -58,6 +59,8 @@ def print_comparison(
     if output_format == "table":
         cells = ", ".join(change.cell for change in worse)
         console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
+        if detection := detection_text(changes):
+            console.print(detection, highlight=False, soft_wrap=True)
     if differ and not force:
         return NOT_COMPARABLE
     return REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION

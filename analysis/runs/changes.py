@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.stats.samples import (
     FEWEST_SAMPLES,
     Estimate,
+    Noise,
     Samples,
     Spread,
+    chance_above,
+    median_noise,
     pooled_median,
     pooled_spread,
     ratio_estimate,
@@ -24,6 +28,7 @@ from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
 
 STEP = "step"
+_MORE_REPEATS = 5  # what a comparison that saw too little is told to measure, or twice as many as it had
 COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
 
 
@@ -36,6 +41,17 @@ class Change:
     before_us: float | None
     after_us: float | None
     ratio: Estimate
+    noises: tuple[Noise, Noise] | None = None  # of both runs' repeats; None where nothing tells them
+
+    @property
+    def chance_slower(self) -> float | None:
+        """How likely it is that it got slower, however little: 0 to 1, None without an interval."""
+        return chance_above(self.ratio)
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest slowdown that these runs would show in 80% of cases: 0.05 is 5%; None without an interval."""
+        return detectable_change(*self.noises) if self.noises and self.ratio.low is not None else None
 
     @property
     def verdict(self) -> Verdict:
@@ -78,7 +94,10 @@ def _samples(data: CellData, quantity: str) -> list[Samples]:
 
 
 def _change(cell: str, quantity: str, before: list[Samples], after: list[Samples], spread: Spread) -> Change:
-    return Change(cell, quantity, pooled_median(before), pooled_median(after), ratio_estimate(after, before, spread))
+    ratio = ratio_estimate(after, before, spread)
+    first, second = median_noise(before, spread), median_noise(after, spread)
+    noises = (first, second) if first and second else None
+    return Change(cell, quantity, pooled_median(before), pooled_median(after), ratio, noises)
 
 
 def _window_samples(data: CellData, column: str) -> list[Samples]:
@@ -101,6 +120,27 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
         and change.ratio.value is not None
         and change.ratio.value > 1 + fail_over
     ]
+
+
+def detection_text(changes: Iterable[Change]) -> str | None:
+    """What the steps' comparison could have seen, and what more repeats would; None where no step has an interval."""
+    seen = [
+        (change.detectable, change) for change in changes if change.quantity == STEP and change.detectable is not None
+    ]
+    if not seen:
+        return None
+    largest, widest = max(seen, key=lambda one: one[0])
+    assert widest.noises is not None
+    more = max(_MORE_REPEATS, 2 * max(noise.repeats for noise in widest.noises))
+    with_more = detectable_change(*(with_repeats(noise, more) for noise in widest.noises))
+    return (
+        f"A change under {_share(largest)} would not show in {widest.cell}; --repeats {more} in both runs would show "
+        f"{_share(with_more)}."
+    )
+
+
+def _share(value: float | None) -> str:
+    return NA if value is None else f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
 
 
 def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
@@ -163,6 +203,8 @@ def change_table(changes: Sequence[Change]) -> TextTable:
             "low",
             "high",
             "n",
+            "likely slower",
+            "would show",
             "change",
         ),
         rows=tuple(
@@ -175,6 +217,8 @@ def change_table(changes: Sequence[Change]) -> TextTable:
                 ratio(change.ratio.low),
                 ratio(change.ratio.high),
                 str(change.ratio.count),
+                _share(change.chance_slower),
+                _share(change.detectable),
                 "none shown" if change.verdict == "no difference shown" else change.verdict,
             )
             for change in changes
@@ -182,5 +226,7 @@ def change_table(changes: Sequence[Change]) -> TextTable:
         notes=(
             "step is untraced; the components are of traced windows, means over ranks and devices",
             "low, high: from the spread between repeats; of two repeats they are wide, of five much narrower",
+            "likely slower: how likely it is that it got slower at all; would show: the smallest slowdown that these repeats "
+            "show in 4 of 5 cases",
         ),
     )

@@ -83,8 +83,33 @@ def pooled_spread(cells: Iterable[Sequence[Samples]]) -> Spread:
     return sum((spread_of(logs) for repeats in cells if (logs := _log_medians(repeats)) is not None), ALONE)
 
 
-def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float | None:
-    """Half the 95% interval of the mean of `values`, a cell's repeats; None where nothing tells their spread.
+@dataclass(frozen=True)
+class Noise:
+    """How far one more repeat of a cell would lie from its mean, and how well that is known."""
+
+    variance: float  # of one repeat
+    own_freedom: int
+    shared_freedom: int  # of other cells, MOST_SHARED at most
+    repeats: int
+
+    @property
+    def freedom(self) -> int:
+        return self.own_freedom + self.shared_freedom
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean of the repeats."""
+        return math.sqrt(self.variance / self.repeats)
+
+    def quantile(self, share: float) -> float:
+        """How far the mean lies off at most in `share` of cases, by Student's t."""
+        from scipy.special import stdtrit  # here, as not every reader of these types fits anything
+
+        return float(stdtrit(self.freedom, share)) * self.standard_error
+
+
+def noise_of(values: Samples | Sequence[float], pool: Spread = ALONE) -> Noise | None:
+    """The noise of a cell's repeats, a value each; None where nothing tells their spread.
 
     `pool` is the spread of all cells, this one among them. The variance is the mean of the cell's own and of the others',
     weighted by degrees of freedom, the others' by MOST_SHARED at most, or the cell's own where that is larger; Student's t
@@ -98,9 +123,31 @@ def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float
         return None
     squares = own.squares + (shared * others.squares / others.freedom if shared else 0.0)
     variance = max(squares / freedom, own.squares / own.freedom if own.freedom else 0.0)
-    from scipy.special import stdtrit  # Student's quantile; here, as not every reader of these types fits anything
+    return Noise(variance, own.freedom, shared, len(values))
 
-    return float(stdtrit(freedom, _UPPER)) * math.sqrt(variance / len(values))
+
+def half_width(values: Samples | Sequence[float], pool: Spread = ALONE) -> float | None:
+    """Half the 95% interval of the mean of `values`, a cell's repeats; None where nothing tells their spread."""
+    noise = noise_of(values, pool)
+    return None if noise is None else noise.quantile(_UPPER)
+
+
+def median_noise(repeats: Sequence[Samples], pool: Spread = ALONE) -> Noise | None:
+    """The noise of the logarithms of repeats' medians, on which `median_estimate` and `ratio_estimate` stand."""
+    logs = _log_medians(repeats)
+    return noise_of(logs, pool) if logs is not None and sum(map(len, repeats)) >= FEWEST_SAMPLES else None
+
+
+def chance_above(ratio: Estimate) -> float | None:
+    """How likely the true ratio is above 1, as the interval has it (log-normal, as `draws`); None without an interval."""
+    if not ratio.low or not ratio.high:
+        return None
+    middle, half = math.log(ratio.low * ratio.high) / 2, math.log(ratio.high / ratio.low) / 2
+    if half == 0:
+        return 0.5 if middle == 0 else float(middle > 0)
+    from scipy.special import ndtr, ndtri
+
+    return float(ndtr(middle / half * ndtri(_UPPER)))
 
 
 def pooled_median(repeats: Sequence[Samples]) -> float | None:

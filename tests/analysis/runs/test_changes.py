@@ -15,6 +15,7 @@ import pytest
 from dpscope.analysis.runs.changes import (
     STEP,
     compare_runs,
+    detection_text,
     parse_share,
     regressions,
     setting_findings,
@@ -157,3 +158,23 @@ def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> 
 def test_variables_that_no_time_depends_on_are_not_told(before: RunData) -> None:
     silent = {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "4", "TORCH_HOME": "/x", "NCCL_DEBUG": "INFO"}
     assert setting_findings(elsewhere(before), elsewhere(before, settings=silent)) == []
+
+
+def test_what_could_have_been_seen_is_told(before: RunData) -> None:
+    """One cell, three repeats a run at 990, 1,000 and 1,010 us: logarithms spread by 0.010, and 4 degrees of freedom from both
+    runs together: t is 2.776 and 0.941, so 3.717 x 0.010 x sqrt(2 / 3) = 0.0304. Six repeats: 5 + 4 (shared) degrees, 2.262 and
+    0.883: 3.145 x 0.010 x sqrt(2 / 6) = 0.0182."""
+    run = with_levels(before, 990.0, 1000.0, 1010.0, cells=1)
+    (step,) = [one for one in compare_runs(run, run) if one.quantity == STEP]
+    assert step.detectable == pytest.approx(0.0309, rel=0.01)
+    assert step.chance_slower == pytest.approx(0.5)
+    text = detection_text([step])
+    assert text is not None
+    assert text.startswith("A change under 3.1% would not show in ")
+    assert text.endswith("; --repeats 6 in both runs would show 1.8%.")
+
+
+def test_without_an_interval_nothing_is_said_to_be_seen(before: RunData) -> None:
+    changes = compare_runs(with_levels(before, 1000.0), with_levels(before, 1000.0))
+    assert {one.detectable for one in changes if one.quantity == STEP} == {None}
+    assert detection_text([one for one in changes if one.quantity == STEP]) is None
