@@ -11,20 +11,19 @@ from rich.console import Console
 
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
+from tests.helpers.paths import EXAMPLE_RUN
 
 
 def run_of(folder: Path, *cells: str, change: Callable[[dict[str, object]], object] = lambda config: None) -> Path:
     """The example with these cells alone and without traces, which the timed steps do not need; its settings changed."""
-    manifest = json.loads((EXAMPLE / "manifest.json").read_text())
+    manifest = json.loads((EXAMPLE_RUN / "manifest.json").read_text())
     manifest["plan"] = [one for one in manifest["plan"] if name_of(one["cell"]) in cells]
     change(manifest["config"])
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for cell in cells:
         ignored = shutil.ignore_patterns("traces", "counters")
-        shutil.copytree(EXAMPLE / "cells" / cell, folder / "cells" / cell, ignore=ignored)
+        shutil.copytree(EXAMPLE_RUN / "cells" / cell, folder / "cells" / cell, ignore=ignored)
     return folder
 
 

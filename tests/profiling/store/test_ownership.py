@@ -32,10 +32,10 @@ from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.layout import fits_layout
 from dpscope.profiling.store.ownership import bears_mark
 from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import calibration
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "run_cpu"
 QUIET = Console(file=io.StringIO())
 DDP = Cell(strategy="ddp", devices=2, batch_size=16)
 
@@ -61,7 +61,7 @@ def written(folder: Path, *names: str, text: str = "precious") -> Path:
 
 def example(folder: Path) -> Path:
     """A run that an older dpscope measured."""
-    shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
+    shutil.copytree(EXAMPLE_RUN, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -260,10 +260,10 @@ def test_training_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
 
 
 def test_every_file_of_a_run_that_an_older_version_wrote_is_known() -> None:
-    files = [path.relative_to(EXAMPLE) for path in EXAMPLE.rglob("*") if path.is_file()]
+    files = [path.relative_to(EXAMPLE_RUN) for path in EXAMPLE_RUN.rglob("*") if path.is_file()]
     assert len(files) > 20
     assert [path for path in files if not fits_layout(path)] == [Path("manifest.json")]
-    assert is_run_folder(EXAMPLE)
+    assert is_run_folder(EXAMPLE_RUN)
 
 
 def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
