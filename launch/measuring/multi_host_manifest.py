@@ -44,11 +44,11 @@ def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Mani
     """
     if not is_run_folder(run.path):
         return wanted
-    had = run.manifest()
+    stored = run.manifest()
     differences = [
-        *_setting_differences(had, wanted.config, threads),
-        *machine_differences(had.environment, wanted.environment, partly=["GPUs", "cores"]),
-        *variable_differences(had.environment, wanted.environment),
+        *_setting_differences(stored, wanted.config, threads),
+        *machine_differences(stored.environment, wanted.environment, partly=["GPUs", "cores"]),
+        *variable_differences(stored.environment, wanted.environment),
     ]
     if differences:
         if not any((run.path / "cells").glob(f"*/*/{RESULT_NAME}")):
@@ -58,13 +58,13 @@ def manifest_with(run: RunFolder, wanted: Manifest, threads: int | None) -> Mani
             f"{run.path} was measured with {differences[0]}: its cells would not compare; "
             "give the same settings or another --out"
         )
-    if set(wanted.plan) <= set(had.plan):
-        return had
+    if set(wanted.plan) <= set(stored.plan):
+        return stored
     return msgspec.structs.replace(
-        had,
-        config=_widened(had.config, wanted.config),
-        plan=(*had.plan, *wanted.plan),
-        findings=tuple(dict.fromkeys((*had.findings, *wanted.findings))),
+        stored,
+        config=_widened(stored.config, wanted.config),
+        plan=(*stored.plan, *wanted.plan),
+        findings=tuple(dict.fromkeys((*stored.findings, *wanted.findings))),
     )
 
 
@@ -76,12 +76,12 @@ def manifest_containing(run: RunFolder, config: RunConfig, cell: Cell, threads: 
     return None if _setting_differences(manifest, config, threads) else manifest
 
 
-def _setting_differences(had: Manifest, config: RunConfig, threads: int | None) -> list[Difference]:
+def _setting_differences(stored: Manifest, config: RunConfig, threads: int | None) -> list[Difference]:
     """What was asked otherwise and must be the same for cells to compare."""
     fields = [field for field in RunConfig.__struct_fields__ if field not in _FIELDS_OF_THE_PLAN]
-    differences = field_differences(had.config, config, fields)
-    if threads not in (None, had.threads_per_process):
-        differences.append(Difference("threads", had.threads_per_process, threads))
+    differences = field_differences(stored.config, config, fields)
+    if threads not in (None, stored.threads_per_process):
+        differences.append(Difference("threads", stored.threads_per_process, threads))
     return differences
 
 

@@ -26,7 +26,7 @@ def new_manifest(
     plan: Sequence[PlannedCell],
     on_this_host: int | None = None,
 ) -> Manifest:
-    """The manifest of a run that starts now, on this machine; `on_this_host` as `plan.resolve` has it."""
+    """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it."""
     environment = collect_environment(open_nvml() if kind == "cuda" else None)
     findings = plan_findings(config, kind, on_this_host)
     return Manifest(

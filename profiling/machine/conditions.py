@@ -86,8 +86,12 @@ def _device_names(environment: Environment) -> str:
 
 def variable_differences(then: Environment, now: Environment) -> list[Difference]:
     """The environment variables that differ and that times may depend on, by name."""
-    had, has = timing_variables(then), timing_variables(now)
-    return list(_differing((name, had.get(name, "unset"), has.get(name, "unset")) for name in sorted({*had, *has})))
+    stored, current = timing_variables(then), timing_variables(now)
+    return list(
+        _differing(
+            (name, stored.get(name, "unset"), current.get(name, "unset")) for name in sorted({*stored, *current})
+        )
+    )
 
 
 def timing_variables(environment: Environment) -> dict[str, str]:
