@@ -1,5 +1,6 @@
 """A row of the comparison table while it is filled: values by column, and why the others are missing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,6 +8,10 @@ import pandas as pd
 
 from dpscope.analysis.comparison.columns import NAMES, part
 from dpscope.analysis.stats.samples import Estimate, Range
+from dpscope.analysis.text.units import plain
+
+CellValues = Mapping[str, object]
+"""One cell's row of the comparison: values by column, None or NA where missing."""
 
 
 @dataclass
@@ -17,8 +22,7 @@ class Row:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def number(self, column: str) -> float | None:
-        value = self.values[column]
-        return float(value) if isinstance(value, int | float) else None
+        return number(self.values, column)
 
     def put(self, reason: str, **values: object) -> None:
         """Set values; None is missing for this reason."""
@@ -52,3 +56,14 @@ def minus(first: float | None, second: float | None) -> float | None:
 def ratio(first: float | None, second: float | None) -> float | None:
     """Quotient of two values, unknown if one of them is or the second is not positive."""
     return first / second if first is not None and second is not None and second > 0 else None
+
+
+def number(values: CellValues, column: str) -> float | None:
+    """A value of a row as a number, None where it is missing."""
+    return as_number(values.get(column))
+
+
+def as_number(value: object) -> float | None:
+    """A table's value as a number, None where it is missing or none; numpy's and pandas' scalars are numbers too."""
+    known = plain(value)
+    return float(known) if isinstance(known, int | float) and not isinstance(known, bool) else None

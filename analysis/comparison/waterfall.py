@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.row import minus
+from dpscope.analysis.comparison.row import as_number, minus
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.units import plain
 from dpscope.analysis.traces.data_parallel.launches import PHASES
@@ -34,7 +34,7 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[P
     copies, compute and idle, and what the traced steps leave of the untraced gap.
     """
     exposed_us = {str(cell): plain(value) for cell, value in comparison.table[["cell", "exposed_us"]].to_numpy()}
-    dp_us, ddp_us = _number(exposed_us[gap.dp]), _number(exposed_us[gap.ddp])
+    dp_us, ddp_us = as_number(exposed_us[gap.dp]), as_number(exposed_us[gap.ddp])
     # dp-host's own copying is its communication, and is counted by phase here.
     own_copies_us = dp_us if run.cells[gap.dp].cell.strategy == "dp-host" else 0.0
     copies_us = minus(gap.host_copies_us, own_copies_us)
@@ -64,7 +64,3 @@ def exposed_by_phase(data: CellData) -> dict[str, float]:
     own = phases[phases["replica"].isna()].merge(whole, on=["repeat", "rank", "step"])
     sums = own.groupby("phase")["exposed_us"].sum()
     return {name: float(sums[name]) / len(windows) for name in PHASES if name in sums.index and sums[name] > 0}
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

@@ -4,7 +4,6 @@ Three bandwidths are never mixed: that of the link's specification, that which a
 implies. A fair prediction takes a calibration made before the run, and from the run the sizes alone.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,26 +40,6 @@ def ring_us(kind: str, size_bytes: float, ranks: int, bandwidth_gbps: float, lat
         return None
     hops = (2 if kind == "all_reduce" else 1) * (ranks - 1)
     return hops * latency_us + factor * size_bytes / bandwidth_gbps / 1e3
-
-
-def tree_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gbps: float, latency_us: float = 0.0) -> float:
-    """Double binary tree all-reduce: 2 ceil(log2 N) alpha + 2 (N-1)/N x S/B.
-
-    Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; NCCL 2.4
-    release notes. Assumes full pipelining: two complementary trees, each with half of the data, every rank an inner node of
-    one of them only. Each rank then sends about what it sends in a ring, in logarithmically many hops.
-    """
-    hops = 2 * math.ceil(math.log2(ranks)) if ranks > 1 else 0
-    return hops * latency_us + 2 * (ranks - 1) / ranks * size_bytes / bandwidth_gbps / 1e3
-
-
-def alpha_beta_us(size_bytes: float, alpha_us: float, bandwidth_gbps: float) -> float:
-    """A fitted collective: alpha + S/B, B its algorithm bandwidth (bytes over time), whatever the algorithm.
-
-    Source: Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994. Holds within the sizes and at the
-    number of ranks that it was fitted to.
-    """
-    return alpha_us + size_bytes / bandwidth_gbps / 1e3
 
 
 def dp_transfer_us(

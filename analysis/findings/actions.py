@@ -1,11 +1,11 @@
 """What to do next, and what it would win at most: the largest part of a step that something could be done about."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.text.units import show_time
 
-Values = Mapping[str, object]
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
 BATCH_GAIN = 1.1  # throughput of a larger batch over this one's before it is advised
 
@@ -28,7 +28,7 @@ class _Part:
 
 
 def best_action(
-    rows: Sequence[Values], case: Sequence[Values], chosen: Values, slower: bool, straggler: str | None
+    rows: Sequence[CellValues], case: Sequence[CellValues], chosen: CellValues, slower: bool, straggler: str | None
 ) -> Action:
     """The one action worth most for the chosen cell.
 
@@ -41,10 +41,10 @@ def best_action(
     if slower:
         return Action(
             "Train on one device, or try a larger batch or model: this step is too short to share "
-            f"({show_time(_known(chosen, 'step_us'))}).",
+            f"({show_time(number(chosen, 'step_us'))}).",
             measured=True,
         )
-    step = _known(chosen, "traced_step_us")
+    step = number(chosen, "traced_step_us")
     parts = _parts(chosen, straggler) if step else []
     if not step or not parts:
         return Action("No action: the trace does not tell where the step's time goes.", measured=False)
@@ -62,22 +62,22 @@ def best_action(
     )
 
 
-def _larger_batch(rows: Sequence[Values], chosen: Values) -> Action | None:
+def _larger_batch(rows: Sequence[CellValues], chosen: CellValues) -> Action | None:
     """A larger batch per device of the same strategy and devices, where it was measured to train clearly more samples."""
-    rate, batch = _known(chosen, "samples_per_s"), _known(chosen, "batch_size")
+    rate, batch = number(chosen, "samples_per_s"), number(chosen, "batch_size")
     if rate is None or batch is None:
         return None
     alike = [
         row
         for row in rows
         if (row["strategy"], row["devices"]) == (chosen["strategy"], chosen["devices"])
-        and (_known(row, "batch_size") or 0.0) > batch
-        and (_known(row, "samples_per_s_min") or 0.0) > BATCH_GAIN * (_known(chosen, "samples_per_s_max") or rate)
+        and (number(row, "batch_size") or 0.0) > batch
+        and (number(row, "samples_per_s_min") or 0.0) > BATCH_GAIN * (number(chosen, "samples_per_s_max") or rate)
     ]
     if not alike:
         return None
-    best = max(alike, key=lambda row: _known(row, "samples_per_s") or 0.0)
-    gain = (_known(best, "samples_per_s") or 0.0) / rate
+    best = max(alike, key=lambda row: number(row, "samples_per_s") or 0.0)
+    gain = (number(best, "samples_per_s") or 0.0) / rate
     return Action(
         f"Raise the batch to {best['batch_size']} per device: it was measured to train {gain:.2f}x as many samples per "
         "second. Check that accuracy holds (dpscope train).",
@@ -85,10 +85,10 @@ def _larger_batch(rows: Sequence[Values], chosen: Values) -> Action | None:
     )
 
 
-def _parts(chosen: Values, straggler: str | None) -> list[_Part]:
-    exposed, waiting = _known(chosen, "exposed_us"), _known(chosen, "exposed_wait_us")
-    loaded, unloaded = _known(chosen, "step_us"), _known(chosen, "step_without_wait_us")
-    idle = _known(chosen, "idle_us")
+def _parts(chosen: CellValues, straggler: str | None) -> list[_Part]:
+    exposed, waiting = number(chosen, "exposed_us"), number(chosen, "exposed_wait_us")
+    loaded, unloaded = number(chosen, "step_us"), number(chosen, "step_without_wait_us")
+    idle = number(chosen, "idle_us")
     late = straggler or "the late ranks"
     ddp = chosen["strategy"] != "dp" and chosen["strategy"] != "dp-host"
     parts = []
@@ -114,8 +114,3 @@ def _parts(chosen: Values, straggler: str | None) -> list[_Part]:
             )
         )
     return parts
-
-
-def _known(row: Values, column: str) -> float | None:
-    value = row.get(column)
-    return float(value) if isinstance(value, int | float) else None

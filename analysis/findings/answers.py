@@ -11,13 +11,13 @@ from typing import Literal
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
+from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
 from dpscope.analysis.findings.actions import Action, best_action
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import show_time
 
 Confidence = Literal["shown", "not_shown", "no_interval"]
-Values = Mapping[str, object]
 
 STAND_IN = (
     "This is a stand-in run on a CPU: it shows how the strategies work and says nothing about GPUs. "
@@ -74,7 +74,7 @@ def answer(comparison: Comparison, device_type: str, straggler: str | None = Non
     )
 
 
-def _rows(comparison: Comparison) -> list[Values]:
+def _rows(comparison: Comparison) -> list[CellValues]:
     """The measured cells' values, None where missing."""
     table = comparison.table
     kept = table[table["step_us"].notna()]
@@ -83,12 +83,12 @@ def _rows(comparison: Comparison) -> list[Values]:
     ]
 
 
-def _largest_case(comparison: Comparison) -> list[Values]:
+def _largest_case(comparison: Comparison) -> list[CellValues]:
     """The multi-device cells of the most devices at their largest batch, plain variants where there are any."""
-    several = [row for row in _rows(comparison) if _number(row, "devices") > 1]
+    several = [row for row in _rows(comparison) if _measured(row, "devices") > 1]
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
     size = max(
-        ((_number(row, "devices"), _pair(row) in compared, _number(row, "batch_size")) for row in several),
+        ((_measured(row, "devices"), _pair(row) in compared, _measured(row, "batch_size")) for row in several),
         default=None,
     )
     case = [row for row in several if size and _pair(row) == (size[0], size[2])]
@@ -96,17 +96,17 @@ def _largest_case(comparison: Comparison) -> list[Values]:
     return plain or case
 
 
-def _pair(row: Values) -> tuple[float, float]:
-    return _number(row, "devices"), _number(row, "batch_size")
+def _pair(row: CellValues) -> tuple[float, float]:
+    return _measured(row, "devices"), _measured(row, "batch_size")
 
 
-def _which(comparison: Comparison, case: Sequence[Values]) -> tuple[Answer, Values | None]:
+def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, CellValues | None]:
     question = "Which strategy?"
     if not case:
         return Answer(question, NOT_COMPARED, "no_interval"), None
     names = {str(row["cell"]): row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
-    chosen = _faster(names, gap) or min(case, key=lambda row: _number(row, "step_us"))
+    chosen = _faster(names, gap) or min(case, key=lambda row: _measured(row, "step_us"))
     speedup = _speedup(comparison, str(chosen["cell"]))
     where = f"on {chosen['devices']} devices at batch {chosen['batch_size']} per device"
     between = f" {_gap_sentence(gap)}" if gap else ""
@@ -124,14 +124,14 @@ def _which(comparison: Comparison, case: Sequence[Values]) -> tuple[Answer, Valu
     return Answer(question, said + between, _confidence(speedup)), chosen
 
 
-def _faster(names: Mapping[str, Values], gap: StrategyGap | None) -> Values | None:
+def _faster(names: Mapping[str, CellValues], gap: StrategyGap | None) -> CellValues | None:
     """The faster of DP and DDP, DDP where no difference is shown: it is the one that torch keeps developing."""
     if gap is None:
         return None
     return names[gap.dp] if _gap_verdict(gap) == "below" else names[gap.ddp]
 
 
-def _recommended(gap: StrategyGap | None, chosen: Values) -> str:
+def _recommended(gap: StrategyGap | None, chosen: CellValues) -> str:
     undecided = gap is not None and _gap_verdict(gap) not in ("above", "below")
     return f"DDP or {gap.dp_label}, whichever is simpler" if undecided and gap else _name(chosen)
 
@@ -168,11 +168,11 @@ def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
     return points[0][1].speedup if points else None
 
 
-def _cost(chosen: Values | None, straggler: str | None) -> Answer:
+def _cost(chosen: CellValues | None, straggler: str | None) -> Answer:
     question = "What does communication cost?"
     if chosen is None:
         return Answer(question, "Nothing was measured on several devices.", "no_interval")
-    total, exposed, step = (_known(chosen, name) for name in ("communication_us", "exposed_us", "traced_step_us"))
+    total, exposed, step = (number(chosen, name) for name in ("communication_us", "exposed_us", "traced_step_us"))
     if total is None or exposed is None or not step:
         said = f"It was not measured: the trace of {chosen['cell']} does not show it."
         return Answer(question, said, "no_interval")
@@ -182,16 +182,16 @@ def _cost(chosen: Values | None, straggler: str | None) -> Answer:
         f"{what} {show_time(total)} of a {show_time(step)} step; {show_time(exposed)} of it ({share:.0%} of the step) is "
         "exposed, that is, not hidden behind compute."
     )
-    low, high = _known(chosen, "added_exposed_low_us"), _known(chosen, "added_exposed_high_us")
+    low, high = number(chosen, "added_exposed_low_us"), number(chosen, "added_exposed_high_us")
     confidence: Confidence = "no_interval" if low is None or high is None else "shown" if low > 0 else "not_shown"
     if low is not None and high is not None:
         said += f" Exposed, 95% interval over repeats: {show_time(max(low, 0.0))} to {show_time(high)}."
     return Answer(question, said + _waiting(chosen, exposed, straggler), confidence)
 
 
-def _waiting(chosen: Values, exposed: float, straggler: str | None) -> str:
+def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
     """How much of the exposed part is waiting for late ranks, and for whom."""
-    waiting = _known(chosen, "exposed_wait_us")
+    waiting = number(chosen, "exposed_wait_us")
     if waiting is None or not exposed:
         return ""
     fault = f" {straggler} is the late one." if straggler and waiting > 0 else ""
@@ -201,7 +201,9 @@ def _waiting(chosen: Values, exposed: float, straggler: str | None) -> str:
     )
 
 
-def _action(comparison: Comparison, case: Sequence[Values], chosen: Values | None, straggler: str | None) -> Answer:
+def _action(
+    comparison: Comparison, case: Sequence[CellValues], chosen: CellValues | None, straggler: str | None
+) -> Answer:
     question = "What to do?"
     if chosen is None:
         return Answer(question, "Measure two or more devices: dpscope run --devices 1,2.", "no_interval")
@@ -222,17 +224,12 @@ def _range(estimate: Estimate) -> str:
     return f" (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
 
 
-def _name(row: Values) -> str:
+def _name(row: CellValues) -> str:
     names: Mapping[str, str] = {str(key): value for key, value in STRATEGY_NAMES.items()}
     return names.get(str(row["strategy"]), str(row["strategy"]))
 
 
-def _known(row: Values, column: str) -> float | None:
-    value = row.get(column)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _number(row: Values, column: str) -> float:
-    value = _known(row, column)
+def _measured(row: CellValues, column: str) -> float:
+    value = number(row, column)
     assert value is not None, column
     return value

@@ -4,18 +4,16 @@ The error against exposed communication is exactly local batch + compute + idle 
 waiting, the loader and imbalance explain those terms, or the distance to all communication.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.comparison.subtraction import FORMULAS, METHODS
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time
 
 NOTABLE = 0.05  # of communication or of the step
 IMBALANCE = 0.1
-
-Values = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Reason:
     text: str
 
 
-def reasons(values: Values) -> list[Reason]:
+def reasons(values: CellValues) -> list[Reason]:
     """The reasons that this cell's measurements show; `values` is its row of the comparison."""
     found = [
         *_overlap_and_wait(values),
@@ -39,18 +37,12 @@ def reasons(values: Values) -> list[Reason]:
     return sorted(found, key=lambda reason: -abs(reason.amount_us))
 
 
-def number(values: Values, name: str) -> float | None:
-    """A value of the row as a number, None where it is missing."""
-    known = plain(values.get(name))
-    return float(known) if isinstance(known, int | float) else None
-
-
-def records(comparison: Comparison) -> list[Values]:
+def records(comparison: Comparison) -> list[CellValues]:
     """The comparison's rows by column name."""
     return [{str(name): value for name, value in row.items()} for row in comparison.table.to_dict("records")]
 
 
-def _overlap_and_wait(values: Values) -> list[Reason]:
+def _overlap_and_wait(values: CellValues) -> list[Reason]:
     total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "wait_us"))
     found = []
     if total and hidden is not None and hidden > NOTABLE * total:
@@ -71,7 +63,7 @@ _TERM_WORDS = {
 }
 
 
-def _terms(values: Values) -> list[Reason]:
+def _terms(values: CellValues) -> list[Reason]:
     """Terms of the identity whose interval leaves 0 out."""
     found = []
     for term, words in _TERM_WORDS.items():
@@ -85,7 +77,7 @@ def _terms(values: Values) -> list[Reason]:
     return found
 
 
-def _local_batch(values: Values) -> list[Reason]:
+def _local_batch(values: CellValues) -> list[Reason]:
     fixed, whole = (number(values, f"{method}_local_batch_us") for method in ("ideal_split", "same_total"))
     found = []
     if fixed is not None:
@@ -101,14 +93,14 @@ def _apart(microseconds: float) -> str:
     return f"{show_time(abs(microseconds))} {'longer' if microseconds > 0 else 'shorter'}"
 
 
-def _loader(values: Values) -> list[Reason]:
+def _loader(values: CellValues) -> list[Reason]:
     waited, step = number(values, "added_data_wait_us"), number(values, "step_us")
     if waited is None or not step or abs(waited) < 0.01 * step:
         return []
     return [Reason("loader", waited, f"waiting for the loader takes {_apart(waited)} a step than on one device (mean)")]
 
 
-def _imbalance(values: Values) -> list[Reason]:
+def _imbalance(values: CellValues) -> list[Reason]:
     spread, excess, compute = (
         number(values, name) for name in ("compute_spread", "first_device_excess_us", "compute_us")
     )
@@ -175,11 +167,11 @@ def identity_table(comparison: Comparison) -> TextTable | None:
     )
 
 
-def _no_interval(values: Values) -> bool:
+def _no_interval(values: CellValues) -> bool:
     return any(number(values, f"{name}_low_us") is None for name in ("same_local_batch", "added_exposed"))
 
 
-def _with_half_width(values: Values, name: str, unit: Unit) -> str:
+def _with_half_width(values: CellValues, name: str, unit: Unit) -> str:
     value, low, high = (number(values, f"{name}{end}_us") for end in ("", "_low", "_high"))
     half = show((high - low) / 2, unit) if low is not None and high is not None else NA
     return f"{show(value, unit)} ±{half}"

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.predicted import CollectivePrediction
-from dpscope.analysis.findings.estimate_gaps import NOTABLE, Values, number, records
+from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.findings.estimate_gaps import NOTABLE, records
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding
@@ -78,7 +79,7 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     yield from _lacking(comparison)
 
 
-def _off_finding(values: Values, off: list[str], single: list[CollectivePrediction], shared_cores: bool) -> Finding:
+def _off_finding(values: CellValues, off: list[str], single: list[CollectivePrediction], shared_cores: bool) -> Finding:
     calibrated = values["prediction_source"] == "calibration"
     said = "; ".join([*(_said(values, name) for name in off), *([_said_of_each(single)] if single else [])])
     why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single], shared_cores)
@@ -102,7 +103,7 @@ def _counts(one: CollectivePrediction, transfer_us: float | None) -> bool:
     return one.measured_us is not None and one.per_step * one.measured_us > NOTABLE * (transfer_us or 0.0)
 
 
-def _said(values: Values, name: str) -> str:
+def _said(values: CellValues, name: str) -> str:
     error, predicted = number(values, f"predicted_{name}_error"), number(values, f"predicted_{name}_us")
     assert error is not None
     assert predicted is not None
@@ -132,7 +133,7 @@ def _lacking(comparison: Comparison) -> Iterator[Finding]:
 
 
 def likely_reasons(
-    values: Values, off: list[str], single: Sequence[float] = (), shared_cores: bool = False
+    values: CellValues, off: list[str], single: Sequence[float] = (), shared_cores: bool = False
 ) -> list[str]:
     """What in this run's own numbers can explain the distance; nothing is guessed.
 
@@ -171,7 +172,7 @@ def likely_reasons(
     return found
 
 
-def _too_high(values: Values) -> list[str]:
+def _too_high(values: CellValues) -> list[str]:
     if values["prediction_source"] == "specification":
         return ["the link is faster than the given specification, or the switch reduces (NVLink SHARP)"]
     return ["the calibration was made under other conditions (other load, clocks, settings), or sizes between its own"]

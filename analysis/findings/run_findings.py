@@ -6,6 +6,7 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.comparison.subtraction import FORMULAS
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.predictions import prediction_findings
@@ -111,11 +112,11 @@ def _per_row(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _communication(values: dict[str, object]) -> Iterator[Finding]:
-    total, hidden, exposed = (_number(values[name]) for name in ("communication_us", "hidden_us", "exposed_us"))
+    total, hidden, exposed = (as_number(values[name]) for name in ("communication_us", "hidden_us", "exposed_us"))
     if total is None or hidden is None or exposed is None or not total:
         return
     what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
-    wait = _number(values["wait_us"])
+    wait = as_number(values["wait_us"])
     waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
     yield RunCode.COMMUNICATION_MEASURED.finding(
         f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
@@ -128,12 +129,12 @@ def _communication(values: dict[str, object]) -> Iterator[Finding]:
 
 def _estimates(values: dict[str, object]) -> Iterator[Finding]:
     """What each subtraction says beside what was measured, a sentence a cell."""
-    exposed, total = _number(values["exposed_us"]), _number(values["communication_us"])
+    exposed, total = as_number(values["exposed_us"]), as_number(values["communication_us"])
     if exposed is None or total is None:
         return
     said = []
     for method, formula in FORMULAS.items():
-        value = _number(values[f"{method}_us"])
+        value = as_number(values[f"{method}_us"])
         if value is not None:
             negative = ", negative: no time at all" if value < 0 else ""
             said.append(
@@ -225,7 +226,3 @@ def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
             f"synthetic data have no short last batch: an epoch of {samples:,} samples is timed as whole batches, in {name} "
             f"{steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)"
         )
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import BY_NAME, COLUMNS, Column
+from dpscope.analysis.comparison.columns import BY_NAME, Column
 from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -135,11 +136,6 @@ def shown_views(comparison: Comparison) -> list[View]:
     return kept
 
 
-def full_table(comparison: Comparison) -> TextTable:
-    """The comparison as one wide table."""
-    return _view(comparison, "Comparison", list(COLUMNS))
-
-
 def _view(comparison: Comparison, title: str, columns: list[Column], several_only: bool = False) -> TextTable:
     """Times of one view share a unit, so that they can be compared by eye."""
     table = comparison.table[comparison.table["devices"] > 1] if several_only else comparison.table
@@ -159,17 +155,13 @@ def _view(comparison: Comparison, title: str, columns: list[Column], several_onl
 
 def _unit(table: pd.DataFrame, column: Column, columns: list[Column]) -> Unit:
     alike = [other.name for other in columns if other.quantity == column.quantity == "time"] or [column.name]
-    values = [_number(plain(value)) for name in alike for value in table[name]]
+    values = [as_number(plain(value)) for name in alike for value in table[name]]
     return choose_unit(column.quantity, values)
 
 
 def heading(column: Column, unit: Unit) -> str:
     """A column's heading with its unit."""
     return f"{column.heading} [{unit.label}]" if unit.label else column.heading
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequence[str]) -> list[str]:

@@ -14,11 +14,12 @@ from dpscope.analysis.comparison.predicted import (
     relative_error,
     servers,
 )
+from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.formulas import ddp_schedule
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.findings.estimate_gaps import Values, number, records
+from dpscope.analysis.findings.estimate_gaps import records
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.analysis.text.text_table import TextTable
@@ -76,7 +77,7 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
     )
 
 
-def _lines(data: CellData, values: Values, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
+def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
     if (ring := number(values, "ring_us")) is not None:
         yield FormulaLine(
             data.cell.name,
@@ -116,7 +117,7 @@ def _lines(data: CellData, values: Values, comparison: Comparison, sources: Cost
         )
 
 
-def _source(values: Values) -> str:
+def _source(values: CellValues) -> str:
     return "calibration" if values["prediction_source"] == "calibration" else _SPECIFICATION
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.units import plain, show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
@@ -202,20 +203,20 @@ def _communication(
 
 def _collective_bar(row: Mapping[Hashable, object], shift_us: float) -> Bar:
     kind = str(plain(row["kind"]) or "collective")
-    size, rate, bound, wait = (_number(row[name]) for name in ("bytes", "busbw_gbps", "lower_bound_gbps", "wait_us"))
-    duration = _number(row["duration_us"]) or 0.0
+    size, rate, bound, wait = (as_number(row[name]) for name in ("bytes", "busbw_gbps", "lower_bound_gbps", "wait_us"))
+    duration = as_number(row["duration_us"]) or 0.0
     said = [show_bytes(size)] if size is not None else []
     said += [f"{rate:.3g} GB/s"] if rate is not None else []
     detail = [kind, "size unknown" if size is None else show_bytes(size), f"takes {show_time(duration)}"]
     if rate is not None:
-        detail.append(f"bus bandwidth {rate:.3g} GB/s over its transfer of {show_time(_number(row['transfer_us']))}")
+        detail.append(f"bus bandwidth {rate:.3g} GB/s over its transfer of {show_time(as_number(row['transfer_us']))}")
     elif bound is not None:
         detail.append(f"at least {bound:.3g} GB/s (waiting included)")
     if wait is not None:
         detail.append(
             "waits for nobody" if wait == 0 else f"the first {show_time(wait)} of it is waiting for a later rank"
         )
-    start = (_number(row["start_us"]) or 0.0) + shift_us
+    start = (as_number(row["start_us"]) or 0.0) + shift_us
     return Bar(start, duration, "collective", f"{kind} {', '.join(said)}".strip(), "; ".join(detail), wait)
 
 
@@ -259,11 +260,6 @@ def _bar(mark: Mark, shift_us: float, kind: str) -> Bar:
 
 def _moved(spans: Spans, shift_us: float) -> Spans:
     return tuple((start + shift_us, end + shift_us) for start, end in spans)
-
-
-def _number(value: object) -> float | None:
-    known = plain(value)
-    return float(known) if isinstance(known, int | float) else None
 
 
 def _without_dust(lane: Lane, shortest_us: float) -> Lane:

@@ -4,9 +4,6 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-TableFormat = Literal["markdown", "csv", "latex"]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,10 @@
 import pytest
 
 from dpscope.analysis.costs.formulas import (
-    alpha_beta_us,
     ddp_schedule,
     dp_nccl_us,
     dp_peer_copies_us,
     ring_us,
-    tree_all_reduce_us,
 )
 
 
@@ -20,17 +18,6 @@ def test_ring_of_every_kind() -> None:
     assert ring_us("broadcast", 1e6, 4, 10.0, latency_us=2.0) == pytest.approx(3 * 2 + 100)
     assert ring_us("barrier", 1e6, 4, 10.0) is None
     assert ring_us("all_reduce", 1e6, 1, 10.0) is None  # nobody to talk to
-
-
-def test_tree_has_logarithmic_latency_and_the_rings_bandwidth() -> None:
-    # 8 ranks: 2 x 3 hops of 2 us, 2 x 7/8 x 100 us
-    assert tree_all_reduce_us(1e6, 8, 10.0, latency_us=2.0) == pytest.approx(12 + 175)
-    assert tree_all_reduce_us(1e6, 5, 10.0, latency_us=2.0) == pytest.approx(12 + 160)  # ceil(log2 5) = 3
-    assert tree_all_reduce_us(1e6, 1, 10.0, latency_us=2.0) == 0
-
-
-def test_alpha_beta() -> None:
-    assert alpha_beta_us(2e6, alpha_us=30.0, bandwidth_gbps=4.0) == pytest.approx(530)  # 30 + 2 MB / 4 GB/s
 
 
 def test_dp_by_nccl_pays_per_chunk() -> None:
