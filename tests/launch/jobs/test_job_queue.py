@@ -1,0 +1,89 @@
+"""A queue of jobs that are plain programs: what is kept, recorded, left out and stopped."""
+
+import io
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.job_queue import JobQueue, Outcome
+from dpscope.profiling.records.run import CellStatus
+from dpscope.profiling.store.folders import JobFolder, RunFolder
+
+pytestmark = pytest.mark.process
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    folder: JobFolder
+    code: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (sys.executable, "-c", self.code)
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: CellStatus
+    message: str = ""
+
+
+class Programs(JobQueue[Program, Ended]):
+    done: Sequence[str] = ()
+    hopeless: Sequence[str] = ()
+
+    def finished(self, job: Program) -> Ended | None:
+        return Ended("ok", "earlier") if job.name in self.done else None
+
+    def prepare(self, job: Program) -> None:
+        job.folder.path.mkdir(parents=True, exist_ok=True)
+
+    def store(self, job: Program, outcome: JobOutcome, took_s: float) -> Ended:
+        return Ended(outcome.status, outcome.message)
+
+    def reason_to_skip(self, job: Program) -> str | None:
+        return "no hope" if job.name in self.hopeless else None
+
+    def time_left_s(self, index: int) -> float | None:
+        return None
+
+
+def queue_of(out: Path, **codes: str) -> tuple[Programs, io.StringIO]:
+    printed = io.StringIO()
+    jobs = [Program(name, JobFolder(out / "cells" / name), code) for name, code in codes.items()]
+    return Programs(RunFolder(out), jobs, threads=1, timeout_s=20, console=Console(file=printed, width=200)), printed
+
+
+def test_what_is_done_is_kept_and_what_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = tmp_path / "cells" / "works" / "result.json"
+    works = f"open({str(result)!r}, 'w').write('{{\"status\": \"ok\"}}')"
+    queue, printed = queue_of(tmp_path, earlier="raise", fails="raise SystemExit(3)", hopeless="raise", works=works)
+    queue.done, queue.hopeless = ["earlier"], ["hopeless"]
+    results = tuple(queue.work_off())
+    assert [result.status for result in results] == ["ok", "crashed", "skipped", "ok"]
+    assert results[1].message == "torchrun ended with exit status 3 and no result (before its first pass)"
+    assert "[1/4]" not in printed.getvalue()  # was done: is not started
+    assert f"its log: {tmp_path}/cells/fails/log.txt" in printed.getvalue().replace("\n", "")
+    outcome = Outcome(manifest=None, results=results, stop=queue.stop)
+    assert (outcome.ok, outcome.exit_status, outcome.interrupted) == (False, 1, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(tmp_path: Path, number: signal.Signals) -> None:
+    queue, _ = queue_of(tmp_path, hangs="import time; time.sleep(60)", after="raise")
+    threading.Timer(0.5, signal.raise_signal, [number]).start()
+    began_s = time.monotonic()
+    results = tuple(queue.work_off())
+    assert time.monotonic() - began_s < 15  # 3 s of grace and 5 s for SIGKILL, at most
+    assert [result.status for result in results] == ["interrupted"]
+    outcome = Outcome(manifest=None, results=results, stop=queue.stop)
+    assert (outcome.ok, outcome.exit_status) == (False, 128 + number)
