@@ -1,0 +1,79 @@
+"""The public Python API: what `from dpscope.analysis import ...` gives. Whatever lies deeper may move.
+
+Each name is loaded when it is first asked for: importing this takes no time. docs/python-api.md says what each one does.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpscope.analysis.comparison.compare import compare
+    from dpscope.analysis.report.build import make_report, write_report
+    from dpscope.analysis.runs.run_data import load_run
+    from dpscope.analysis.traces.data_parallel.phases import dp_phases
+    from dpscope.analysis.traces.merge.merge_ranks import merge_traces
+    from dpscope.analysis.traces.ranks.clock_alignment import align_clocks
+    from dpscope.analysis.traces.ranks.matching import match_ranks
+    from dpscope.analysis.traces.ranks.step_waits import step_waits
+    from dpscope.analysis.traces.ranks.stragglers import waits_caused
+    from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+    from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+    from dpscope.analysis.traces.reading.reader import read_trace, read_traces
+    from dpscope.analysis.traces.steps.attribution import attribute
+    from dpscope.analysis.traces.steps.breakdown import step_breakdown
+    from dpscope.analysis.traces.steps.collectives import collectives
+    from dpscope.profiling.store.errors import DpscopeError
+
+__all__ = [
+    "DpscopeError",
+    "RankOrigin",
+    "align_clocks",
+    "analyze_traces",
+    "attribute",
+    "collectives",
+    "compare",
+    "dp_phases",
+    "load_run",
+    "make_report",
+    "match_ranks",
+    "merge_traces",
+    "read_trace",
+    "read_traces",
+    "step_breakdown",
+    "step_waits",
+    "waits_caused",
+    "write_report",
+]
+
+_HOMES = {
+    "comparison.compare": "compare",
+    "report.build": "make_report write_report",
+    "runs.run_data": "load_run",
+    "traces.data_parallel.phases": "dp_phases",
+    "traces.merge.merge_ranks": "merge_traces",
+    "traces.ranks.clock_alignment": "align_clocks",
+    "traces.ranks.matching": "match_ranks",
+    "traces.ranks.step_waits": "step_waits",
+    "traces.ranks.unknown_groups": "RankOrigin",
+    "traces.ranks.stragglers": "waits_caused",
+    "traces.ranks.trace_analysis": "analyze_traces",
+    "traces.reading.reader": "read_trace read_traces",
+    "traces.steps.attribution": "attribute",
+    "traces.steps.breakdown": "step_breakdown",
+    "traces.steps.collectives": "collectives",
+}
+_MODULES = {name: f"dpscope.analysis.{module}" for module, names in _HOMES.items() for name in names.split()} | {
+    "DpscopeError": "dpscope.profiling.store.errors"
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

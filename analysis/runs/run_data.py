@@ -116,11 +116,12 @@ class RunData:
         return [cell for cell in self.cells.values() if cell.measured]
 
 
-def load_run(path: Path, progress: Progress = lambda _: None, target_accuracy: float | None = None) -> RunData:
+def load_run(path: str | Path, progress: Progress = lambda _: None, target_accuracy: float | None = None) -> RunData:
     """Read a run folder, traces, trainings and all; `target_accuracy` is as in `load_training`.
 
     Raises DpscopeError when it is none or nothing in it was measured.
     """
+    path = Path(path)
     folder = RunFolder(path)
     manifest = folder.manifest()
     cells = {}

@@ -59,6 +59,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/text profiling/records profiling/store",
     "analysis/what_if": "analysis/text profiling/store",
+    "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
+    "analysis/traces/ranks analysis/traces/reading analysis/traces/steps profiling/store",
     "launch/commands": "analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs analysis/text "
     "analysis/what_if "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "

@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import dpscope.analysis
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import matching as rank_matching
 from dpscope.analysis.traces.ranks import stragglers
@@ -51,3 +53,34 @@ def test_the_tables_name_every_column() -> None:
         dp_phases.COLUMNS,
     ):
         assert set(columns) <= named
+
+
+def test_the_public_names_are_these_and_each_is_there() -> None:
+    assert dpscope.analysis.__all__ == [
+        "DpscopeError", "RankOrigin", "align_clocks", "analyze_traces", "attribute", "collectives", "compare", "dp_phases",
+        "load_run", "make_report", "match_ranks", "merge_traces", "read_trace", "read_traces", "step_breakdown", "step_waits",
+        "waits_caused", "write_report",
+    ]  # fmt: skip
+    assert [getattr(dpscope.analysis, name).__name__ for name in dpscope.analysis.__all__] == dpscope.analysis.__all__
+    assert set(dpscope.analysis.__all__) <= set(re.findall(r"\w+", DOCUMENT))
+    assert set(re.findall(r"dpscope\.[\w.]+", "".join(BLOCKS))) == {"dpscope.analysis"}
+    with pytest.raises(AttributeError, match="no attribute 'read_everything'"):
+        dpscope.analysis.read_everything  # noqa: B018
+
+
+@pytest.mark.process
+def test_importing_the_package_loads_nothing() -> None:
+    code = "import sys; import dpscope.analysis; print(sorted({'numpy', 'pandas', 'msgspec'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_paths_are_strings_or_paths(tmp_path: Path) -> None:
+    job = ROOT / "tests" / "data" / "v100x8_ddp_dlrm"
+    whole = dpscope.analysis.analyze_traces(job)
+    assert list(whole.steps["rank"]) == list(range(8))
+    for paths in (str(job), [str(job)], [job]):
+        assert dpscope.analysis.analyze_traces(paths).steps.equals(whole.steps)
+    two = [str(job / "rank0.json.gz"), str(job / "rank1.json.gz")]
+    assert len(dpscope.analysis.merge_traces(two, str(tmp_path / "merged.json")).ranks) == 2
+    with pytest.raises(dpscope.analysis.DpscopeError, match="nowhere"):
+        dpscope.analysis.load_run(str(tmp_path / "nowhere"))

@@ -19,7 +19,7 @@ from dpscope.analysis.traces.merge.tracks import collective_spans
 from dpscope.analysis.traces.merge.writing import is_compressed, is_merged_trace, merged_file, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.process_pool import over_cores
-from dpscope.analysis.traces.ranks.trace_analysis import match_unique_ranks
+from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, match_unique_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.reading.event_table import Trace
@@ -51,12 +51,13 @@ class MergedTrace:
     findings: tuple[Finding, ...]
 
 
-def merge_traces(files: Sequence[Path], output: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> MergedTrace:
+def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> MergedTrace:
     """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written whole or not at all.
 
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
     the output is one of the files or cannot be written.
     """
+    (files, _), output = find_traces(paths), Path(output)
     _check_output(output, files)
     ranks = over_cores(partial(read_rank, max_bytes=max_bytes), files, files)
     ranks.sort(key=lambda rank: rank.order)

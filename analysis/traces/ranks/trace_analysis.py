@@ -22,6 +22,8 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
 
+Paths = str | Path | Sequence[str | Path] | Sequence[Path]
+
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 
 
@@ -42,19 +44,19 @@ class TraceAnalysis:
 
 
 def analyze_traces(
-    paths: Sequence[Path],
+    paths: Paths,
     max_bytes: int = DEFAULT_MAX_BYTES,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> TraceAnalysis:
-    """Read the traces of one job, a file per process or several ranks in one.
+    """Read the traces of one job, a file per process or several ranks in one; a path or several, of files and folders.
 
     Large files are read in parallel by processes of this machine, or by `executor` (its workers must see the same paths);
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder.
     """
     files, findings = find_traces(paths)
-    named = {path for path in paths if not path.is_dir()}
+    named = {path for path in as_paths(paths) if not path.is_dir()}
     ranks: list[RankTables] = []
     for file, outcome in zip(files, read_files(files, max_bytes, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
@@ -89,13 +91,18 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
-def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[Finding]]:
+def as_paths(paths: Paths) -> list[Path]:
+    """One path or several, as Path."""
+    return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+
+
+def find_traces(paths: Paths) -> tuple[list[Path], list[Finding]]:
     """Trace files among the paths: files as named, folders searched for `*.json` and `*.json.gz`.
 
     Raises DpscopeError when a path does not exist or a folder holds none.
     """
     found: list[Path] = []
-    for path in paths:
+    for path in as_paths(paths):
         if path.is_dir():
             named = (file for file in path.rglob("*") if _TRACE_NAME.search(file.name) and file.is_file())
             inside = sorted(named, key=natural_order)
