@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 import pytest
 from nbclient import NotebookClient
-from nbformat import from_dict
 
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
@@ -21,7 +21,8 @@ def test_the_notebook_runs_in_a_kernel_that_starts_in_its_folder() -> None:
     """Jupyter starts a kernel in the notebook's folder; the values are those of tests/data/README.md."""
     text = json.loads((ROOT / "examples" / "read_a_run.ipynb").read_text())
     last = "[*steps['communication_us'].tolist(), *sorted(comparison.table['cell'])]"
-    notebook = from_dict({**text, "cells": [*text["cells"], {**text["cells"][1], "id": "last", "source": last}]})
+    text["cells"].append({**text["cells"][1], "id": "last", "source": last})
+    notebook = nbformat.reads(json.dumps(text), as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT / "examples")}}).execute()
     *times, ddp, dp, single = ast.literal_eval(notebook.cells[-1].outputs[0]["data"]["text/plain"])
     assert times == pytest.approx([11_989.021, 12_300.029, 22_587.442], abs=0.01)
