@@ -90,7 +90,7 @@ def records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, obje
 
 def _rounded(value: object) -> object:
     known = plain(value)
-    return round(known, 6) if isinstance(known, float) else known
+    return round(known, 6) + 0.0 if isinstance(known, float) else known  # no -0.0
 
 
 def to_csv(analysis: TraceAnalysis) -> str:
@@ -176,9 +176,15 @@ def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:
     lacking = collectives[collectives["transfer_us"].isna() & collectives["group_size"].ne(1).fillna(True)]
     rooted = lacking["kind"].isin(list(ROOTED)).fillna(False)
     if rooted.any():
-        yield "broadcasts and reduces do not make every rank wait for every other: they have no transfer, wait or bandwidth"
+        named = ", ".join(sorted(lacking.loc[rooted, "kind"].unique()))
+        yield f"no transfer, wait or bandwidth for {named}: these do not make every rank wait for every other"
     if (~rooted).any():
         yield "transfer, wait and bandwidths need the traces of all ranks of a group"
+    if collectives["bytes"].isna().any():
+        yield (
+            "bytes are NA where the trace records no sizes: replayed graphs, work launched before the trace, an operator that "
+            "launched several, or shapes that were not recorded (record_shapes=True)"
+        )
     if collectives["match"].notna().any() and (collectives.groupby("match")["bytes"].nunique() > 1).any():
         yield (
             "bytes are each rank's own; bandwidths are of the largest over the ranks of a collective, which here differ: "

@@ -50,7 +50,7 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
     elif quantity == "rate":
         label, divisor = "", 1.0  # the heading says per second
     else:
-        return Unit("", 1.0, 0)
+        return Unit("", 1.0, 0 if all(float(value).is_integer() for value in known) else 1)  # a mean of counts
     return Unit(label, divisor, _digits(middle / divisor))
 
 
@@ -70,7 +70,8 @@ def show(value: object, unit: Unit) -> str:
     if isinstance(value, int | float):
         if not math.isfinite(value):
             return NA
-        return f"{value / unit.divisor:.{unit.digits}f}"
+        shown = f"{value / unit.divisor:.{unit.digits}f}"
+        return shown if shown.strip("-0.") else shown.removeprefix("-")  # no -0.0
     return str(value)
 
 

@@ -41,7 +41,8 @@ gradients, (512, 4) a batch_size of 512 on 4 devices. An interval is what the cl
 r seconds is taken as T +- r, which covers a rounded print, a truncated one and a difference of two truncated clock
 readings; no table says which of these it holds.
 
-A claim "holds" when the sound value has its printed digits, give or take one of the last. The sound form of
+A claim "holds" when the sound value has its printed digits, rounded or cut off; a difference of times may be one of
+the last digit off, since the times were rounded first. The sound form of
 communication from epoch times is `same_local_batch`, T_N - T_1/N with T_1 at the same batch per device: added wall
 time, not total communication, as overlap hides some of it and contention and waiting add. Where no such T_1 was
 measured there is no sound value. Effective bandwidth is the bytes a device must move in an epoch over that added time,

@@ -71,6 +71,7 @@ class ByHand(nn.Module):
 
     def average(self) -> None:
         for parameter in self.parameters():
+            assert parameter.grad is not None
             distributed.all_reduce(parameter.grad)
 
 

@@ -7,6 +7,8 @@ import pytest
 from dpscope.analysis.output.traces import to_tables
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.helpers import made_traces
+from tests.helpers.made_traces import launch, on_device, step
 from tests.helpers.paths import DATA
 
 V100 = DATA / "v100x8_ddp_dlrm"
@@ -28,7 +30,7 @@ def test_bytes_that_differ_over_ranks_are_told_where_they_do(tmp_path: Path) -> 
 def test_a_rank_that_is_missing_is_told_only_where_one_is() -> None:
     alone = notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")["Collectives (means)"]
     assert "need the traces of all ranks of a group" in alone
-    assert "broadcasts and reduces" in alone
+    assert "wait or bandwidth for broadcast" in alone
     assert "broadcasts and reduces" not in notes(V100)["Collectives (means)"]
 
 
@@ -46,3 +48,13 @@ def test_a_star_is_explained_where_there_is_one(tmp_path: Path) -> None:
     steps = to_tables(analyze_traces([path]))[0]
     starred = any(row[2].endswith("*") for row in steps.rows)
     assert starred == any(note.startswith("*") for note in steps.notes)
+
+
+def test_collectives_say_why_they_lack_numbers(tmp_path: Path) -> None:
+    """A send alone, without a size: nothing is said of broadcasts."""
+    events = [step(1, 0, 100), launch(1, 10), on_device("ncclDevKernel_SendRecv", 20, 70, 1)]
+    made_traces.write(tmp_path, events)
+    (table,) = [one for one in to_tables(analyze_traces([tmp_path])) if one.title.startswith("Collectives")]
+    assert "no transfer, wait or bandwidth for send_recv" in table.notes[0]
+    assert not any("broadcast" in note for note in table.notes)
+    assert any(note.startswith("bytes are NA where the trace records no sizes") for note in table.notes)

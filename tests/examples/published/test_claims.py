@@ -9,7 +9,7 @@ from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.profiling.machine.link_specifications import pcie_gbps
 from examples.published.audit.claims import agreement
 from examples.published.audit.table import read_claims
-from examples.published.audit.verdicts import AuditedClaim, ClaimAudit, audit_claims, link_peak
+from examples.published.audit.verdicts import AuditedClaim, ClaimAudit, audit_claims, claim_holds, link_peak
 from tests.helpers.paths import PUBLISHED
 
 ROWS = read_epoch_times(PUBLISHED / "epoch_times.csv").rows
@@ -77,6 +77,22 @@ def test_speedups_that_count_devices_twice() -> None:
     cluster = claims("speedup", "coursework_cluster")
     assert cluster[None, "N*T1/TN", 32, 4].sound_value == pytest.approx(38 / 121)
     assert cluster[None, "T1/TN", 32, 4].verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("quantity", "printed", "sound", "holds"),
+    [
+        ("efficiency", "0.75", 0.7413, False),  # rounds to 0.74
+        ("efficiency", "0.75", 0.7451, True),
+        ("efficiency", "0.75", 0.7589, True),  # cut off
+        ("efficiency", "0.75", 0.7601, False),
+        ("communication_seconds", "3.05", 3.059, True),  # of times rounded to 0.01 s
+        ("communication_seconds", "3.05", 3.061, False),
+    ],
+)
+def test_what_holds(quantity: str, printed: str, sound: float, holds: bool) -> None:
+    claim = AUDITED[0].setting.claim._replace(quantity=quantity, printed_value=printed)
+    assert claim_holds(claim, sound) is holds
 
 
 def test_communication() -> None:
