@@ -1,13 +1,16 @@
 """Tensor-parallel, fully sharded, DLRM and pipeline jobs: groups kept apart, each kind's factor, and no false DDP."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import Job, Trace, parallel_trace, write_trace
 from tests.generated_traces.grid import RANKS
+from tests.helpers import made_traces
 from tests.helpers.generated_checks import analyzed, check_collectives, check_steps, parallelism
+from tests.helpers.made_traces import Event, event, operator, record, step
 
 NAMED = {
     "tensor_data_parallel": "DDP-like, and all-reduces of activations (tensor-parallel)",
@@ -46,8 +49,8 @@ def test_order_matches_groups_that_number_nothing(tmp_path: Path, job: Job) -> N
     """Without sequence numbers the order within each group and step gives the same transfers and waits."""
     ranks = [parallel_trace(job, rank) for rank in range(RANKS[job])]
     for generated in ranks:
-        for event in generated.trace["traceEvents"]:
-            event.get("args", {}).pop("Seq", None)
+        for one in generated.trace["traceEvents"]:
+            one.get("args", {}).pop("Seq", None)
     table = analyzed(tmp_path, *ranks).collectives.sort_values(["rank", "start_us"])
     expected = [
         one for generated in ranks for one in sorted(generated.expected.collectives, key=lambda row: row.start_us)
@@ -87,3 +90,74 @@ def test_without_sizes_counts_alone_are_left_and_may_not_tell(tmp_path: Path, jo
         trace = without_metadata(parallel_trace(job, rank).trace)
         write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
     assert parallelism(analyze_traces([tmp_path])).startswith(says)
+
+
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+FORWARD, BACKWARD, AFTER = 10.0, 50.0, 90.0  # of a step of 100 us, whose nodes lie from 40 to 80
+
+
+def asked(kind: str, *places: float, size: int = 4096, group: str = "0") -> list[Event]:
+    """Two steps; in each the collective is asked for at these times of it."""
+    told: dict[str, Any] = {"In msg nelems": size, "dtype": "Float", "Process Group Name": group, "Group size": 2}
+    return [record(kind, 100.0 * index + at, **told) for index in range(2) for at in places]
+
+
+def named(folder: Path, *events: Event, nodes: bool = True, world_size: int = 2) -> str:
+    """What a rank is called that asks for these; gloo carries out an all-reduce in each step."""
+    made = [step(index + 1, 100.0 * index, 100.0) for index in range(2)]
+    made += [operator(NODE, 100.0 * index + 40, 40.0) for index in range(2)] if nodes else []
+    made += [event("user_annotation", "gloo:all_reduce", 100.0 * index + 60, 5.0, tid=9) for index in range(2)]
+    made_traces.write(folder, [*made, *events], world_size=world_size)
+    found = [one.message for one in analyze_traces([folder]).findings if one.code == "parallelism"]
+    return found[0] if found else ""
+
+
+def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Path) -> None:
+    """Composable replicate(): three reductions of one size a step, the last when the pass has ended."""
+    said = named(tmp_path, *asked("allreduce", BACKWARD, BACKWARD + 10, AFTER))
+    assert said.startswith("DDP-like; seen")
+    assert "6 all-reduces asked for by the backward pass alone" in said
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([*asked("allreduce", FORWARD, BACKWARD)], "not DDP: its backward pass all-reduces what others do too"),
+        (
+            [*asked("allreduce", AFTER, AFTER + 4)],
+            "not told: it all-reduces after the backward pass: gradients averaged",
+        ),
+        ([*asked("allreduce", BACKWARD), *asked("allreduce", AFTER, size=1)], "DDP-like; seen"),
+        ([*asked("reduce_scatter", BACKWARD), *asked("allgather", FORWARD)], "sharded (FSDP- or ZeRO-like); seen"),
+        (  # hybrid: the shards are reduced over the replicas
+            [
+                *asked("reduce_scatter", BACKWARD),
+                *asked("allgather", FORWARD),
+                *asked("allreduce", BACKWARD, group="1"),
+            ],
+            "sharded (FSDP- or ZeRO-like), with all-reduces of gradients in the backward pass; seen",
+        ),
+        (  # embeddings sharded by rows: their outputs are reduced forward, and gathered backward
+            [*asked("reduce_scatter", FORWARD), *asked("allgather", BACKWARD), *asked("allreduce", BACKWARD)],
+            "DDP-like, and reduce-scatters that the forward pass asks for too",
+        ),
+        (  # sequence-parallel layers and an evaluation's gather
+            [
+                *asked("reduce_scatter", FORWARD, BACKWARD),
+                *asked("allgather", FORWARD, AFTER),
+                *asked("allreduce", 55.0),
+            ],
+            "DDP-like, and reduce-scatters that the forward pass asks for too",
+        ),
+    ],
+)
+def test_who_asks_tells_the_way(tmp_path: Path, events: list[Event], says: str) -> None:
+    assert named(tmp_path, *events).startswith(says)
+
+
+def test_ranges_alone_tell_nothing(tmp_path: Path) -> None:
+    assert named(tmp_path, nodes=False).startswith("not told: no operators of a backward pass")
+
+
+def test_one_rank_is_not_parallel(tmp_path: Path) -> None:
+    assert named(tmp_path, *asked("allreduce", BACKWARD), world_size=1) == ""
