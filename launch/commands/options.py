@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from dpscope.launch.commands.idle_options import check_options
 from dpscope.profiling.store.errors import DpscopeError
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
@@ -106,6 +107,14 @@ class DefaultsInHelp(TyperCommand):
             if isinstance(option, TyperOption) and (default := found.get(option.opts[0])):
                 option.help = f"{option.help or ''}  [default: {default}]"
         super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, unless an option was given that does nothing."""
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        flags = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name is not None}
+        check_options(self.name or "", stated, ctx.params, flags)
+        return super().invoke(ctx)
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first sentence of its help, whole."""

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from dpscope.launch.planning.cells import threads_per_process
-from dpscope.launch.planning.run_config import flag_name
+from dpscope.launch.planning.run_config import flag_name, idle_fields
 from dpscope.profiling.records.run import Cell, CellOptions, ResolvedConfig, RunConfig
 
 # What a worker takes from its cell, or what only a sweep needs.
@@ -29,7 +29,8 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
     strategy = "dp" if cell.strategy == "dp-host" else cell.strategy
     flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
     flags += ["--devices", str(cell.devices)] if strategy == "dp" else []
-    flags += _flags(config, RunConfig(), [name for name in RunConfig.__struct_fields__ if name not in _NOT_OF_A_WORKER])
+    left_out = {*_NOT_OF_A_WORKER, *idle_fields(config)}
+    flags += _flags(config, RunConfig(), [name for name in RunConfig.__struct_fields__ if name not in left_out])
     flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
     flags += ["--threads", str(threads_per_process(config))]
     return [

@@ -7,6 +7,7 @@ import msgspec
 
 from dpscope.launch.planning.run_config import (
     build_config,
+    check_idle,
     conversion_message,
     flag_name,
     given_settings,
@@ -71,7 +72,22 @@ def _learning_config(run: RunConfig, values: dict[str, object], origins: dict[st
     for field, holds, fix in _checks(config):
         if not holds:
             raise DpscopeError(f"{origins.get(field, flag_name(field))} {shown(getattr(config, field))}: {fix}")
+    check_idle(_idle_fields(config), origins)
     return config
+
+
+def _idle_fields(config: TrainConfig) -> dict[str, str]:
+    """Fields of learning that do nothing with the others as they are, and why."""
+    idle = {}
+    if config.run.data == "fake":
+        idle["augment"] = "fake images are random already"
+    if not config.milestones:
+        idle["gamma"] = "there is no --milestones at which the learning rate falls"
+    elif min(config.milestones) >= config.epochs:
+        idle["milestones"] = f"the training ends with its epoch {config.epochs}"
+    if config.run.scaling == "strong" and config.learning_rate_scaling != "none":
+        idle["learning_rate_scaling"] = "under --scaling strong the global batch does not grow"
+    return idle
 
 
 def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:

@@ -17,8 +17,8 @@ from dpscope.profiling.store.errors import DpscopeError
 CPU = Devices(kind="cpu", count=None)
 
 
-def planned(**flags: object) -> tuple[tuple[PlannedTraining, ...], tuple[Finding, ...]]:
-    config = resolve_training(load_train_config(None, {"lr": 0.1, **flags}), CPU)
+def planned(file: Path | None = None, /, **flags: object) -> tuple[tuple[PlannedTraining, ...], tuple[Finding, ...]]:
+    config = resolve_training(load_train_config(file, {"lr": 0.1, **flags}), CPU)
     plan = make_train_plan(config, "cpu")
     return plan, train_findings(config, plan, "cpu")
 
@@ -57,8 +57,12 @@ def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: 
     assert codes(findings) == []
 
 
-def test_under_strong_scaling_nothing_grows_and_that_is_said() -> None:
-    plan, findings = planned(devices="2", learning_rate_scaling="linear")
+def test_under_strong_scaling_nothing_grows_and_that_is_said(tmp_path: Path) -> None:
+    """As an option it is refused; a file, which may serve other trainings as well, is told."""
+    with pytest.raises(DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"):
+        planned(devices="2", learning_rate_scaling="linear")
+    (tmp_path / "train.toml").write_text('learning_rate_scaling = "linear"')
+    plan, findings = planned(tmp_path / "train.toml", devices="2")
     assert {one.learning_rate for one in plan} == {0.1}
     assert codes(findings) == ["learning_rate_not_scaled"]
 

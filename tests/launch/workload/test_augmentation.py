@@ -74,7 +74,7 @@ def test_shifts_and_flips_are_equally_likely() -> None:
 
 
 def config(**flags: object) -> RunConfig:
-    return load_config(None, {"data": "digits", "workers": 0, "samples": 1440, **flags})
+    return load_config(None, {"data": "digits", "workers": 0, **flags})
 
 
 def augmented(cell: Cell, ranks: range, epoch: int, **flags: object) -> dict[bytes, int]:

@@ -1,0 +1,90 @@
+"""Options that would do nothing are refused: who gives one believes that it did. Imports neither torch nor analysis."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpscope.profiling.store.errors import DpscopeError
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Parameters of a command that have no effect in a situation, and why."""
+
+    parameters: tuple[str, ...]
+    when: Callable[[Values], bool]
+    why: str
+
+
+def _holds_run(path: Path) -> bool:
+    from dpscope.profiling.store.folders import is_run_folder
+
+    return is_run_folder(path)
+
+
+def _holds_trainings(path: Path) -> bool:
+    from dpscope.profiling.store.training_folders import holds_epochs
+
+    return holds_epochs(path)
+
+
+def _any_run(values: Values) -> bool:
+    return any(_holds_run(path) or _holds_trainings(path) for path in values["paths"])
+
+
+def _trainings_alone(values: Values) -> bool:
+    paths = values.get("paths") or [values["run"]]
+    return _holds_trainings(paths[0]) and not _holds_run(paths[0])
+
+
+IDLE: dict[str, tuple[Idle, ...]] = {
+    "analyze": (
+        Idle(
+            ("link_gbps", "target_efficiency", "target_accuracy"),
+            lambda values: not _any_run(values),
+            "trace files alone are judged by no target; give a run folder",
+        ),
+        Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
+        Idle(("link_gbps", "target_efficiency"), _trainings_alone, "trainings alone hold no measured steps"),
+        Idle(
+            ("target_accuracy",),
+            lambda values: _any_run(values) and not any(map(_holds_trainings, values["paths"])),
+            "nothing was trained in this folder",
+        ),
+        Idle(
+            ("target_efficiency",),
+            lambda values: values["output_format"] in ("csv", "markdown", "latex") or values["classic"],
+            "it is judged in the findings, which these tables do not hold; use --format table or json",
+        ),
+        Idle(
+            ("classic",), lambda values: values["output_format"] == "json", "JSON holds every table; give one of them"
+        ),
+    ),
+    "tensorboard": (Idle(("link_gbps",), _trainings_alone, "trainings alone hold no measured steps"),),
+    "calibrate": (
+        Idle(
+            (
+                *("devices", "collectives", "dtype", "min_bytes", "max_bytes"),
+                *("iterations", "warmup", "timeout", "device"),
+            ),
+            lambda values: values["from_nccl_tests"],
+            "--from-nccl-tests reads logs and measures nothing",
+        ),
+        Idle(
+            ("in_place",), lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"
+        ),
+    ),
+    "train": (
+        Idle(("wandb",), lambda values: values["wandb_online"], "--wandb-online mirrors already; give one of them"),
+    ),
+}
+
+
+def check_options(command: str, stated: Collection[str], values: Values, flags: Mapping[str, str]) -> None:
+    """Raise DpscopeError for a parameter that was `stated` and does nothing; `flags` are the parameters' names as typed."""
+    for rule in IDLE.get(command, ()):
+        if (idle := [name for name in rule.parameters if name in stated]) and rule.when(values):
+            raise DpscopeError(f"{flags[idle[0]]} does nothing here: {rule.why}; omit it")
