@@ -1,4 +1,4 @@
-"""Real traces of DDP, tensor parallelism and FSDP on gloo: what each is called, with sizes recorded and without."""
+"""Real traces on gloo of DDP, replicate(), FSDP, HSDP and tensor parallelism: what each is called, sizes recorded or not."""
 
 import os
 import subprocess
@@ -17,20 +17,20 @@ PROGRAM = USER_MODELS / "parallel_training.py"
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(PROGRAM)]
     ended = subprocess.run(
         [*command, str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
     return folder
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("way", "shapes", "named"),
     [
@@ -40,13 +40,20 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tensor_parallel", "plain", "DDP-like or tensor-parallel: the sizes"),
         ("fully_sharded", "shapes", "sharded (FSDP- or ZeRO-like); seen"),
         ("fully_sharded", "plain", "sharded (FSDP- or ZeRO-like); seen"),
+        ("hybrid", "shapes", "sharded (FSDP- or ZeRO-like), with all-reduces of gradients in the backward pass; seen"),
+        ("replicated_equal", "shapes", "DDP-like; seen"),
+        ("replicated_unequal", "shapes", "DDP-like; seen"),
+        ("layers_equal", "shapes", "DDP-like; seen"),
+        ("layers_equal", "plain", "DDP-like; seen"),
+        ("layers_unequal", "shapes", "DDP-like; seen"),
+        ("averaged_by_hand", "shapes", "not told: it all-reduces after the backward pass"),
     ],
 )
 def test_each_way_has_its_name(traces: Path, way: str, shapes: str, named: str) -> None:
     analysis = analyze_traces([traces / way / shapes])
     assert parallelism(analysis).startswith(named)
-    # gloo's all-reduces of both ranks are matched, the loss among them: 2 steps, 2 ranks, one or more each
+    # gloo's all-reduces of both ranks are matched, the loss among them: 2 steps, 4 ranks, one or more each
     reduced = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
-    assert len(reduced) >= 4
+    assert len(reduced) >= 8
     if shapes == "shapes":
         assert reduced["bytes"].notna().all()

@@ -5,10 +5,13 @@ Every step also averages its loss over the ranks, as training loops do: an all-r
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import distributed, nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_by_layer
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -35,7 +38,59 @@ def fully_sharded(mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def replicated(make: Callable[..., object], sizes: tuple[int, ...]) -> Callable[[DeviceMesh], nn.Module]:
+    """Composable replicate() of the whole of it, or of each layer; there is no wrapper whose forward has a range."""
+
+    def model(mesh: DeviceMesh) -> nn.Module:
+        layers = [nn.Linear(size, out) for size, out in pairwise(sizes)]
+        whole = nn.Sequential(*layers)
+        if make is replicate_by_layer:
+            for module in (*layers, whole):
+                make(module, mesh=mesh)
+        else:
+            make(whole, device_mesh=mesh)
+        return whole
+
+    return model
+
+
+def averaged_by_hand(_: DeviceMesh) -> nn.Module:
+    return ByHand()
+
+
+class ByHand(nn.Module):
+    """Averages its gradients itself, when the backward pass has ended: `train` calls `average`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(block(), block())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.blocks(inputs)
+        return found
+
+    def average(self) -> None:
+        for parameter in self.parameters():
+            assert parameter.grad is not None
+            distributed.all_reduce(parameter.grad)
+
+
+def hybrid(mesh: DeviceMesh) -> nn.Module:
+    both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Sequential(block(), block())
+    for module in (*model, model):
+        fully_shard(module, mesh=both)
+    return model
+
+
+EQUAL, UNEQUAL = (64, 64, 64, 64), (64, 128, 32, 64)
 WAYS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
+    "replicated_equal": replicated(replicate, EQUAL),
+    "replicated_unequal": replicated(replicate, UNEQUAL),
+    "layers_equal": replicated(replicate_by_layer, EQUAL),
+    "layers_unequal": replicated(replicate_by_layer, UNEQUAL),
+    "averaged_by_hand": averaged_by_hand,
+    "hybrid": hybrid,
     "data_parallel": data_parallel,
     "tensor_parallel": tensor_parallel,
     "fully_sharded": fully_sharded,
@@ -55,6 +110,8 @@ def train(model: nn.Module, folder: Path, record_shapes: bool) -> None:
         for _ in range(4):
             loss = model(torch.ones(32, 64)).square().mean()
             loss.backward()
+            if isinstance(model, ByHand):
+                model.average()
             optimizer.step()
             optimizer.zero_grad()
             distributed.all_reduce(loss.detach().clone())

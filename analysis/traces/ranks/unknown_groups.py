@@ -32,8 +32,10 @@ def of_several_groups(table: pd.DataFrame, match: "pd.Series[int]", origins: Seq
 
     `match` numbers the collectives found on all their ranks, NA elsewhere. Ranks of one host, and those that name none,
     share a clock; those of several are set by the median difference of their ends. Without `origins` all are set so.
+    gloo's ranges end when their thread has a core again: their ends tell nothing, and they stay as matched.
     """
-    unknown = table["group"].isna() & match.notna() & (table["group_size"] >= SMALLEST_DIVISIBLE).fillna(False)
+    unknown = table["device"].notna() & table["group"].isna() & match.notna()
+    unknown &= (table["group_size"] >= SMALLEST_DIVISIBLE).fillna(False)
     if "group_ranks" in table:
         unknown &= table["group_ranks"].isna()
     timed = table[unknown & ~table["kind"].isin(list(ROOTED)) & table["kind"].notna()]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.made_traces import launch, on_device, step, write
+from tests.helpers.made_traces import event, launch, on_device, step, write
 
 HOST = {"host_name": "node"}
 
@@ -80,3 +80,13 @@ def test_known_groups_are_not_judged_by_their_ends(tmp_path: Path) -> None:
     table = analyze_traces([tmp_path]).collectives
     assert table["wait_us"].tolist() == [0, 0, 200, 200]
     assert pd.notna(table["match"]).all()
+
+
+def test_ranges_of_gloo_may_end_apart(tmp_path: Path) -> None:
+    """A worker closes its range once it has a core again: 200 us later on two of the ranks says nothing of groups."""
+    for rank, duration in enumerate((100, 100, 300, 300)):
+        events = [step(1, 0, 1_000), event("user_annotation", "gloo:all_reduce", 100, duration)]
+        write(tmp_path, events, rank, 4, **HOST)
+    analysis = analyze_traces([tmp_path])
+    assert "groups_unknown" not in codes(analysis)
+    assert analysis.collectives["transfer_us"].eq(100).all()
