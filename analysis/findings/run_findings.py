@@ -11,21 +11,18 @@ from dpscope.analysis.comparison.subtraction import FORMULAS
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
+from dpscope.analysis.findings.straggler import straggler_finding
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import variant_findings
 from dpscope.analysis.text.units import counted, show_time
-from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.training.findings import training_findings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import CellResult, CellStatus
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 
-STRAGGLER_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
-STRAGGLER_STEPS = 0.9  # ...last in nearly every step...
-STRAGGLER_LATENESS = 0.05  # ...and of the step
 TRACER_COST = 1.15
 
 _MERGED = frozenset(
@@ -60,7 +57,7 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
         *scaling_findings(comparison),
         *variant_findings(run),
-        *(finding for cell in run.measured for finding in _straggler(cell)),
+        *(finding for cell in run.measured for finding in straggler_finding(cell)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
     ]
@@ -151,41 +148,6 @@ def _estimates(values: dict[str, object]) -> Iterator[Finding]:
 
 def _signed(microseconds: float) -> str:
     return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
-
-
-def _straggler(data: CellData) -> Iterator[Finding]:
-    """A rank that most waiting is for, in every repeat; ranks that take turns being late are noise, no straggler."""
-    if data.collectives.empty or data.cell.strategy != "ddp":
-        return
-    windows = data.whole_windows()
-    least_us = STRAGGLER_LATENESS * float(windows["step_us"].mean()) if len(windows) else 0.0
-    in_whole_steps = data.collectives.merge(windows[["repeat", "rank", "step"]].drop_duplicates(), how="inner")
-    found = [find_straggler(table) for _, table in in_whole_steps.groupby("repeat")]
-    named = [
-        one
-        for one in found
-        if one is not None
-        and one.share >= STRAGGLER_SHARE
-        and one.steps >= STRAGGLER_STEPS * one.of_steps
-        and one.lateness_us >= least_us
-    ]
-    if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
-        return
-    lateness_us = sum(one.lateness_us for one in named) / len(named)
-    yield RunCode.STRAGGLER.finding(
-        message=f"{data.cell.name}: rank {named[0].rank} is the straggler: it is waited for in "
-        f"{sum(one.steps for one in named)} of {sum(one.of_steps for one in named)} traced steps, "
-        f"{show_time(lateness_us)} a step (mean over the other ranks and steps), {_of_all([one.share for one in named])}",
-        next_step=f"see what rank {named[0].rank} does before its first all-reduce: data, other load, a slower device",
-    )
-
-
-def _of_all(shares: list[float]) -> str:
-    """The part of all waiting that every repeat shows, such as ``at least 93% of all waiting in each repeat``."""
-    least = f"{min(shares):.0%}"
-    if least == "100%":
-        return "all of the waiting"
-    return f"{least} of all waiting" if len(shares) == 1 else f"at least {least} of all waiting in each repeat"
 
 
 def _setting(run: RunData) -> Iterator[Finding]:

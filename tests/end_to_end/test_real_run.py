@@ -196,7 +196,7 @@ def test_a_late_rank_is_named_and_the_wait_for_it_is_its_lateness(run_folder: Pa
     """Rank 1 sleeps 50 ms before each backward: rank 0 waits 50 ms more than without, in each all-reduce."""
     finished = dpscope(
         "run", *MODEL, "--model", "tiny_models:late_backward", "--strategy", "ddp", "--devices", "2", "--batch-size", "8",
-        "--steps", "5", "--repeats", "1", "--out", tmp_path / "late",
+        "--steps", "5", "--traced-steps", "6", "--repeats", "1", "--out", tmp_path / "late",
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
     late, even = load_run(tmp_path / "late").cells["ddp-d2-b8"], load_run(run_folder).cells["ddp-d2-b8"]
