@@ -99,9 +99,23 @@ _VIEWS = (
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
 )  # fmt: skip
+_SUMMARY = View(
+    "summary",
+    "Per step",
+    (
+        "cell", "step_us", "samples_per_s", "weak_efficiency", "communication_us", "exposed_us", "exposed_wait_us", "transfer_us",
+        "ring_us",
+    ),
+)  # fmt: skip
 _OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
 _MOST_HEADINGS = 6  # in a line that says why values are missing
 _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
+
+
+def summary_table(comparison: Comparison) -> TextTable:
+    """What comes first: a row per measured cell with its step, throughput, efficiency and communication."""
+    measured = comparison.table["step_us"].notna()
+    return _view(replace(comparison, table=comparison.table[measured]), _SUMMARY.title, [BY_NAME[name] for name in _SUMMARY.columns])
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
