@@ -59,13 +59,14 @@ class Answers:
         return self.which, self.cost, self.action
 
 
-def answer(comparison: Comparison, device_type: str, straggler: str | None = None) -> Answers:
+def answer(comparison: Comparison, device_type: str, stragglers: Mapping[str, str] | None = None) -> Answers:
     """The answers of a comparison.
 
-    `device_type` is the run's ("cuda" or "cpu"); `straggler` names the rank that most waiting was for, where one was found.
+    `device_type` is the run's ("cuda" or "cpu"); `stragglers` names, by cell, the rank that most waiting was for.
     """
     case = _largest_case(comparison)
     which, chosen = _which(comparison, case)
+    straggler = (stragglers or {}).get(str(chosen["cell"])) if chosen else None
     return Answers(
         which=which,
         cost=_cost(chosen, straggler),

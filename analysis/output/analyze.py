@@ -8,10 +8,11 @@ from typing import Literal
 from rich.console import Console
 
 from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
 from dpscope.analysis.report import comparison_tables as tables
-from dpscope.analysis.report.all_tables import report_tables, terminal_tables
-from dpscope.analysis.report.build import Report, headline, make_report, setting, write_report
+from dpscope.analysis.report.all_tables import terminal_tables
+from dpscope.analysis.report.build import Report, make_report, write_report
 from dpscope.analysis.report.calibration import calibration_path, load_calibration
 from dpscope.analysis.report.classic_tables import classic_tables
 from dpscope.analysis.report.training_report import print_training, show_training
@@ -19,11 +20,11 @@ from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table, print_tables, reading
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.data import load_training
-from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
+Detail = Literal["summary", "everything", "path"]
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
 _IN_TABLES = frozenset({RunCode.COMMUNICATION_MEASURED, RunCode.ESTIMATES})  # said again in the report, in words
@@ -57,26 +58,30 @@ def write_tensorboard(path: Path, link_gbps: float | None) -> Path:
     return export_tensorboard(report_of(path, Targets(link_gbps)))
 
 
-def show_run(path: Path, targets: Targets, console: Console) -> bool:
-    """Analyze a run, write its report, print what matters; of a folder with trainings alone, these."""
+def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
+    """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these."""
     if not is_run_folder(path):
         return show_training(path, targets.accuracy, console)
     report = report_of(path, targets)
     page = write_report(report)
-    console.print(f"\n[bold]{sentence(headline(report))}[/]", highlight=False)
-    console.print(setting(report), style="dim", highlight=False)
-    for table in terminal_tables(report.run, report.comparison):
-        print_table(console, table)
-    print_missing(console, [*tables.missing_reasons(report.comparison), *_untrained(report.run)])
-    print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    if detail == "path":
+        console.print(str(page), highlight=False, soft_wrap=True)
+    elif detail == "summary":
+        print_summary(console, report, page)
+    else:
+        _print_everything(console, report, page)
     return report.sound
 
 
-def _untrained(run: RunData) -> list[str]:
-    """Why values of the trainings' tables are missing."""
-    shown = training_tables(run.training).values() if run.training else ()
-    return [reason for table in shown for reason in table.missing]
+def _print_everything(console: Console, report: Report, page: Path) -> None:
+    print_summary(console, report, page, findings=False)
+    console.print(f"\n[bold]{sentence(report.headline)}[/]", highlight=False)
+    console.print(report.setting, style="dim", highlight=False)
+    for table in terminal_tables(report.tables):
+        print_table(console, table)
+    print_missing(console, report.missing)
+    print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: Targets, console: Console) -> bool:
@@ -91,5 +96,5 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     elif classic:
         print_tables(classic_tables(report.run, report.comparison, targets.link_gbps), output_format, console)
     else:
-        print_tables(list(report_tables(report.run, report.comparison).values()), output_format, console)
+        print_tables(list(report.tables.values()), output_format, console)
     return report.sound

@@ -7,31 +7,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.findings.answers import Answers
-from dpscope.analysis.report.comparison_tables import summary_table
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.terminal import print_table
 from dpscope.analysis.text.units import counted, sentence
 from dpscope.profiling.records.finding import Finding
 
 MOST_FINDINGS = 5
+_LABELS = ("Which", "Cost", "To do")  # of the answers
 _STYLES = {"error": "bold red", "warning": "yellow"}
 
 
-def print_summary(console: Console, report: Report, answers: Answers, page: Path) -> None:
+def print_summary(console: Console, report: Report, page: Path, findings: bool = True) -> None:
     """About 25 lines at 80 columns; `--verbose` prints what the page holds."""
     console.print()
-    if answers.caveat:
-        console.print(Text(answers.caveat, style="yellow"))
+    if report.answers.caveat:
+        console.print(Text(report.answers.caveat, style="yellow"))
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for one in answers.all:
-        grid.add_row(one.question, Text(one.text))
+    for label, one in zip(_LABELS, report.answers.all, strict=True):
+        grid.add_row(label, Text(one.text))
     console.print(grid)
-    print_table(console, summary_table(report.comparison))
-    _print_worst(console, report.findings)
-    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    print_table(console, report.summary)
+    if findings:
+        _print_worst(console, report.findings)
+        console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def _print_worst(console: Console, findings: Sequence[Finding]) -> None:

@@ -111,7 +111,7 @@ def _write_report(report: Report, folder: Path, sessions: list[dict[str, HyperPa
         trained = training_sessions(training) if training else []
         log.experiment(_values([*sessions, *trained]), [*METRICS, *(TRAINING_METRICS if trained else ())])
         log.text("comparison", render_markdown(report))
-        _add_figures(log, figures.draw_all(report.run, report.comparison, report.sources))
+        _add_figures(log, report.figures)
 
 
 def _write_cell(

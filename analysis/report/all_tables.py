@@ -1,5 +1,6 @@
 """Which tables a report shows, in the order people read them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dpscope.analysis.comparison.compare import Comparison
@@ -84,7 +85,6 @@ def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable 
     return replace(table, notes=(*table.notes, _COMPARED, *notes, *later))
 
 
-def terminal_tables(run: RunData, comparison: Comparison) -> list[TextTable]:
-    """The tables a terminal shows; the page has them all."""
-    tables = report_tables(run, comparison)
+def terminal_tables(tables: Mapping[str, TextTable]) -> list[TextTable]:
+    """Those of `report_tables` that a terminal shows; the page has them all."""
     return [tables[name] for name in _MAIN if name in tables]

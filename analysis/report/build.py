@@ -1,43 +1,71 @@
 """The report folder: comparison.csv, comparison.md, report.html, figures. Written from a loaded run alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.compare import Comparison, compare
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.figures import draw as figures
+from dpscope.analysis.findings.answers import Answers, answer
 from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.report import comparison_tables as tables
+from dpscope.analysis.findings.straggler import straggler_of
 from dpscope.analysis.report.all_tables import report_tables
+from dpscope.analysis.report.comparison_tables import comparison_csv, missing_reasons, summary_table
 from dpscope.analysis.report.formulas import formula_table
-from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES
-from dpscope.analysis.report.page import Page, PageFigure, page_sections, render_page
+from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
+from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
+from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.ownership import check_report
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIRST_FIGURE = "step_split"  # beside the answers, and not again in its chapter
+
 
 @dataclass(frozen=True)
 class Report:
-    """What a run says: its comparison, its findings, and what its predictions rest on."""
+    """What a run says, worked out once; every renderer only reads it.
+
+    `tables` by name in the order people read them, `summary` the one that comes first, `missing` why values are NA,
+    `sources` what predictions rest on.
+    """
 
     run: RunData
     comparison: Comparison
     findings: tuple[Finding, ...]
     sources: CostSources
+    headline: str
+    setting: str
+    answers: Answers
+    summary: TextTable
+    tables: Mapping[str, TextTable]
+    formulas: TextTable | None
+    missing: tuple[str, ...]
 
     @property
     def sound(self) -> bool:
         """False when a cell failed or an error finding stands against the numbers."""
         return not any(finding.severity == "error" for finding in self.findings)
+
+    @cached_property
+    def figures(self) -> "Mapping[str, Figure]":
+        """All figures by name; matplotlib is loaded when they are asked for."""
+        from dpscope.analysis.figures.draw import draw_all
+
+        return draw_all(self.run, self.comparison, self.sources)
 
 
 def make_report(
@@ -47,17 +75,43 @@ def make_report(
     target_efficiency: float | None = None,
 ) -> Report:
     """Compare and conclude; nothing is written. What `link_gbps` and `calibration` are, `comparison.compare` tells."""
-    comparison = compare(run, link_gbps, calibration, target_efficiency)
-    return Report(run, comparison, tuple(conclusions(run, comparison)), CostSources(link_gbps, calibration))
+    comparison, sources = compare(run, link_gbps, calibration, target_efficiency), CostSources(link_gbps, calibration)
+    findings = tuple(conclusions(run, comparison))
+    return Report(
+        run=run,
+        comparison=comparison,
+        findings=findings,
+        sources=sources,
+        headline=best_sentence(comparison, findings),
+        setting=setting_of(run),
+        answers=answer(comparison, run.manifest.device_type, _stragglers(run)),
+        summary=summary_table(comparison),
+        tables=report_tables(run, comparison),
+        formulas=formula_table(run, comparison, sources),
+        missing=(*missing_reasons(comparison), *_untrained(run)),
+    )
+
+
+def _stragglers(run: RunData) -> dict[str, str]:
+    """The rank that a cell waits for, by the cell's name, where one stands out."""
+    named = {data.cell.name: straggler_of(data) for data in run.measured}
+    return {cell: f"rank {one.rank}" for cell, one in named.items() if one is not None}
+
+
+def _untrained(run: RunData) -> list[str]:
+    """Why values of the trainings' tables are missing."""
+    shown = training_tables(run.training).values() if run.training else ()
+    return [reason for table in shown for reason in table.missing]
 
 
 def write_report(report: Report) -> Path:
     """Write the report folder of the run; returns the page's path."""
+    from dpscope.analysis.figures.draw import write_files
+
     folder = report.run.folder.report_path
-    drawn = figures.draw_all(report.run, report.comparison, report.sources)
-    check_report(report.run.folder.path, drawn)
-    svg = figures.write_files(folder / "figures", drawn)
-    write_text(folder / "comparison.csv", tables.comparison_csv(report.comparison))
+    check_report(report.run.folder.path, report.figures)
+    svg = write_files(folder / "figures", report.figures)
+    write_text(folder / "comparison.csv", comparison_csv(report.comparison))
     write_text(folder / "comparison.md", render_markdown(report))
     page = folder / "report.html"
     write_text(page, render_page(make_page(report, svg)))
@@ -65,16 +119,22 @@ def write_report(report: Report) -> Path:
 
 
 def make_page(report: Report, svg: dict[str, str]) -> Page:
-    """The page's content from a report and its drawn figures."""
-    drawn = {name: PageFigure(name, figures.for_page(name, text), figures.CAPTIONS[name]) for name, text in svg.items()}
+    """The page's content from a report and its drawn figures as SVG text."""
+    from dpscope.analysis.figures.draw import CAPTIONS, for_page
+
+    drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
     views = timeline_views(report.run)
-    shown = report_tables(report.run, report.comparison)
-    if formulas := formula_table(report.run, report.comparison, report.sources):
-        shown["formulas"] = formulas
+    shown = {**report.tables, **({"formulas": report.formulas} if report.formulas else {})}
+    first = drawn.pop(FIRST_FIGURE, None)
     return Page(
         name=report.run.folder.path.name,
-        headline=headline(report),
-        setting=setting(report),
+        headline=report.headline,
+        setting=report.setting,
+        answers=PageAnswers(
+            report.answers,
+            PageTable("summary", report.summary, meanings("summary", report.summary, report.comparison)),
+            first,
+        ),
         environment=tuple(environment_facts(report.run)),
         findings=report.findings,
         sections=tuple(page_sections(report.comparison, shown, drawn, views)),
@@ -84,25 +144,11 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
     )
 
 
-def text_tables(report: Report) -> list[TextTable]:
-    """The report's tables in the order people read them."""
-    return list(report_tables(report.run, report.comparison).values())
-
-
-def headline(report: Report) -> str:
-    """The one sentence to take away."""
-    return best_sentence(report.comparison, report.findings)
-
-
-def setting(report: Report) -> str:
-    """What was measured where, in one paragraph."""
-    return setting_of(report.run)
-
-
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
-    parts = [f"# dpscope: {report.run.folder.path.name}\n", f"{headline(report)}\n", f"{setting(report)}\n"]
-    parts += [render(table, "markdown") for table in text_tables(report)]
+    parts = [f"# dpscope: {report.run.folder.path.name}\n", f"{report.headline}\n", f"{report.setting}\n"]
+    parts += [f"**{one.question}** {one.text}\n" for one in report.answers.all]
+    parts += [render(table, "markdown") for table in (report.summary, *report.tables.values())]
     parts.append("**Findings**\n")
     parts.append(
         "".join(

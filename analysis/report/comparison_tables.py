@@ -115,7 +115,11 @@ _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 def summary_table(comparison: Comparison) -> TextTable:
     """What comes first: a row per measured cell with its step, throughput, efficiency and communication."""
     measured = comparison.table["step_us"].notna()
-    return _view(replace(comparison, table=comparison.table[measured]), _SUMMARY.title, [BY_NAME[name] for name in _SUMMARY.columns])
+    return _view(
+        replace(comparison, table=comparison.table[measured]),
+        _SUMMARY.title,
+        [BY_NAME[name] for name in _SUMMARY.columns],
+    )
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:

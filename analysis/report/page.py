@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.findings.answers import Answers
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.sections import SECTIONS, Section
 from dpscope.analysis.report.timeline import TimelineView, as_plain
@@ -64,12 +65,22 @@ class PageSection:
 
 
 @dataclass(frozen=True)
+class PageAnswers:
+    """What comes first: the three answers, the table of all cells and one figure."""
+
+    answers: Answers
+    table: PageTable
+    figure: PageFigure | None
+
+
+@dataclass(frozen=True)
 class Page:
     """All that the template needs."""
 
     name: str
     headline: str
     setting: str
+    answers: PageAnswers | None  # None for trainings alone
     environment: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
     sections: tuple[PageSection, ...]

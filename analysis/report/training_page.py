@@ -24,6 +24,7 @@ def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
     """The page's content; `svg` holds the drawn figures by name."""
     drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
     return Page(
+        answers=None,
         name=data.folder.name,
         headline=_headline(data),
         setting=_setting(data),

@@ -48,10 +48,15 @@ def run(
     out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = options.DEFAULT_OUT,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
     options.check_numbers(link_gbps, target_efficiency)
+    detail = options.detail(verbose, quiet)
+    if dry_run and detail != "summary":
+        raise DpscopeError("--dry-run prints the plan alone: omit --verbose and --quiet")
     from rich.console import Console
 
     from dpscope.launch.measuring.run import describe_plan, run_sweep
@@ -65,10 +70,10 @@ def run(
     outcome = run_sweep(settings, out, fresh, console)
     from dpscope.analysis.output.analyze import Targets, show_run
 
-    exit_after(outcome, lambda: show_run(out, Targets(link_gbps, target_efficiency), console), console)
+    exit_after(outcome, lambda: show_run(out, Targets(link_gbps, target_efficiency), console, detail), console)
 
 
-_NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run")
+_NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run", "verbose", "quiet")
 
 
 def calibrate(

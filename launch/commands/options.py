@@ -137,3 +137,14 @@ def check_max_bytes(max_bytes: int | None) -> None:
     """Raises DpscopeError for a limit that leaves nothing to read."""
     if max_bytes is not None and max_bytes < 1:
         raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
+
+
+Verbose = Annotated[bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
+
+
+def detail(verbose: bool, quiet: bool) -> Literal["summary", "everything", "path"]:
+    """How much of a run is printed; raises DpscopeError where both are asked for."""
+    if verbose and quiet:
+        raise DpscopeError("--verbose and --quiet: give one of them")
+    return "everything" if verbose else "path" if quiet else "summary"

@@ -19,6 +19,8 @@ def analyze(
     target_efficiency: options.TargetEfficiency = None,
     target_accuracy: options.TargetAccuracy = None,
     max_bytes: options.MaxBytes = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     options.check_numbers(link_gbps, target_efficiency, target_accuracy)
@@ -28,6 +30,9 @@ def analyze(
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     if classic and not runs:
         raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
+    detail = options.detail(verbose, quiet)
+    if detail != "summary" and (not runs or classic or output_format != "table"):
+        raise DpscopeError(f"--{'quiet' if quiet else 'verbose'} is of a run folder's report: omit it here")
     from rich.console import Console
 
     console = Console()
@@ -39,7 +44,7 @@ def analyze(
 
     targets = Targets(link_gbps, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
-        sound = show_run(runs[0], targets, console)
+        sound = show_run(runs[0], targets, console, detail)
     else:
         sound = print_run(runs[0], output_format, classic, targets, console)
     raise typer.Exit(0 if sound else 1)

@@ -18,7 +18,7 @@ import pytest
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.report.build import make_report, text_tables
+from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json
@@ -110,7 +110,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     page.feed((report / "report.html").read_text(encoding="utf-8"))
     figures = {"batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
     assert page.tags.count("svg") == len(figures)
-    tables = text_tables(make_report(load_run(run_folder), link_gbps=1.0))
+    tables = list(make_report(load_run(run_folder), link_gbps=1.0).tables.values())
     beside = 1 + 6  # the formulas, and for each cell the collectives of a step
     assert page.tags.count("table") == len(tables) + beside
     assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}

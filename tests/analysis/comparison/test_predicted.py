@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.report.all_tables import report_tables, terminal_tables
+from dpscope.analysis.report.all_tables import terminal_tables
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.calibration import Calibration, Collective
@@ -30,7 +30,7 @@ def made(run: RunData, lines: dict[Collective, tuple[float, float]], later_s: fl
 
 def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run: RunData) -> None:
     report = make_report(run, calibration=made(run, REDUCE))
-    titles = [table.title for table in terminal_tables(report.run, report.comparison)]
+    titles = [table.title for table in terminal_tables(report.tables)]
     assert "Predicted against measured, per step" in titles
     assert "Predicted against measured, per collective (median transfer)" in titles
     rows = json.loads(run_json(report))["predictions"]
@@ -51,18 +51,18 @@ def test_a_calibration_of_both_predicts_exposed_communication_too(run: RunData) 
     values = report.comparison.table.set_index("cell").loc["ddp-d2-b8"]
     assert values["predicted_exposed_us"] > 0
     assert "calibration_incomplete" not in {finding.code for finding in report.findings}
-    table = report_tables(run, report.comparison)["collectives"]
+    table = report.tables["collectives"]
     predicted = next(index for index, heading in enumerate(table.headings) if heading.startswith("predicted"))
     assert all(row[predicted] != "NA" for row in table.rows)
 
 
 def test_without_any_source_there_is_no_table(run: RunData) -> None:
     report = make_report(run)
-    assert not {"predictions", "collectives"} & set(report_tables(report.run, report.comparison))
+    assert not {"predictions", "collectives"} & set(report.tables)
 
 
 @pytest.mark.parametrize("later_s", [-1.0, 1.0])
 def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -> None:
     report = make_report(run, calibration=made(run, BOTH, later_s))
-    notes = report_tables(report.run, report.comparison)["predictions"].notes
+    notes = report.tables["predictions"].notes
     assert any("no forecasts" in note for note in notes) is (later_s > 0)

@@ -106,7 +106,9 @@ def test_lost_communication_is_not_called_none() -> None:
 def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
     def action(**values: object) -> str:
         return answer(
-            comparison(SINGLE, cell("ddp", 4, 32, **values), speedups={"ddp-d4-b32": FASTER}), "cuda", "rank 2"
+            comparison(SINGLE, cell("ddp", 4, 32, **values), speedups={"ddp-d4-b32": FASTER}),
+            "cuda",
+            {"ddp-d4-b32": "rank 2"},
         ).action.text
 
     assert "At most 20.0 ms of a 100.0 ms step (20%) can be saved." in action()

@@ -15,7 +15,6 @@ from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.bandwidth import bandwidths
 from dpscope.analysis.figures.batch import batch_sizes
 from dpscope.analysis.findings.headline import best_sentence
-from dpscope.analysis.report.all_tables import report_tables
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
@@ -46,7 +45,7 @@ def example() -> Report:
 
 
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
-    tables = report_tables(example.run, example.comparison)
+    tables = example.tables
     assert {"time", "gap", "dp_phases", "waits", "predictions", "projection", "checks"} <= set(tables)
     named = [name for section in SECTIONS for name in section.tables]
     assert len(named) == len(set(named))
@@ -61,7 +60,7 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
 
 
 def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
-    drawn = figures.draw_all(example.run, example.comparison, example.sources)
+    drawn = example.figures
     assert len(drawn) >= 6
     named = [name for section in SECTIONS for name in section.figures]
     assert set(drawn) <= set(named)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pandas as pd
 
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.report.all_tables import report_tables
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
@@ -85,7 +84,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
 
 def test_the_example_run_tells_both_in_tables_and_json() -> None:
     report = make_report(load_run(EXAMPLE_RUN))
-    shown = report_tables(report.run, report.comparison)
+    shown = report.tables
     assert {row[0] for row in shown["dp_phases"].rows} == {"dp-host-d2-b8"}
     assert {row[0] for row in shown["waits"].rows} == {"ddp-d2-b8"}
     told = json.loads(run_json(report))
