@@ -16,7 +16,7 @@ _LAYOUT = re.compile(
                              | counters/{_TRACE} | counters/\d+_\d+\.json)
     | training/[^/]+/seed\d+/ ({_JOB} | epochs\.json | checkpoints/(last|previous|best)\.pt)
     | equality/ (settings\.json | [^/]+/({_JOB}) | [^/]+/[^/]+/rank_\d+\.(json|npz))
-    | (cells|training|equality)/ (.+/)? \.tmp-[^/]+
+    | (cells|training|equality)/ (.+/)? \.tmp-[^/]+ (/.+)?
     """,
     re.VERBOSE,
 )

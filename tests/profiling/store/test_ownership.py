@@ -243,6 +243,10 @@ def test_starting_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
         "report/figures/a.png",
     )
     written(out, *mine)
+    half = "cells/ddp-d2-b8/repeat0/traces/.tmp-a1b2/trace.json", "cells/ddp-d2-b8/repeat1/.tmp-result.json-c3"
+    written(
+        out, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log"
+    )  # of a process that was killed
     assert len([path for path in out.rglob("*") if path.is_file()]) > len(mine) + 20
     _remove_measurements(RunFolder(out))
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
