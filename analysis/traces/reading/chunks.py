@@ -32,6 +32,7 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form
 _KINETO_CUT = b"\n  },"
 _ANY_CUT = re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would be escaped
+_LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -105,7 +106,7 @@ def _events_start(buffer: bytearray, searched: int) -> int | None:
 def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Callable[[], None]) -> Iterator[bytearray]:
     """Runs of whole events in brackets, CHUNK_BYTES or more; the last still holds the array's end and the tail."""
     cuts = _cuts(rest)
-    let_go = 0
+    let_go = searched = 0
     parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     for block in blocks:
         parts.append(block)
@@ -113,21 +114,21 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Call
         if size < wanted:
             continue
         chunk = bytearray().join(parts)
-        cut = _last_cut(chunk, text.kineto_layout, cuts)
+        cut = _last_cut(chunk, text.kineto_layout, cuts, searched)
         if cut is None and size > EVENT_BYTES:
-            parts, size, wanted = [b"["], 0, CHUNK_BYTES
+            parts, size, wanted, searched = [b"["], 0, CHUNK_BYTES, 0
             let_go += 1
             if let_go < _MOST_LET_GO:
                 continue
             give_up()
             return
         if cut is None:  # one event larger than a chunk
-            parts, wanted = [bytes(chunk)], 2 * size
+            parts, wanted, searched = [bytes(chunk)], 2 * size, size
             continue
         rest = bytes(chunk[cut + 1 :]).lstrip().removeprefix(b",")
         chunk[cut + 1 :] = b"]"
         yield chunk
-        let_go = 0
+        let_go = searched = 0
         if text.unfinished:
             rest, text.unfinished = text.unfinished + b"," + rest, b""
         parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
@@ -143,13 +144,19 @@ def _cuts(events: bytes) -> tuple[re.Pattern[bytes], ...]:
     return re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")"), _ANY_CUT
 
 
-def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[bytes], ...]) -> int | None:
-    """Offset of the brace that closes the last event known, or in other layouts thought, to be whole."""
+def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[bytes], ...], searched: int) -> int | None:
+    """Offset of the brace that closes the last event known, or in other layouts thought, to be whole.
+
+    There is none in the first `searched` bytes: each byte is looked at once, however large an event grows.
+    """
+    begin = max(0, searched - _LONGEST_CUT)
     if kineto_layout:
-        found = buffer.rfind(_KINETO_CUT)
+        found = buffer.rfind(_KINETO_CUT, begin)
         return found + len(_KINETO_CUT) - 2 if found >= 0 else None
+    if buffer.find(b"{", begin) < 0 or _ANY_CUT.search(buffer, begin) is None:
+        return None
     for cut in cuts:
-        for start in (max(0, len(buffer) - (1 << 16)), 0):
+        for start in (max(begin, len(buffer) - (1 << 16)), begin):
             if matches := list(cut.finditer(buffer, start)):
                 return matches[-1].start()
     return None
