@@ -96,7 +96,7 @@ def _rules(launches: _Launches, forward: "_Calls") -> list[tuple[str, BoolColumn
     updating = launches.inside(_OPTIMIZER, Category.USER_ANNOTATION) | (launches.during(phases.OPTIMIZER) >= 0)
     from_host = events.has_name(np.array([bool(_FROM_HOST.search(name)) for name in events.names], dtype=bool))
     call = forward.at(launches.times)
-    on_caller = (call >= 0) & (launches.threads == forward.thread[np.maximum(call, 0)])
+    on_caller = (call >= 0) & (launches.threads == np.append(forward.thread, -1)[call])  # there may be no call at all
     return [
         ("loss_backward", forward.before(launches.times) & ~zeroing & ~launches_after(launches, _OPTIMIZER)),
         ("loss_backward", launches.during(phases.FORWARD) >= 0),

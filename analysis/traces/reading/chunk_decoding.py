@@ -23,6 +23,7 @@ _MOST_ENDS = 8  # of an array that are tried in one event
 _MOST_UNFINISHED = 1 << 16  # bytes at a chunk's end that may be an event's beginning
 _TRIED_AGAIN = 4  # times a chunk's bytes, which may be decoded once more in other cuts
 _MOST_LENIENT = 1 << 20  # bytes of an event that is no strict JSON: its objects take up to 30 times as much
+_LOOKED_AT = 1 << 12  # bytes at a chunk's end, where nothing was readable for long
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _Event = TypeVar("_Event")
@@ -41,11 +42,12 @@ class DecodedChunk(Generic[_Event]):
 
 
 def decode_chunk(
-    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True
+    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True, hopeless: bool = False
 ) -> DecodedChunk[_Event]:
     """Events of one chunk, a JSON array or what damage made of it; never raises on bad text.
 
-    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`.
+    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`. A damaged chunk of a `hopeless`
+    file is repaired only if there is an event at its end.
     """
     try:
         return DecodedChunk(codec.chunk(chunk))
@@ -60,7 +62,12 @@ def decode_chunk(
     try:
         return DecodedChunk(codec.lax_chunk(chunk))
     except _UNREADABLE:
-        return _Repair(bytes(chunk[1:-1]), kineto_layout, codec).decoded(goes_on)
+        text = bytes(chunk[1:-1])
+    if hopeless:
+        last = _Repair(text[-_LOOKED_AT:], kineto_layout, codec).decoded(goes_on=False)
+        if last.tail is None and not any(codec.is_event(event) for event in last.events):
+            return DecodedChunk([], skipped=text.count(b"},") + 1)
+    return _Repair(text, kineto_layout, codec).decoded(goes_on)
 
 
 class _Repair(Generic[_Event]):

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+_decode_lenient = json.JSONDecoder(strict=False).decode
 NONE = -1  # stands for a number the trace does not give
 MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
 
@@ -85,7 +86,7 @@ def _lenient_event(text: bytes, event_type: type[_Traced], args_type: type[Event
     None when even that fails. A field of a wrong type is left out; the event stays if its times are sound.
     """
     try:
-        value = json.loads(text.decode("utf-8", errors="replace"), strict=False)
+        value = _decode_lenient(text.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):

@@ -21,6 +21,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _Event = TypeVar("_Event")
+_HOPELESS_BYTES = 2 << 20  # without one event: what follows is not repaired piece by piece
 Watch = Callable[[Sequence[Event]], None]
 
 
@@ -92,7 +93,7 @@ def read_events(
     findings: list[Finding] = []
     text = open_trace(path, max_bytes, findings.append)
     base = TextBase()
-    skipped = repaired = 0
+    skipped = repaired = unread_bytes = 0
     ended = any_event = False
     for chunk, goes_on in _to_the_end(text):
         if ended:  # a tail longer than a chunk
@@ -101,10 +102,12 @@ def read_events(
                 findings.append(_long_tail(path))
                 break
             continue
-        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on)
+        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on, unread_bytes > _HOPELESS_BYTES)
         decoded.subtracted_us = base.subtracted_us
         text.unfinished = decoded.unfinished
-        any_event = any_event or any(codec.is_event(event) for event in decoded.events)
+        has_events = any(codec.is_event(event) for event in decoded.events)
+        unread_bytes = 0 if has_events else unread_bytes + len(chunk)
+        any_event = any_event or has_events
         use(decoded)
         skipped += decoded.skipped
         repaired += decoded.repaired

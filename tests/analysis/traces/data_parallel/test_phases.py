@@ -147,3 +147,17 @@ def test_dp_host(tmp_path: Path) -> None:
     exposed = {"scatter": 20, "replicate": 35, "gather": 13, "gradient_reduce": 50, "loss_backward": 5}
     assert together[together > 0].to_dict() == exposed
     assert frame["copied_bytes"].isna().all()
+
+
+def test_a_forward_of_which_no_range_is_left_is_no_error(tmp_path: Path) -> None:
+    """Damage took every operator and range of the forward pass: launches are of no call, and are still all there."""
+    trace = dp_trace(devices=2).trace
+    kept = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("cat") not in ("cpu_op", "user_annotation")
+        or str(event["name"]).startswith(("ProfilerStep", "ReduceAddCoalesced"))
+    ]
+    frame = phases_of(tmp_path, {**trace, "traceEvents": kept})
+    assert len(frame)
+    assert not frame["phase"].isin(["replicate", "parallel_apply"]).any()
