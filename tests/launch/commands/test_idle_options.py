@@ -1,5 +1,6 @@
 """Options that do nothing are refused: each situation of the table, and no rule about an option that does not exist."""
 
+import shutil
 from pathlib import Path
 
 import click
@@ -61,7 +62,10 @@ def test_an_option_that_does_nothing_is_refused(
     trace = tmp_path / "rank0.json"
     trace.write_text("{}")
     trained = write_train_json(tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0]))
-    places = {"TRACE": str(trace), "RUN": str(EXAMPLE_RUN), "TRAINED": str(trained)}
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(EXAMPLE_RUN / "manifest.json", run)
+    places = {"TRACE": str(trace), "RUN": str(run), "TRAINED": str(trained)}
     before = sorted(tmp_path.rglob("*"))
     line = [command, *(places.get(one, one) for one in arguments), *option]
     ended = CliRunner().invoke(
