@@ -229,16 +229,20 @@ def wrong(path: Path) -> str | None:
 
 def broken_invariant(steps: Any, collectives: Any) -> str | None:
     """The first sum that does not hold, in a table of steps and one of collectives."""
-    hidden = "hidden_us" if "hidden_us" in steps else "overlapped_us"
+    measures = ["step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us"]
+    steps = steps[measures].astype("Float64")
+    parts = steps[["compute_us", "exposed_us", "idle_us"]].sum(axis=1, skipna=False)
     held = {
-        "step = compute + exposed + idle": (steps["step_us"] - steps[["compute_us", "exposed_us", "idle_us"]].sum(axis=1)).abs(),
-        "communication = hidden + exposed": (steps["communication_us"] - steps[hidden] - steps["exposed_us"]).abs(),
+        "step = compute + exposed + idle": (steps["step_us"] - parts).abs(),
+        "communication = hidden + exposed": (
+            steps["communication_us"] - steps["hidden_us"] - steps["exposed_us"]
+        ).abs(),
         "communication <= step": steps["communication_us"] - steps["step_us"],
         "compute <= step": steps["compute_us"] - steps["step_us"],
         "host copies <= idle": steps["host_copy_us"] - steps["idle_us"],
-        "nothing negative": -steps[["step_us", "compute_us", "communication_us", "exposed_us", "idle_us", hidden]].min(axis=1),
+        "nothing negative": -steps.min(axis=1),
         "collectives last": -collectives["duration_us"],
-    }  # fmt: skip
+    }
     longest_us = float(steps["step_us"].dropna().max()) if steps["step_us"].notna().any() else 0.0
     tolerance_us = max(TOLERANCE_US, 1e-12 * longest_us)  # of absurd times a float keeps 15 digits
     for what, excess in held.items():
