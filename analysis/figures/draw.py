@@ -29,9 +29,10 @@ Draw = Callable[[RunData, Comparison], Figure | None]
 CAPTIONS = {
     "batch": "Median untraced step and throughput over the batch per device. A cross stands where memory ran out: nothing was "
     "measured there.",
-    "waterfall": "What is taken away from and added to DDP's step to get DataParallel's. The parts are means of traced steps, "
+    "waterfall": "What is taken away from and added to DDP's step to get the other's. The parts are means of traced steps, "
     "the ends medians of untraced ones; tracer is what lies between the two.",
-    "step_split": "Mean traced step of every cell. Exposed: communicating while not computing. Idle: neither.",
+    "step_split": "Mean traced step of every cell. Exposed: communicating while not computing. Waiting: in a collective, for a "
+    "rank that comes later. Idle: neither.",
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
     "waits": "Mean waiting per traced step: the rank of the row waits in collectives for the column's, which comes last.",
     "communication": "What the traces show beside what each shortcut would have said; an estimate can be negative.",

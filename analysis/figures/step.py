@@ -21,12 +21,13 @@ _PHASES = {  # column of the breakdown -> label and colour
 
 
 def step_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """Traced step time of every cell: compute, exposed communication, idle."""
+    """Traced step time of every cell: compute, exposed communication, of it waiting where it is known, idle."""
     table = _known(comparison.table, ["compute_us", "traced_step_us", "idle_us"])
     if table.empty:
         return None
     unit = choose_unit("time", list(table["traced_step_us"]))
     exposed = table["exposed_us"].astype("Float64").fillna(0.0).astype(float)
+    waiting = table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float)
     unknown = table["exposed_us"].isna() & (table["devices"] > 1)
     labels = [
         f"{cell} (comm. unknown)" if missing else str(cell)
@@ -35,9 +36,12 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
     figure, (axes,) = new_figure(len(table))
     parts = {
         "compute": (list(table["compute_us"] / unit.divisor), COLOURS["compute"]),
-        "exposed communication": (list(exposed / unit.divisor), COLOURS["exposed"]),
+        "exposed communication": (list((exposed - waiting) / unit.divisor), COLOURS["exposed"]),
+        "exposed waiting for a late rank": (list(waiting / unit.divisor), COLOURS["late"]),
         "idle": (list(table["idle_us"] / unit.divisor), COLOURS["idle"]),
     }
+    if not waiting.any():
+        del parts["exposed waiting for a late rank"]
     _stacked(axes, labels, parts, unit.label)
     axes.set_title(f"Where a traced step goes{host_note(run)}", loc="left")
     return figure

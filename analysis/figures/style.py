@@ -30,6 +30,7 @@ COLOURS = {
     "gradient_reduce": "#8C6BD1",
     "host_copies": "#CC79A7",
     "wait": "#BBBBBB",
+    "late": "#7A7A7A",
     "whole": "#777777",
     "single": "#777777",
     "dp": "#D55E00",

@@ -32,7 +32,10 @@ _VIEWS = (
     View(
         "breakdown",
         "Where a traced step goes (means over ranks, devices, steps)",
-        ("cell", "traced_step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "wait_us", "idle_us"),
+        (
+            "cell", "traced_step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "exposed_wait_us", "wait_us",
+            "idle_us",
+        ),
     ),
     View(
         "traffic",

@@ -30,7 +30,7 @@ SECTIONS = (
     ),
     Section(
         "strategies",
-        "DataParallel against DistributedDataParallel",
+        "DP against DDP",
         "Which of the two is faster, and in which part of the step does the difference lie?",
         ("waterfall",),
         ("gap", "dp_phases"),
