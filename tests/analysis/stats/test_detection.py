@@ -15,7 +15,7 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
     verdict,
 )
-from tests.analysis.stats.test_interval_coverage import ALIKE, STEP_US, cell
+from tests.helpers.step_samples import ALIKE, STEP_US, drawn_cell
 
 
 def test_by_hand() -> None:
@@ -43,8 +43,8 @@ def pairs_of_runs(repeats: int, slower: float) -> tuple[float, float]:
     """Pairs of runs of six cells, 5% between repeats: the share found slower, and what they would detect, their median."""
     generator, found, told = np.random.default_rng(3), 0, []
     for _ in range(100):
-        before = [cell(spread, repeats, generator) for spread in ALIKE]
-        after = [cell(spread, repeats, generator, STEP_US * slower) for spread in ALIKE]
+        before = [drawn_cell(spread, repeats, generator) for spread in ALIKE]
+        after = [drawn_cell(spread, repeats, generator, STEP_US * slower) for spread in ALIKE]
         pool = pooled_spread([*before, *after])
         for first, second in zip(before, after, strict=True):
             found += verdict(ratio_estimate(second, first, pool)) == "above"
@@ -66,7 +66,7 @@ def test_more_repeats_detect_what_was_promised() -> None:
     generator = np.random.default_rng(4)
     promised = []
     for _ in range(100):
-        run = [cell(spread, 2, generator) for spread in ALIKE]
+        run = [drawn_cell(spread, 2, generator) for spread in ALIKE]
         noise = median_noise(run[0], pooled_spread(run))
         assert noise is not None
         promised.append(detectable_change(with_repeats(noise, 5), with_repeats(noise, 5)))

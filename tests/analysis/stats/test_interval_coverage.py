@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.stats.samples import (
-    Samples,
     difference_estimate,
     median_estimate,
     pooled_spread,
     ratio_estimate,
     verdict,
 )
-
-STEPS = 15  # of a repeat
-STEP_NOISE = 0.03
-STEP_US = 1000.0
-ALIKE = (0.05,) * 6  # six cells whose repeats spread alike...
-UNLIKE = (0.01, 0.01, 0.02, 0.03, 0.05, 0.08)  # ...and six that do not
+from tests.helpers.step_samples import ALIKE, STEP_US, UNLIKE, drawn_cell
 
 
 @dataclass(frozen=True)
@@ -32,19 +26,13 @@ class Coverage:
     half_width: float  # median half width of the interval, of the ratio
 
 
-def cell(spread: float, repeats: int, generator: np.random.Generator, step_us: float = STEP_US) -> list[Samples]:
-    """Step times of a cell: each repeat has its own level, the steps in it their own noise, all normal."""
-    levels = 1 + spread * generator.standard_normal(repeats)
-    return [step_us * level * (1 + STEP_NOISE * generator.standard_normal(STEPS)) for level in levels]
-
-
 def simulate(spreads: Sequence[float], repeats: int, pairs: int, slower: float = 1.0) -> Coverage:
     """Pairs of runs with a cell for each of `spreads`, judged as `dpscope compare` judges them."""
     generator = np.random.default_rng(1)
     outside, found, widths = np.zeros(len(spreads)), 0, []
     for _ in range(pairs):
-        before = [cell(spread, repeats, generator) for spread in spreads]
-        after = [cell(spread, repeats, generator, STEP_US * slower) for spread in spreads]
+        before = [drawn_cell(spread, repeats, generator) for spread in spreads]
+        after = [drawn_cell(spread, repeats, generator, STEP_US * slower) for spread in spreads]
         pool = pooled_spread([*before, *after])
         for index in range(len(spreads)):
             ratio = ratio_estimate(after[index], before[index], pool)
@@ -88,7 +76,7 @@ def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -
     generator = np.random.default_rng(2)
     missed = np.zeros(2)
     for _ in range(200):
-        cells = [cell(spread, repeats, generator, STEP_US * (1 + index)) for index, spread in enumerate(ALIKE)]
+        cells = [drawn_cell(spread, repeats, generator, STEP_US * (1 + index)) for index, spread in enumerate(ALIKE)]
         pool = pooled_spread(cells)
         for index, one in enumerate(cells):
             median = median_estimate(one, pool)
