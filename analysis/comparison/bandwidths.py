@@ -56,29 +56,33 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
     moved = wire_bytes(data)
     row.put("the trace gives no sizes for some collectives", wire_bytes_per_step=moved)
     added, total = row.number("same_local_batch_us"), row.number("communication_us")
-    row.put(_why_no_subtraction(added), subtraction_gbps=_gbps(moved, added))
-    row.put("communication is not known", communication_gbps=_gbps(moved, total))
-    row.put("needs matched all-reduces of every rank; DataParallel runs none", transfer_gbps=row.number("busbw_gbps"))
-    row.put("no link bandwidth known: give --link-gbps", link_gbps=sources.link_gbps)
+    row.put(_why_no_subtraction(added), subtraction_gb_per_s=_gb_per_s(moved, added))
+    row.put("communication is not known", communication_gb_per_s=_gb_per_s(moved, total))
+    row.put(
+        "needs matched all-reduces of every rank; DataParallel runs none",
+        transfer_gb_per_s=row.number("busbw_gb_per_s"),
+    )
+    link = sources.link(data.cell.devices)
+    row.put("no link bandwidth known: give --link", link_gb_per_s=link.gb_per_s if link is not None else None)
     row.put(
         "no calibration was given" if sources.calibration is None else "the calibration predicts no transfer here",
-        calibrated_gbps=_calibrated_gbps(row, data, moved),
+        calibrated_gb_per_s=_calibrated_gb_per_s(row, data, moved),
     )
     for way in WAYS:
-        rate = row.number(f"{way}_gbps")
-        for level, column in (("link", "link_gbps"), ("calibration", "calibrated_gbps")):
-            why = row.reasons.get(f"{way}_gbps") or row.reasons.get(column) or ""
+        rate = row.number(f"{way}_gb_per_s")
+        for level, column in (("link", "link_gb_per_s"), ("calibration", "calibrated_gb_per_s")):
+            why = row.reasons.get(f"{way}_gb_per_s") or row.reasons.get(column) or ""
             row.put(why, **{f"{way}_of_{level}": ratio(rate, row.number(column))})
 
 
-def _calibrated_gbps(row: Row, data: CellData, moved: float | None) -> float | None:
+def _calibrated_gb_per_s(row: Row, data: CellData, moved: float | None) -> float | None:
     """The rate at which the calibration would move the same messages: of DDP's all-reduces, under DP of everything."""
     predicted = row.number("predicted_transfer_us")
     if row.values["prediction_source"] != "calibration" or not predicted:
         return None
     if data.cell.strategy == "dp":
-        return _gbps(moved, predicted)
-    return _gbps(_sent_bytes(data, matched_only=True), predicted)
+        return _gb_per_s(moved, predicted)
+    return _gb_per_s(_sent_bytes(data, matched_only=True), predicted)
 
 
 def _why_no_subtraction(added_us: float | None) -> str:
@@ -87,6 +91,6 @@ def _why_no_subtraction(added_us: float | None) -> str:
     return f"t_N(b) - t_1(b) is {show_time(added_us)}, not a time in which bytes could move"
 
 
-def _gbps(moved: float | None, time_us: float | None) -> float | None:
+def _gb_per_s(moved: float | None, time_us: float | None) -> float | None:
     rate = ratio(moved, time_us)
     return rate / 1e3 if rate is not None else None

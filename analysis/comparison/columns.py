@@ -79,8 +79,8 @@ COLUMNS = (
         "Collectives' buffers per rank and step; DP by copies: bytes a device sends to others",
     ),
     Column("collectives_per_step", "collectives", "count", "communication", "Collectives per rank and step"),
-    Column("algbw_gbps", "algbw", "bandwidth", "communication", "All-reduce bytes / transfer (nccl-tests)"),
-    Column("busbw_gbps", "busbw", "bandwidth", "communication", "algbw x 2(N-1)/N (nccl-tests)"),
+    Column("algbw_gb_per_s", "algbw", "bandwidth", "communication", "All-reduce bytes / transfer (nccl-tests)"),
+    Column("busbw_gb_per_s", "busbw", "bandwidth", "communication", "algbw x 2(N-1)/N (nccl-tests)"),
     Column(
         "same_local_batch_us",
         "same local batch",
@@ -158,7 +158,7 @@ COLUMNS = (
     Column("same_total_epoch_us", "same total", "time", "estimates", "T_N - T_1(G) of an epoch"),
     Column("exposed_epoch_us", "exposed", "time", "estimates", "Exposed communication of an epoch's steps"),
     Column("communication_epoch_us", "comm.", "time", "estimates", "All communication of an epoch's steps"),
-    Column("ring_us", "ring model", "time", "estimates", "Ring all-reduce of the gradients at --link-gbps"),
+    Column("ring_us", "ring model", "time", "estimates", "Ring all-reduce of the gradients at --link"),
     Column("ring_error_us", "ring error", "time", "estimates", "Ring prediction less transfer"),
     Column("prediction_source", "from", "text", "predictions", "calibration, or the link's specification"),
     Column(
@@ -170,13 +170,19 @@ COLUMNS = (
     Column(
         "wire_bytes_per_step", "wire bytes", "bytes", "bandwidth", "Bytes a rank sends per step, by the bus factors"
     ),
-    Column("subtraction_gbps", "by subtraction", "bandwidth", "bandwidth", "Wire bytes / (t_N(b) - t_1(b))"),
+    Column("subtraction_gb_per_s", "by subtraction", "bandwidth", "bandwidth", "Wire bytes / (t_N(b) - t_1(b))"),
     Column(
-        "communication_gbps", "by comm.", "bandwidth", "bandwidth", "Wire bytes / all communication, waiting included"
+        "communication_gb_per_s",
+        "by comm.",
+        "bandwidth",
+        "bandwidth",
+        "Wire bytes / all communication, waiting included",
     ),
-    Column("transfer_gbps", "by transfer", "bandwidth", "bandwidth", "Bus bandwidth of the all-reduces' transfers"),
-    Column("link_gbps", "link", "bandwidth", "bandwidth", "The link's specification, one way (--link-gbps)"),
-    Column("calibrated_gbps", "calibrated", "bandwidth", "bandwidth", "Rate of the same messages in the calibration"),
+    Column("transfer_gb_per_s", "by transfer", "bandwidth", "bandwidth", "Bus bandwidth of the all-reduces' transfers"),
+    Column("link_gb_per_s", "link", "bandwidth", "bandwidth", "The link's specification, one way (--link)"),
+    Column(
+        "calibrated_gb_per_s", "calibrated", "bandwidth", "bandwidth", "Rate of the same messages in the calibration"
+    ),
     Column(
         "subtraction_of_link", "subtr. of link", "share", "bandwidth", "By subtraction, of the link's specification"
     ),

@@ -12,12 +12,13 @@ from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.row import minus as _minus
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import opponents, singles_like
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Manifest
 
 
@@ -77,15 +78,16 @@ class Comparison:
 
 def compare(
     run: RunData,
-    link_gbps: float | None = None,
+    link: LinkRate | None = None,
     calibration: Calibration | None = None,
     target_efficiency: float | None = None,
 ) -> Comparison:
     """The comparison of a run's cells.
 
-    `link_gbps` is the link's specification in GB/s one way, `calibration` one of the same machine, with its fits.
+    `link` is what the user states of the link between the devices, else what was stated of the run; `calibration` is one of
+    the same machine, with its fits.
     """
-    sources = CostSources(link_gbps, calibration)
+    sources = cost_sources(run.manifest, link, calibration)
     spreads = run_spreads(run.measured)
     rows = {
         name: summarise_cell(data, singles_like(run, data.cell), sources, spreads) for name, data in run.cells.items()

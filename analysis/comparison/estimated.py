@@ -171,10 +171,10 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     if data.cell.strategy != "ddp":
         row.clear(("ring_us", "ring_error_us"), "DataParallel runs no all-reduce")
         return
-    ring = None
-    if sources.link_gbps is not None:
-        ring = ring_all_reduce_us(reduced_bytes(data.cell, model_sizes(data)), data.cell.devices, sources.link_gbps)
-    no_link = "no link bandwidth known: give --link-gbps"
+    ring, link = None, sources.link(data.cell.devices)
+    if link is not None:
+        ring = ring_all_reduce_us(reduced_bytes(data.cell, model_sizes(data)), data.cell.devices, link.gb_per_s)
+    no_link = "no link bandwidth known: give --link"
     if sources.calibration is not None:
         no_link = f"{no_link} (the ring formula takes a specification; what the calibration predicts stands apart)"
     row.put(no_link, ring_us=ring)

@@ -32,7 +32,7 @@ _COMMUNICATION = (
     "communication_us", "communication_rank_min_us", "communication_rank_max_us", "hidden_us", "exposed_us",
     "exposed_rank_min_us", "exposed_rank_max_us", "transfer_us", "wait_us", "exposed_wait_us", "communication_share",
     "exposed_share",
-    "bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us",
+    "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
 )  # fmt: skip
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
@@ -198,7 +198,7 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
         return
     if windows.empty or table.empty:
         row.clear(
-            ("bytes_per_step", "collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us"),
+            ("bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us"),
             "the trace shows no collective" + (" (dp-host copies within one process)" if not table.size else ""),
         )
         return
@@ -218,8 +218,8 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
     factor = bus_factor("all_reduce", data.cell.devices)
     row.put(
         "no matched all-reduce with a size",
-        algbw_gbps=algbw,
-        busbw_gbps=algbw * factor if algbw is not None and factor is not None else None,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * factor if algbw is not None and factor is not None else None,
     )
 
 
@@ -237,7 +237,7 @@ def _transfer_union_us(reduced: pd.DataFrame) -> float:
 def _put_copies(row: Row, data: CellData, windows: pd.DataFrame) -> None:
     """DataParallel without NCCL: bytes that a device sends to others, the mean over devices and steps."""
     row.clear(
-        ("collectives_per_step", "algbw_gbps", "busbw_gbps", "queue_us"),
+        ("collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us"),
         "moved by copies between devices: no collective",
     )
     own = data.copies.merge(windows[["repeat", "device", "step"]]) if len(data.copies) else data.copies

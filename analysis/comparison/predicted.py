@@ -17,7 +17,7 @@ from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 
-NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link-gbps"
+NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link"
 NOT_MATCHED = "needs matched collectives of every rank"
 _KEYS = ["repeat", "rank", "device", "step"]
 
@@ -76,16 +76,17 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     """The prediction of one measured multi-device cell."""
     if data.cell.strategy == "dp-host":
         return _unknown(None, "host copies within one process: no link to model")
-    if sources.source is None:
+    source = sources.source(data.cell.devices)
+    if source is None:
         return _unknown(None, NO_SOURCE)
     if data.cell.strategy == "dp":
         return _predict_dp(data, sources)
     windows = data.whole_windows()
     if windows.empty or data.collectives.empty:
-        return _unknown(sources.source, "the trace shows no collective in a whole step")
+        return _unknown(source, "the trace shows no collective in a whole step")
     own = data.collectives.merge(windows[_KEYS], on=_KEYS)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
-        return _unknown(sources.source, "the trace does not tell kind, size and ranks of every collective")
+        return _unknown(source, "the trace does not tell kind, size and ranks of every collective")
     return _predict_collectives(data, own, sources, len(windows))
 
 
@@ -98,7 +99,7 @@ def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
     exposed = [] if unknown else [exposed_us(step, servers(data)) for _, step in own.groupby(_KEYS, dropna=False)]
     return CellPrediction(
-        source=sources.source,
+        source=sources.source(data.cell.devices),
         transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
         exposed_us=float(np.mean(exposed)) if exposed else None,
         collectives=tuple(_by_size(data.cell.name, own, sources, windows)),
@@ -199,10 +200,11 @@ def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
         moved = passes * once if once is not None else None
         rows = tuple(_dp_rows(data, sources, {"broadcast": sent, "reduce": reduced}))
         reason = "; ".join(dict.fromkeys(row.reason for row in rows if row.reason))
-        return CellPrediction(sources.source, moved, moved, rows, reason, reason)
-    if sources.link_gbps is None:
-        return _unknown(None, "moved by copies between devices, which no calibration measures: give --link-gbps")
-    moved = passes * dp_peer_copies_us(sent, reduced, devices, sources.link_gbps)
+        return CellPrediction(sources.source(devices), moved, moved, rows, reason, reason)
+    link = sources.link(devices)
+    if link is None:
+        return _unknown(None, "moved by copies between devices, which no calibration measures: give --link")
+    moved = passes * dp_peer_copies_us(sent, reduced, devices, link.gb_per_s)
     return CellPrediction("specification", moved, moved, (), "", "")
 
 

@@ -120,9 +120,9 @@ def _pieces(curve: Curve, resampled: Sequence[Curve]) -> tuple[FitPiece, ...]:
                 alpha_us=alpha,
                 alpha_low_us=float(low[index, 0]),
                 alpha_high_us=float(high[index, 0]),
-                bandwidth_gbps=_bandwidth_gbps(slope),
-                bandwidth_low_gbps=_bandwidth_gbps(float(high[index, 1])),
-                bandwidth_high_gbps=_bandwidth_gbps(float(low[index, 1])),
+                bandwidth_gb_per_s=_bandwidth_gb_per_s(slope),
+                bandwidth_low_gb_per_s=_bandwidth_gb_per_s(float(high[index, 1])),
+                bandwidth_high_gb_per_s=_bandwidth_gb_per_s(float(low[index, 1])),
             )
         )
     return tuple(pieces)
@@ -139,7 +139,7 @@ def _lines(curve: Curve) -> list[tuple[float, float]]:
     return lines
 
 
-def _bandwidth_gbps(slope_us_per_byte: float) -> float | None:
+def _bandwidth_gb_per_s(slope_us_per_byte: float) -> float | None:
     """1e9 B/s; None where the size makes no difference (below 1e-12 us per byte, a million GB/s)."""
     return 1e-3 / slope_us_per_byte if slope_us_per_byte > 1e-12 else None
 
@@ -150,7 +150,7 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> Prediction:
     Outside the measured sizes the nearest piece's line is extended: said in `extrapolated`, and no interval is given.
     """
     piece = piece_of(fit, size_bytes)
-    time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gbps / 1e3 if piece.bandwidth_gbps else 0.0)
+    time_us = piece.alpha_us + (size_bytes / piece.bandwidth_gb_per_s / 1e3 if piece.bandwidth_gb_per_s else 0.0)
     extrapolated = _extrapolation(fit, size_bytes)
     error = fit.prediction_relative_error
     if extrapolated is not None or error is None:

@@ -16,20 +16,22 @@ Kinds are those of the `collectives` table: all_reduce, broadcast, reduce, reduc
 """
 
 
-def ring_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gbps: float, latency_us: float = 0.0) -> float:
+def ring_all_reduce_us(size_bytes: float, ranks: int, bandwidth_gb_per_s: float, latency_us: float = 0.0) -> float:
     """Ring all-reduce: 2(N-1) alpha + 2(N-1)/N x S/B.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; nccl-tests,
     doc/PERFORMANCE.md. Assumes that every rank sends and receives at B at once and that nothing else uses the links; it
     is a lower bound for B the link's specification, and no model of DataParallel, which runs no all-reduce.
 
-    >>> ring_all_reduce_us(1e9, ranks=2, bandwidth_gbps=10)  # 1 GB over 10 GB/s, factor 2(2-1)/2 = 1: 0.1 s
+    >>> ring_all_reduce_us(1e9, ranks=2, bandwidth_gb_per_s=10)  # 1 GB over 10 GB/s, factor 2(2-1)/2 = 1: 0.1 s
     100000.0
     """
-    return 2 * (ranks - 1) * latency_us + 2 * (ranks - 1) / ranks * size_bytes / bandwidth_gbps / 1e3
+    return 2 * (ranks - 1) * latency_us + 2 * (ranks - 1) / ranks * size_bytes / bandwidth_gb_per_s / 1e3
 
 
-def ring_us(kind: str, size_bytes: float, ranks: int, bandwidth_gbps: float, latency_us: float = 0.0) -> float | None:
+def ring_us(
+    kind: str, size_bytes: float, ranks: int, bandwidth_gb_per_s: float, latency_us: float = 0.0
+) -> float | None:
     """A collective on a ring: its number of hops x alpha + bus factor x S/B; None for a kind without such a model.
 
     Hops: 2(N-1) for all-reduce, N-1 for the others (a pipelined broadcast or reduce fills in N-1 hops). Bus factors:
@@ -39,11 +41,11 @@ def ring_us(kind: str, size_bytes: float, ranks: int, bandwidth_gbps: float, lat
     if factor is None:
         return None
     hops = (2 if kind == "all_reduce" else 1) * (ranks - 1)
-    return hops * latency_us + factor * size_bytes / bandwidth_gbps / 1e3
+    return hops * latency_us + factor * size_bytes / bandwidth_gb_per_s / 1e3
 
 
 def dp_transfer_us(
-    parameter_bytes: float, buffer_bytes: float, devices: int, bandwidth_gbps: float, peer_copies: bool
+    parameter_bytes: float, buffer_bytes: float, devices: int, bandwidth_gb_per_s: float, peer_copies: bool
 ) -> float:
     """Time nn.DataParallel moves parameters, buffers and gradients in one step, latency left out.
 
@@ -52,7 +54,7 @@ def dp_transfer_us(
     Inputs and outputs, scattered and gathered by plain copies, are left out.
     """
     serial = devices - 1 if peer_copies else 1
-    return serial * (2 * parameter_bytes + buffer_bytes) / bandwidth_gbps / 1e3
+    return serial * (2 * parameter_bytes + buffer_bytes) / bandwidth_gb_per_s / 1e3
 
 
 def dp_nccl_us(sent: Sequence[float], reduced: Sequence[float], devices: int, cost: CollectiveCost) -> float | None:
@@ -67,14 +69,14 @@ def dp_nccl_us(sent: Sequence[float], reduced: Sequence[float], devices: int, co
 
 
 def dp_peer_copies_us(
-    sent: Sequence[float], reduced: Sequence[float], devices: int, bandwidth_gbps: float, latency_us: float = 0.0
+    sent: Sequence[float], reduced: Sequence[float], devices: int, bandwidth_gb_per_s: float, latency_us: float = 0.0
 ) -> float:
     """nn.DataParallel by copies: device 0 sends each chunk to each of N-1 devices in turn and receives their gradients so.
 
     Source and assumptions: `dp_transfer_us`, with `latency_us` per chunk and device; one copy at a time through device 0.
     """
     chunks = [*sent, *reduced]
-    return (devices - 1) * sum(latency_us + size / bandwidth_gbps / 1e3 for size in chunks)
+    return (devices - 1) * sum(latency_us + size / bandwidth_gb_per_s / 1e3 for size in chunks)
 
 
 _DONE_US = 1e-6  # with less left a transfer has ended, whatever rounding says

@@ -32,7 +32,7 @@ _NAMES: dict[str, Collective] = {
 }
 _DTYPES = {"float": "float32", "half": "float16", "double": "float64", "bfloat16": "bfloat16"}
 _RATIO_TOLERANCE = 0.1  # busbw and algbw are printed with two decimals
-_CLEAR_GBPS = 1.0  # rates below this are too coarsely printed for their ratio
+_CLEAR_GB_PER_S = 1.0  # rates below this are too coarsely printed for their ratio
 
 
 @dataclass
@@ -46,16 +46,14 @@ class _Section:
     named: Collective | None = None
 
 
-def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link_gbps: float | None = None) -> Calibration:
+def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
     """The logs as one calibration with its fits; in-place columns instead of out-of-place ones on request.
 
-    A log holds one mean per size and no samples. The link is `link_gbps` (1e9 B/s, one direction), else what the GPUs'
+    A log holds one mean per size and no samples. The link is `link` where the user states one, else what the GPUs'
     names tell of it, else unknown. Raises DpscopeError, naming file and line, for what is no such log or is damaged.
     """
     if not paths:
         raise DpscopeError("--from-nccl-tests: name one log or more")
-    if link_gbps is not None and link_gbps <= 0:
-        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
     sections = [(path, section) for path in paths for section in _sections(path)]
     points = [point for path, section in sections for point in _points(path, section, in_place)]
     calibration = Calibration(
@@ -68,20 +66,19 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link_gb
         environment=None,
         device_names=max((tuple(section.ranks) for _, section in sections), key=len),
         points=tuple(points),
-        links=_links([section for _, section in sections], link_gbps),
+        links=_links([section for _, section in sections], link),
     )
     return fit_calibration(calibration)
 
 
-def _links(sections: Sequence[_Section], link_gbps: float | None) -> dict[int, LinkRate]:
+def _links(sections: Sequence[_Section], stated: LinkRate | None) -> dict[int, LinkRate]:
     """The link by device count: as stated, else by model where all ranks are of one on one host."""
     rates: dict[int, LinkRate] = {}
     for section in sections:
         model = gpu_model(section.ranks[0])
         alike = len(set(section.hosts)) == len(set(section.ranks)) == 1
         rate = model_link(model) if model is not None and alike else None
-        if link_gbps is not None:
-            rate = LinkRate(gbps=link_gbps, name="link", source="--link-gbps")
+        rate = stated or rate
         if rate is not None:
             rates[len(section.ranks)] = rate
     return rates
@@ -204,7 +201,7 @@ def _bus_ratio(path: Path, section: _Section) -> float | None:
     """busbw / algbw of the largest size, None where they are printed too coarsely."""
     columns = [_column(path, section, name, in_place=False) for name in ("algbw", "busbw")]
     algbw, busbw = (_number(path, section.rows[-1][column]) for column in columns)
-    return busbw / algbw if algbw >= _CLEAR_GBPS and busbw > 0 else None
+    return busbw / algbw if algbw >= _CLEAR_GB_PER_S and busbw > 0 else None
 
 
 def _number(path: Path, text: str) -> float:

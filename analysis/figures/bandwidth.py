@@ -12,7 +12,6 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures.calibration import draw_models
 from dpscope.analysis.figures.style import COLOURS, MARKERS, bandwidth_axes
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.profiling.records.links import LinkRate
 
 MOST_PANELS = 4
 _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
@@ -39,23 +38,23 @@ def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
 
 
 def matched_transfers(run: RunData) -> pd.DataFrame:
-    """Each matched collective of a whole step once, with its cell: cell, kind, group_size, bytes, busbw_gbps."""
+    """Each matched collective of a whole step once, with its cell: cell, kind, group_size, bytes, busbw_gb_per_s."""
     parts = []
     for data in run.measured:
         if data.collectives.empty or not data.communication_known:
             continue
         keys = ["repeat", "rank", "step"]
         own = data.collectives.merge(data.whole_windows()[keys].drop_duplicates(), on=keys)
-        known = own[own["busbw_gbps"].notna() & own["bytes"].notna() & own["match"].notna()]
+        known = own[own["busbw_gb_per_s"].notna() & own["bytes"].notna() & own["match"].notna()]
         parts.append(known.drop_duplicates(["repeat", "match"]).assign(cell=data.cell.name))
-    names = ["cell", "kind", "group_size", "bytes", "busbw_gbps"]
+    names = ["cell", "kind", "group_size", "bytes", "busbw_gb_per_s"]
     kept = [part[names] for part in parts if len(part)]
     return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
 
 
 def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSources) -> None:
     for index, (cell, rows) in enumerate(own.groupby("cell", sort=False)):
-        rates = rows.groupby("bytes")["busbw_gbps"].agg(["median", "min", "max"]).astype(float)
+        rates = rows.groupby("bytes")["busbw_gb_per_s"].agg(["median", "min", "max"]).astype(float)
         sizes = rates.index.to_numpy(dtype=float)
         spread = [rates["median"] - rates["min"], rates["max"] - rates["median"]]
         axes.errorbar(
@@ -64,9 +63,7 @@ def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSo
         )  # fmt: skip
     calibration = sources.calibration
     fit = find_fit(calibration, kind, ranks) if calibration is not None else None
-    link = calibration.links.get(ranks) if calibration is not None else None
-    if sources.link_gbps is not None:
-        link = LinkRate(gbps=sources.link_gbps, name="link", source="given")
+    link = sources.link(ranks) or (calibration.links.get(ranks) if calibration is not None else None)
     factor = bus_factor(kind, ranks)
     assert factor is not None  # there is a bus bandwidth
     sizes_drawn = _size_range(own["bytes"].astype(float))

@@ -84,8 +84,10 @@ def draw_models(
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
         if link is not None:
-            bound_us = fit.pieces[0].alpha_us + curve * factor / link.gbps / 1e3
+            bound_us = fit.pieces[0].alpha_us + curve * factor / link.gb_per_s / 1e3
             axes.plot(curve, curve * factor / bound_us / 1e3, label="ring at the link's rate", **_BOUND)
     if link is not None:
-        axes.axhline(link.gbps, label="link's specification", **_LINK)
-        axes.annotate(f"{literal(link.name)}, {link.gbps:.4g} GB/s", (sizes[0], link.gbps), fontsize=7, va="bottom")
+        axes.axhline(link.gb_per_s, label="link's specification", **_LINK)
+        axes.annotate(
+            f"{literal(link.name)}, {link.gb_per_s:.4g} GB/s", (sizes[0], link.gb_per_s), fontsize=7, va="bottom"
+        )

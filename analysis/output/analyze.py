@@ -20,6 +20,7 @@ from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table, print_tables, reading
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.data import load_training
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
@@ -32,9 +33,9 @@ _IN_TABLES = frozenset({RunCode.COMMUNICATION_MEASURED, RunCode.ESTIMATES})  # s
 
 @dataclass(frozen=True)
 class Targets:
-    """What the user has told or wants a run to be judged against; None is unknown, or nothing."""
+    """What the user has told or wants a run to be judged against; None is what was said when it was measured."""
 
-    link_gbps: float | None = None  # of the link, one way
+    link: LinkRate | None = None
     efficiency: float | None = None  # 0..1
     accuracy: float | None = None  # percent
 
@@ -48,14 +49,15 @@ def load(path: Path, target_accuracy: float | None = None) -> RunData:
 def report_of(path: Path, targets: Targets) -> Report:
     """The report of a run, with the calibration that lies in its folder, if one does."""
     calibration = load_calibration(path) if calibration_path(path).exists() else None
-    return make_report(load(path, targets.accuracy), targets.link_gbps, calibration, targets.efficiency)
+    run = load(path, targets.accuracy)
+    return make_report(run, targets.link, calibration, targets.efficiency or run.manifest.config.target_efficiency)
 
 
-def write_tensorboard(path: Path, link_gbps: float | None) -> Path:
+def write_tensorboard(path: Path, link: LinkRate | None) -> Path:
     """Write the TensorBoard folder of a run, or of a folder with trainings alone; returns it."""
     if not is_run_folder(path) and holds_epochs(path):
         return export_trainings(load_training(path))
-    return export_tensorboard(report_of(path, Targets(link_gbps)))
+    return export_tensorboard(report_of(path, Targets(link)))
 
 
 def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
@@ -94,7 +96,7 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     elif output_format == "csv" and not classic:
         sys.stdout.write(tables.comparison_csv(report.comparison))
     elif classic:
-        print_tables(classic_tables(report.run, report.comparison, targets.link_gbps), output_format, console)
+        print_tables(classic_tables(report.run, report.comparison), output_format, console)
     else:
         print_tables(list(report.tables.values()), output_format, console)
     return report.sound

@@ -30,7 +30,7 @@ METRICS = {  # tag -> column of the comparison and what it is divided by
     "step_ms": ("step_us", 1e3),
     "samples_per_s": ("samples_per_s", 1.0),
     "exposed_ms": ("exposed_us", 1e3),
-    "busbw_gbps": ("busbw_gbps", 1.0),
+    "busbw_gb_per_s": ("busbw_gb_per_s", 1.0),
 }
 
 

@@ -32,7 +32,7 @@ STEP_FIELDS = (
 )  # fmt: skip
 COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
-    "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps",
+    "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
 )  # fmt: skip
 
 
@@ -152,14 +152,14 @@ def _collective_table(collectives: pd.DataFrame) -> TextTable:
     rows = []
     for key, own in collectives.groupby(["kind", "group", "bytes"], dropna=False):
         kind, group, size = key if isinstance(key, tuple) else (key, None, None)
-        means = own[["duration_us", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps"]].astype(float).mean()
+        means = own[["duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s"]].astype(float).mean()
         rows.append(
             (
                 f"{text(kind)} ({text(group)})" if named_groups else text(kind),
                 f"{size:,}" if isinstance(size, int | np.integer) else NA,
                 str(len(own)),
                 *(show(plain(means[name]), unit) for name in ("duration_us", "transfer_us", "wait_us")),
-                *(show(plain(means[name]), _RATE) for name in ("algbw_gbps", "busbw_gbps")),
+                *(show(plain(means[name]), _RATE) for name in ("algbw_gb_per_s", "busbw_gb_per_s")),
             )
         )
     times = (f"{name} [{unit.label}]" for name in ("duration", "transfer", "wait"))

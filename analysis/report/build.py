@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.compare import Comparison, compare
-from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.costs.sources import CostSources, cost_sources
 from dpscope.analysis.findings.answers import Answers, answer
 from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
@@ -26,6 +26,7 @@ from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.ownership import check_report
 
@@ -70,12 +71,13 @@ class Report:
 
 def make_report(
     run: RunData,
-    link_gbps: float | None = None,
+    link: LinkRate | None = None,
     calibration: Calibration | None = None,
     target_efficiency: float | None = None,
 ) -> Report:
-    """Compare and conclude; nothing is written. What `link_gbps` and `calibration` are, `comparison.compare` tells."""
-    comparison, sources = compare(run, link_gbps, calibration, target_efficiency), CostSources(link_gbps, calibration)
+    """Compare and conclude; nothing is written. What `link` and `calibration` are, `comparison.compare` tells."""
+    comparison = compare(run, link, calibration, target_efficiency)
+    sources = cost_sources(run.manifest, link, calibration)
     findings = tuple(conclusions(run, comparison))
     return Report(
         run=run,

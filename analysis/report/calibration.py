@@ -88,15 +88,15 @@ def _samples_table(points: list[CalibrationPoint]) -> TextTable:
 
 def _row(point: CalibrationPoint) -> tuple[str, ...]:
     time_us = float(np.median(point.times_us))
-    algbw_gbps = point.size_bytes / time_us / 1e3
+    algbw_gb_per_s = point.size_bytes / time_us / 1e3
     factor = bus_factor(point.collective, point.devices)
-    busbw = NA if factor is None else _rate(algbw_gbps * factor)
-    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), _rate(algbw_gbps), busbw)
+    busbw = NA if factor is None else _rate(algbw_gb_per_s * factor)
+    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), _rate(algbw_gb_per_s), busbw)
 
 
-def _rate(gbps: float) -> str:
+def _rate(gb_per_s: float) -> str:
     """Two decimals, as nccl-tests prints them, but of a small rate two digits."""
-    return f"{gbps:.2f}" if gbps >= 0.1 else f"{gbps:.2g}"
+    return f"{gb_per_s:.2f}" if gb_per_s >= 0.1 else f"{gb_per_s:.2g}"
 
 
 def _time(time_us: float) -> str:
@@ -121,7 +121,7 @@ def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
 
 def _piece_row(fit: CollectiveFit, piece: FitPiece) -> tuple[str, ...]:
     factor = bus_factor(fit.collective, fit.devices)
-    bandwidth = piece.bandwidth_gbps
+    bandwidth = piece.bandwidth_gb_per_s
     return (
         fit.collective,
         str(fit.devices),
@@ -129,9 +129,9 @@ def _piece_row(fit: CollectiveFit, piece: FitPiece) -> tuple[str, ...]:
         "and up" if piece.to_bytes is None else show_bytes(piece.to_bytes),
         f"{piece.alpha_us:.1f}",
         f"{piece.alpha_low_us:.1f} to {piece.alpha_high_us:.1f}",
-        _gbps(bandwidth),
-        f"{_gbps(piece.bandwidth_low_gbps)} to {_gbps(piece.bandwidth_high_gbps)}",
-        _gbps(None if bandwidth is None or factor is None else bandwidth * factor),
+        _gb_per_s(bandwidth),
+        f"{_gb_per_s(piece.bandwidth_low_gb_per_s)} to {_gb_per_s(piece.bandwidth_high_gb_per_s)}",
+        _gb_per_s(None if bandwidth is None or factor is None else bandwidth * factor),
     )
 
 
@@ -158,6 +158,6 @@ def _errors_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
     )
 
 
-def _gbps(value: float | None) -> str:
+def _gb_per_s(value: float | None) -> str:
     """A bandwidth; one that the size makes no difference for has no bound."""
     return "unbounded" if value is None else f"{value:.3g}"

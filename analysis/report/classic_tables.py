@@ -16,12 +16,12 @@ Row = pd.Series  # of the comparison table
 Value = Callable[[CellData, Row], float | None]
 
 
-def classic_tables(run: RunData, comparison: Comparison, link_gbps: float | None) -> list[TextTable]:
+def classic_tables(run: RunData, comparison: Comparison) -> list[TextTable]:
     """The three tables; times per epoch in seconds, per step in milliseconds, bandwidth in GB/s."""
     return [
         _epoch_table(run, comparison),
         _communication_table(run, comparison),
-        _bandwidth_table(run, comparison, link_gbps),
+        _bandwidth_table(run, comparison),
     ]
 
 
@@ -89,23 +89,25 @@ def _communication_table(run: RunData, comparison: Comparison) -> TextTable:
     )
 
 
-def _bandwidth_table(run: RunData, comparison: Comparison, link_gbps: float | None) -> TextTable:
+def _bandwidth_table(run: RunData, comparison: Comparison) -> TextTable:
     def utilisation(_: CellData, row: Row) -> float | None:
-        return 100 * float(row["busbw_gbps"]) / link_gbps if link_gbps and pd.notna(row["busbw_gbps"]) else None
+        share = row["transfer_of_link"]
+        return 100 * float(share) if pd.notna(share) else None
 
+    links = sorted({float(rate) for rate in comparison.table["link_gb_per_s"].dropna()})
     return _grid(
         "Bandwidth and utilisation",
         run,
         comparison,
         {
-            "algbw [GB/s]": (_column("algbw_gbps", 1.0), 3),
-            "busbw [GB/s]": (_column("busbw_gbps", 1.0), 3),
+            "algbw [GB/s]": (_column("algbw_gb_per_s", 1.0), 3),
+            "busbw [GB/s]": (_column("busbw_gb_per_s", 1.0), 3),
             "utilisation [%]": (utilisation, 1),
         },
         [
-            f"utilisation: busbw / {link_gbps:g} GB/s"
-            if link_gbps
-            else "utilisation needs the link's bandwidth: give --link-gbps",
+            f"utilisation: busbw / {', '.join(f'{rate:.4g}' for rate in links)} GB/s"
+            if links
+            else "utilisation needs the link's bandwidth: give --link",
             "of all-reduces only: DataParallel runs none",
         ],
     )

@@ -40,7 +40,10 @@ _VIEWS = (
     View(
         "traffic",
         "What moves",
-        ("cell", "bytes_per_step", "collectives_per_step", "transfer_us", "algbw_gbps", "busbw_gbps", "communication_share"),
+        (
+            "cell", "bytes_per_step", "collectives_per_step", "transfer_us", "algbw_gb_per_s", "busbw_gb_per_s",
+            "communication_share",
+        ),
         several_only=True,
     ),
     View(
@@ -74,8 +77,8 @@ _VIEWS = (
         "bandwidth",
         "Effective bandwidth, three ways",
         (
-            "cell", "wire_bytes_per_step", "subtraction_gbps", "communication_gbps", "transfer_gbps", "link_gbps",
-            "calibrated_gbps",
+            "cell", "wire_bytes_per_step", "subtraction_gb_per_s", "communication_gb_per_s", "transfer_gb_per_s", "link_gb_per_s",
+            "calibrated_gb_per_s",
         ),
         several_only=True,
     ),

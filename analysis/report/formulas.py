@@ -123,7 +123,9 @@ def _source(values: CellValues) -> str:
 
 def _ring(data: CellData, sources: CostSources) -> str:
     devices, size = data.cell.devices, reduced_bytes(data.cell, model_sizes(data))
-    return f"2(N−1)/N × S/B = 2({devices}−1)/{devices} × {show_bytes(size)} / {sources.link_gbps:.4g} GB/s (S: all gradients)"
+    return (
+        f"2(N−1)/N × S/B = 2({devices}−1)/{devices} × {show_bytes(size)} / {_link(sources, devices)} (S: all gradients)"
+    )
 
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:
@@ -132,13 +134,13 @@ def _collective(one: CollectivePrediction, sources: CostSources) -> str:
         fit = find_fit(sources.calibration, one.kind, one.ranks)
         assert fit is not None  # or there were no prediction
         piece = piece_of(fit, one.size_bytes)
-        if piece.bandwidth_gbps is None:
+        if piece.bandwidth_gb_per_s is None:
             return f"alpha = {show_time(piece.alpha_us)} (S = {show_bytes(one.size_bytes)} makes no difference)"
         beyond = ", extrapolated" if one.extrapolated else ""
         alpha = f"{'−' if piece.alpha_us < 0 else ''}{show_time(abs(piece.alpha_us))}"
-        return f"alpha + S/B = {alpha} + {show_bytes(one.size_bytes)} / {piece.bandwidth_gbps:.4g} GB/s{beyond}"
+        return f"alpha + S/B = {alpha} + {show_bytes(one.size_bytes)} / {piece.bandwidth_gb_per_s:.4g} GB/s{beyond}"
     factor = bus_factor(one.kind, one.ranks)
-    return f"f × S/B = {factor:.4g} × {show_bytes(one.size_bytes)} / {sources.link_gbps:.4g} GB/s (f: bus factor)"
+    return f"f × S/B = {factor:.4g} × {show_bytes(one.size_bytes)} / {_link(sources, one.ranks)} (f: bus factor)"
 
 
 def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: CostSources) -> str:
@@ -149,9 +151,15 @@ def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: Cos
         )
     sizes, devices = model_sizes(data), data.cell.devices
     moved = 2 * sizes.parameter_bytes + sizes.buffer_bytes
-    return f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {show_bytes(moved)} / {sources.link_gbps:.4g} GB/s" + (
+    return f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {show_bytes(moved)} / {_link(sources, devices)}" + (
         f" × {data.cell.options.accumulate} micro-batches" if data.cell.options.accumulate > 1 else ""
     )
+
+
+def _link(sources: CostSources, devices: int) -> str:
+    link = sources.link(devices)
+    assert link is not None  # or there were no prediction
+    return f"{link.gb_per_s:.4g} GB/s"
 
 
 def _schedule(data: CellData, sources: CostSources) -> str:

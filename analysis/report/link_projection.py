@@ -6,11 +6,11 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, show, show_bytes
 from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GBPS,
-    INFINIBAND_GBPS,
+    ETHERNET_GB_PER_S,
+    INFINIBAND_GB_PER_S,
     gpu_model,
     model_link,
-    pcie_gbps,
+    pcie_gb_per_s,
 )
 
 _NETWORKS = (
@@ -23,15 +23,15 @@ _NVLINK_MODELS = ("V100-SXM2", "A100-SXM4", "H100 SXM5", "B200")  # NVLink 2 to 
 
 def projected_links() -> dict[str, float]:
     """GB/s of one direction as specified, by name: networks, PCIe x16, all NVLinks of a GPU of each generation."""
-    networks = ETHERNET_GBPS | INFINIBAND_GBPS
+    networks = ETHERNET_GB_PER_S | INFINIBAND_GB_PER_S
     links = {name: networks[name] for name in _NETWORKS}
-    links |= {f"PCIe {generation}.0 x16": pcie_gbps(generation) for generation in _PCIE_GENERATIONS}
+    links |= {f"PCIe {generation}.0 x16": pcie_gb_per_s(generation) for generation in _PCIE_GENERATIONS}
     for name in _NVLINK_MODELS:
         model = gpu_model(name)
         link = model_link(model) if model is not None else None
         assert model is not None
         assert link is not None
-        links[f"{link.name} ({model.title})"] = link.gbps
+        links[f"{link.name} ({model.title})"] = link.gb_per_s
     return links
 
 
@@ -52,14 +52,16 @@ def projection_table(run: RunData) -> TextTable | None:
     data = max(cells, key=lambda one: (one.cell.strategy == "ddp", one.cell.devices))
     sizes, devices, by_ring = model_sizes(data), data.cell.devices, data.cell.strategy == "ddp"
 
-    def predicted_us(share: float, gbps: float) -> float:
+    def predicted_us(share: float, gb_per_s: float) -> float:
         if by_ring:
-            return ring_all_reduce_us(share * sizes.gradient_bytes, devices, gbps)
-        return dp_transfer_us(share * sizes.parameter_bytes, sizes.buffer_bytes, devices, gbps, peer_copies=False)
+            return ring_all_reduce_us(share * sizes.gradient_bytes, devices, gb_per_s)
+        return dp_transfer_us(share * sizes.parameter_bytes, sizes.buffer_bytes, devices, gb_per_s, peer_copies=False)
 
     what = "ring all-reduce of the gradients" if by_ring else "DataParallel's broadcast and reduce"
     moved = [show_bytes(share * (sizes.gradient_bytes if by_ring else sizes.parameter_bytes)) for share in _SHARES]
-    times_us = {name: [predicted_us(share, gbps) for share in _SHARES] for name, gbps in projected_links().items()}
+    times_us = {
+        name: [predicted_us(share, gb_per_s) for share in _SHARES] for name, gb_per_s in projected_links().items()
+    }
     unit = _MILLISECONDS if max(map(max, times_us.values())) >= _MILLISECONDS_FROM_US else _MICROSECONDS
     return TextTable(
         title=f"Predicted, not measured: {what} on other links, {devices} devices",
@@ -67,10 +69,10 @@ def projection_table(run: RunData) -> TextTable | None:
         rows=tuple(
             (
                 name,
-                f"{gbps:.3f}",
+                f"{gb_per_s:.3f}",
                 *(show(time_us, unit) for time_us in times_us[name]),
             )
-            for name, gbps in projected_links().items()
+            for name, gb_per_s in projected_links().items()
         ),
         notes=(
             "rates: docs/links.md, with sources; a lower bound: no latency, no contention, every hop on this link",

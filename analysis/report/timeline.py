@@ -203,7 +203,9 @@ def _communication(
 
 def _collective_bar(row: Mapping[Hashable, object], shift_us: float) -> Bar:
     kind = str(plain(row["kind"]) or "collective")
-    size, rate, bound, wait = (as_number(row[name]) for name in ("bytes", "busbw_gbps", "lower_bound_gbps", "wait_us"))
+    size, rate, bound, wait = (
+        as_number(row[name]) for name in ("bytes", "busbw_gb_per_s", "lower_bound_gb_per_s", "wait_us")
+    )
     duration = as_number(row["duration_us"]) or 0.0
     said = [show_bytes(size)] if size is not None else []
     said += [f"{rate:.3g} GB/s"] if rate is not None else []

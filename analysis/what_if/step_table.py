@@ -68,7 +68,7 @@ def _measured(row: Mapping[str, str], where: str, times: bool) -> MeasuredStep:
     ranks = _count(row, "ranks", where)
     step_ms = _milliseconds(row, "step_ms", where) if times or row.get("step_ms") else None
     sync_ms = _milliseconds(row, "sync_ms", where, least=0.0) if row.get("sync_ms") else None
-    told = {*NUMBERS, "gpus_per_node", "strategy", "busbw_gbps"}
+    told = {*NUMBERS, "gpus_per_node", "strategy", "busbw_gb_per_s"}
     return MeasuredStep(
         placement=_placement(row, ranks, where),
         batch_size=_count(row, "batch_per_rank", where) if row.get("batch_per_rank") else 0,

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GBPS,
+    ETHERNET_GB_PER_S,
     GPU_MODELS,
-    HALF_WIDTH_GBPS,
-    INFINIBAND_GBPS,
-    NVLINK_GBPS,
+    HALF_WIDTH_GB_PER_S,
+    INFINIBAND_GB_PER_S,
+    NVLINK_GB_PER_S,
     PCIE_SOURCE,
     GpuModel,
     nvlink,
-    pcie_gbps,
+    pcie_gb_per_s,
 )
 from dpscope.profiling.store.files import write_text
 
@@ -32,7 +32,7 @@ the 8 A100 whose nccl-tests logs are among the tests' data reach 235 of their 30
 
 dpscope asks NVML which links there are: NVLinks that are up and their generation, the PCIe generation and width that device
 and slot support, what lies between each two GPUs and whether they can read each other's memory. GPUs are matched with torch's
-by UUID. What NVML does not answer stays unknown; `--link-gbps` states a rate by hand.
+by UUID. What NVML does not answer stays unknown; `--link` states a rate by hand.
 
 The link of a group of GPUs is that of a ring through them. Where NVLinks join them all in a ring, it is the NVLinks that one
 GPU has to others of the group, of the GPU that has least (a library runs several rings at once); through NVSwitches these are
@@ -61,9 +61,9 @@ def _gpus() -> TextTable:
             (
                 model.title,
                 _nvlinks_of(model),
-                _rate(rate.gbps) if (rate := nvlink(model.nvlink_version, model.nvlinks, model.title)) else "none",
+                _rate(rate.gb_per_s) if (rate := nvlink(model.nvlink_version, model.nvlinks, model.title)) else "none",
                 f"{model.pcie_generation}.0 x16",
-                _rate(pcie_gbps(model.pcie_generation)),
+                _rate(pcie_gb_per_s(model.pcie_generation)),
                 model.source,
             )
             for model in GPU_MODELS
@@ -82,8 +82,8 @@ def _nvlinks() -> TextTable:
     return _table(
         "NVLink, one link",
         ("generation", "one way [GB/s]"),
-        ((f"NVLink {version}", _rate(gbps)) for version, gbps in NVLINK_GBPS.items()),
-        f"cards with a GA102 chip (A40, RTX A4500 to A6000, GeForce RTX 3090): {HALF_WIDTH_GBPS} GB/s",
+        ((f"NVLink {version}", _rate(gb_per_s)) for version, gb_per_s in NVLINK_GB_PER_S.items()),
+        f"cards with a GA102 chip (A40, RTX A4500 to A6000, GeForce RTX 3090): {HALF_WIDTH_GB_PER_S} GB/s",
         "sources: NVIDIA's architecture white papers (P100, V100, A100, GA102, H100, Blackwell)",
     )
 
@@ -93,7 +93,7 @@ def _pcie() -> TextTable:
         "PCIe",
         ("generation", "one lane [GB/s]", "x4 [GB/s]", "x8 [GB/s]", "x16 [GB/s]"),
         (
-            (f"PCIe {generation}.0", *(f"{pcie_gbps(generation, lanes):.3f}" for lanes in (1, 4, 8, 16)))
+            (f"PCIe {generation}.0", *(f"{pcie_gb_per_s(generation, lanes):.3f}" for lanes in (1, 4, 8, 16)))
             for generation in range(1, 7)
         ),
         f"source: {PCIE_SOURCE} 1.0 to 6.0; transfers/s x coding (8/10, from 3.0 on 128/130, 6.0: 242/256) / 8 bits",
@@ -104,13 +104,13 @@ def _networks() -> TextTable:
     return _table(
         "Networks",
         ("link", "one way [GB/s]"),
-        ((name, _rate(gbps)) for name, gbps in (ETHERNET_GBPS | INFINIBAND_GBPS).items()),
+        ((name, _rate(gb_per_s)) for name, gb_per_s in (ETHERNET_GB_PER_S | INFINIBAND_GB_PER_S).items()),
         "sources: IEEE 802.3; InfiniBand Architecture Specification (four lanes)",
     )
 
 
-def _rate(gbps: float) -> str:
-    return f"{gbps:.4g}"
+def _rate(gb_per_s: float) -> str:
+    return f"{gb_per_s:.4g}"
 
 
 if __name__ == "__main__":

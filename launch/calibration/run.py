@@ -27,15 +27,13 @@ from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
 
-def run_calibration(settings: CalibrationSettings, console: Console, link_gbps: float | None = None) -> Calibration:
+def run_calibration(settings: CalibrationSettings, console: Console, link: LinkRate | None = None) -> Calibration:
     """Time the collectives that `settings` names; the calibration holds every sample and no fit yet.
 
-    `link_gbps` (1e9 B/s, one direction) takes the place of the links' specification. The job's processes end with this
+    `link`, which the user states, takes the place of the links' specification. The job's processes end with this
     call whatever happens; signals end it early. Raises DpscopeError with the cause in one line when the job fails, passes
     its time limit or is stopped, or when nothing could be timed; the failed ranks' last lines are printed first.
     """
-    if link_gbps is not None and link_gbps <= 0:
-        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
     folder = RepeatFolder(Path(tempfile.mkdtemp(prefix="dpscope-calibrate-")))
     try:
         measured = _run_job(settings, folder, console)
@@ -58,7 +56,7 @@ def run_calibration(settings: CalibrationSettings, console: Console, link_gbps: 
         points=measured.points,
         left_out=measured.left_out,
         interconnect=links,
-        links=_rates(settings, links, link_gbps),
+        links=_rates(settings, links, link),
         findings=(*machine_findings(environment, settings.device, max(settings.devices)), *_findings(settings)),
     )
 
@@ -77,11 +75,10 @@ def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Conso
     raise job_failure(folder, end, settings.timeout_s, "calibration failed, nothing is saved", stop, console)
 
 
-def _rates(settings: CalibrationSettings, links: Interconnect, link_gbps: float | None) -> dict[int, LinkRate]:
+def _rates(settings: CalibrationSettings, links: Interconnect, stated: LinkRate | None) -> dict[int, LinkRate]:
     """What the links of each device count are specified for; none for a count where that is unknown."""
-    if link_gbps is not None:
-        given = LinkRate(gbps=link_gbps, name="link", source="--link-gbps")
-        return dict.fromkeys(settings.devices, given)
+    if stated is not None:
+        return dict.fromkeys(settings.devices, stated)
     rates = {count: group_rate(links, range(count)) for count in settings.devices}
     return {count: rate for count, rate in rates.items() if rate is not None}
 

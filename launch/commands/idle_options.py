@@ -43,12 +43,12 @@ def _trainings_alone(values: Values) -> bool:
 IDLE: dict[str, tuple[Idle, ...]] = {
     "analyze": (
         Idle(
-            ("link_gbps", "target_efficiency", "target_accuracy"),
+            ("link", "target_efficiency", "target_accuracy"),
             lambda values: not _any_run(values),
             "trace files alone are judged by no target; give a run folder",
         ),
         Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
-        Idle(("link_gbps", "target_efficiency"), _trainings_alone, "trainings alone hold no measured steps"),
+        Idle(("link", "target_efficiency"), _trainings_alone, "trainings alone hold no measured steps"),
         Idle(
             ("target_accuracy",),
             lambda values: _any_run(values) and not any(map(_holds_trainings, values["paths"])),
@@ -63,7 +63,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             ("classic",), lambda values: values["output_format"] == "json", "JSON holds every table; give one of them"
         ),
     ),
-    "tensorboard": (Idle(("link_gbps",), _trainings_alone, "trainings alone hold no measured steps"),),
+    "tensorboard": (Idle(("link",), _trainings_alone, "trainings alone hold no measured steps"),),
     "calibrate": (
         Idle(
             (

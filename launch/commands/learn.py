@@ -67,7 +67,7 @@ def train(
     from dpscope.launch.training.run import run_trainings
     from dpscope.launch.training.settings import load_train_config
 
-    options.check_numbers(None, target_accuracy=target_accuracy)
+    options.check_targets(target_accuracy=target_accuracy)
     settings = load_train_config(config, flags)
     console = Console()
     if dry_run:

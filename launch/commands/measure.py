@@ -43,7 +43,7 @@ def run(
     accumulate: options.Accumulate = None,
     broadcast_buffers: options.BroadcastBuffers = None,
     config: options.Config = None,
-    link_gbps: options.LinkGbps = None,
+    link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
     out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = options.DEFAULT_OUT,
     fresh: options.Fresh = False,
@@ -53,7 +53,6 @@ def run(
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
-    options.check_numbers(link_gbps, target_efficiency)
     detail = options.detail(verbose, quiet)
     if dry_run and detail != "summary":
         raise DpscopeError("--dry-run prints the plan alone: omit --verbose and --quiet")
@@ -70,10 +69,10 @@ def run(
     outcome = run_sweep(settings, out, fresh, console)
     from dpscope.analysis.output.analyze import Targets, show_run
 
-    exit_after(outcome, lambda: show_run(out, Targets(link_gbps, target_efficiency), console, detail), console)
+    exit_after(outcome, lambda: show_run(out, Targets(), console, detail), console)
 
 
-_NOT_SETTINGS = ("config", "link_gbps", "target_efficiency", "out", "fresh", "dry_run", "verbose", "quiet")
+_NOT_SETTINGS = ("config", "out", "fresh", "dry_run", "verbose", "quiet")
 
 
 def calibrate(
@@ -86,7 +85,7 @@ def calibrate(
     warmup: Annotated[int, typer.Option(help="untimed calls of each size")] = 5,
     timeout: Annotated[float, typer.Option(help="seconds the job may take")] = 900.0,
     device: Annotated[str, typer.Option(help="auto, cuda or cpu")] = "auto",
-    link_gbps: Annotated[float | None, typer.Option(help="the link's GB/s one way, instead of what NVML tells")] = None,
+    link: options.Link = None,
     from_nccl_tests: Annotated[
         bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
     ] = False,
@@ -95,7 +94,7 @@ def calibrate(
     logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
-    options.check_numbers(link_gbps)
+    stated = options.read_link(link)
     from rich.console import Console
 
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
@@ -111,7 +110,7 @@ def calibrate(
     check_calibration_place(out, calibration_path(out))
     console = Console()
     if from_nccl_tests:
-        measured = calibration_from_logs(logs or [], in_place, link_gbps)
+        measured = calibration_from_logs(logs or [], in_place, stated)
     else:
         settings = calibration_settings(
             device=device,
@@ -124,7 +123,7 @@ def calibrate(
             warmup_iterations=warmup,
             timeout_s=timeout,
         )
-        measured = run_calibration(settings, console, link_gbps)
+        measured = run_calibration(settings, console, stated)
     fitted, path = save_calibration(measured, out)
     for table in calibration_tables(fitted):
         print_table(console, table)

@@ -1,14 +1,16 @@
 """Options that several commands of `dpscope` share: type and help text of each flag. Imports typer alone."""
 
-import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from dpscope.launch.commands.idle_options import check_options
 from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.profiling.records.links import LinkRate
 
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 DEFAULT_OUT = Path("runs/default")
@@ -87,7 +89,10 @@ ResumeFrom = Annotated[
 ]
 TrainTimeout = Annotated[float | None, typer.Option("--timeout", help="seconds one training may take")]
 
-LinkGbps = Annotated[float | None, typer.Option(help="the link's GB/s one way, for the ring model")]
+Link = Annotated[
+    str | None,
+    typer.Option(help='the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"'),
+]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
@@ -95,8 +100,22 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its est
 MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
 
 
+_REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
+
+
 class DefaultsInHelp(TyperCommand):
-    """A command whose --help ends each option with its default, and whose one line in the list is never cut."""
+    """A command whose --help ends each option with its default, and whose one line in the list is never cut.
+
+    An option that was replaced is refused by the name of the one that replaced it.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; raises DpscopeError for an option that is no more."""
+        before_files = args[: args.index("--")] if "--" in args else args
+        for name in (one.partition("=")[0] for one in before_files):
+            if name in _REPLACED:
+                raise DpscopeError(f"{name}: {_REPLACED[name]}")
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """As typer does, of options that say what they are by default."""
@@ -121,14 +140,22 @@ class DefaultsInHelp(TyperCommand):
         return (self.help or "").partition("\n")[0]
 
 
-def check_numbers(
-    link_gbps: float | None, target_efficiency: float | None = None, target_accuracy: float | None = None
-) -> None:
-    """Raises DpscopeError for a link's rate or a target that is no such number."""
+def read_link(text: str | None) -> "LinkRate | None":
+    """The link that --link states; raises DpscopeError for a text that states none."""
+    if text is None:
+        return None
+    from dpscope.profiling.machine.link_text import parse_link
+
+    try:
+        return parse_link(text)
+    except ValueError as error:
+        raise DpscopeError(f"--link {error}") from error
+
+
+def check_targets(target_efficiency: float | None = None, target_accuracy: float | None = None) -> None:
+    """Raises DpscopeError for a target that is no such number."""
     if target_accuracy is not None and not 0 < target_accuracy <= 100:
         raise DpscopeError(f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%")
-    if link_gbps is not None and not (math.isfinite(link_gbps) and link_gbps > 0):
-        raise DpscopeError(f"--link-gbps {link_gbps:g}: must be above 0; give the link's GB/s one way")
     if target_efficiency is not None and not 0 < target_efficiency <= 1:
         raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
 

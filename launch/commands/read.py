@@ -15,7 +15,7 @@ def analyze(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
     output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
-    link_gbps: options.LinkGbps = None,
+    link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
     target_accuracy: options.TargetAccuracy = None,
     max_bytes: options.MaxBytes = None,
@@ -23,7 +23,8 @@ def analyze(
     quiet: options.Quiet = False,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
-    options.check_numbers(link_gbps, target_efficiency, target_accuracy)
+    stated = options.read_link(link)
+    options.check_targets(target_efficiency, target_accuracy)
     options.check_max_bytes(max_bytes)
     runs = [path for path in paths if _is_run(path)]
     if runs and len(paths) > 1:
@@ -42,7 +43,7 @@ def analyze(
         raise typer.Exit(print_traces(paths, output_format, max_bytes, console))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
-    targets = Targets(link_gbps, target_efficiency, target_accuracy)
+    targets = Targets(stated, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
         sound = show_run(runs[0], targets, console, detail)
     else:
@@ -114,17 +115,17 @@ def tensorboard(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
-    link_gbps: options.LinkGbps = None,
+    link: options.Link = None,
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the traces."""
-    options.check_numbers(link_gbps)
+    stated = options.read_link(link)
     from rich.console import Console
 
     from dpscope.analysis.output.analyze import write_tensorboard
     from dpscope.launch.commands.tensorboard_server import serve
 
     console = Console()
-    folder = write_tensorboard(run, link_gbps)
+    folder = write_tensorboard(run, stated)
 
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 import msgspec
 
 from dpscope.launch.planning import variants
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -25,6 +26,7 @@ _FIELD_OF_FLAG = {
     "warmup": "warmup_steps",
     "timeout": "timeout_s",
 }
+_REPLACED = {"link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'}
 _FLAG_OF_FIELD = {field: flag for flag, field in _FIELD_OF_FLAG.items()}
 
 
@@ -100,6 +102,8 @@ def _read_toml(path: Path) -> dict[str, object]:
 def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
     name = key.replace("-", "_")
     field = _FIELD_OF_FLAG.get(name, name)
+    if name in _REPLACED:
+        raise DpscopeError(f"{origin}: {_REPLACED[name]}")
     if field not in fields:
         known = sorted(_FLAG_OF_FIELD.get(name, name) for name in fields)
         if close := difflib.get_close_matches(name, known, n=1):
@@ -111,6 +115,8 @@ def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
 def build_config(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
     """The configuration from the values of its fields, lists as lists or text; raises DpscopeError."""
     values = dict(given)
+    if values.get("link") is not None:
+        values["link"] = _checked_link(str(values["link"]), origins["link"])
     for field, parse in _TEXT_PARSERS.items():
         if isinstance(values.get(field), str | int | float):
             _parse_text(values, field, parse, origins)
@@ -127,6 +133,15 @@ def build_config(given: dict[str, object], origins: dict[str, str]) -> RunConfig
             raise DpscopeError(f"{origins.get(field, flag_name(field))} {shown(getattr(config, field))}: {fix}")
     _check_together(config, origins)
     return config
+
+
+def _checked_link(text: str, origin: str) -> str:
+    """The text, which states a link; raises DpscopeError for one that states none."""
+    try:
+        parse_link(text)
+    except ValueError as error:
+        raise DpscopeError(f"{origin} {error}") from error
+    return text
 
 
 def _in_order(config: RunConfig) -> RunConfig:
@@ -240,6 +255,11 @@ def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
         ("traced_steps", config.traced_steps >= 1, "must be 1 or more"),
         ("repeats", config.repeats >= 1, "must be 1 or more"),
         ("timeout_s", 0 < config.timeout_s <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7"),
+        (
+            "target_efficiency",
+            config.target_efficiency is None or 0 < config.target_efficiency <= 1,
+            "must be above 0 and at most 1; 0.8 is 80%",
+        ),
         *variants.variant_checks(config),
     ]
 

@@ -17,6 +17,8 @@ _NOT_OF_A_WORKER = (
     "download",
     "repeats",
     "timeout_s",
+    "link",
+    "target_efficiency",
     *CellOptions.__struct_fields__,
 )
 

@@ -73,7 +73,7 @@ def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str]) 
         torch_index=_torch_index(uuid, torch_uuids),
         active_nvlinks=len(active),
         nvlink_version=version,
-        nvlink_gbps=None if rate is None else rate.gbps,
+        nvlink_gb_per_s=None if rate is None else rate.gb_per_s,
         pcie_generation=ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
         pcie_width=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
         current_pcie_generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
@@ -127,7 +127,7 @@ def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
     """The slowest of these links; unknown when one of them is."""
     known = list(rates)
     kept = [rate for rate in known if rate is not None]
-    return min(kept, key=lambda rate: rate.gbps) if kept and len(kept) == len(known) else None
+    return min(kept, key=lambda rate: rate.gb_per_s) if kept and len(kept) == len(known) else None
 
 
 def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:

@@ -18,24 +18,24 @@ Generation 6 sends 256 B units of which 242 are data and its link layer, the res
 """
 
 NVLINK_SOURCE = "NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell)"
-NVLINK_GBPS = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
+NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
 """One link, one direction, by generation."""
 
 _HALF_WIDTH = re.compile(r"A40\b|RTX A(4500|5000|5500|6000)|RTX 3090")
-HALF_WIDTH_GBPS = 14.0625
+HALF_WIDTH_GB_PER_S = 14.0625
 """A link of the cards with a GA102 chip, third generation too. Source: NVIDIA Ampere GA102 GPU Architecture."""
 
-ETHERNET_GBPS = {f"Ethernet {rate} Gb/s": rate / 8 for rate in (1, 10, 25, 40, 100, 200, 400)}
+ETHERNET_GB_PER_S = {f"Ethernet {rate} Gb/s": rate / 8 for rate in (1, 10, 25, 40, 100, 200, 400)}
 """Source: IEEE 802.3; the rate at which frames are sent, of which headers take 2 to 6%."""
 
-INFINIBAND_GBPS = {
+INFINIBAND_GB_PER_S = {
     f"InfiniBand {name} x4 ({rate} Gb/s)": rate / 8
     for name, rate in (("QDR", 32), ("FDR", 54.5), ("EDR", 100), ("HDR", 200), ("NDR", 400), ("XDR", 800))
 }
 """Source: InfiniBand Architecture Specification; four lanes, coding taken off."""
 
 
-def pcie_gbps(generation: int, lanes: int = 16) -> float:
+def pcie_gb_per_s(generation: int, lanes: int = 16) -> float:
     """Rate of a PCIe link in one direction: transfers per second x coding / 8 bits, times lanes."""
     rate, coding = _PCIE_LANES[generation]
     return rate * coding / 8 * lanes
@@ -46,17 +46,17 @@ def pcie_link(generation: int | None, lanes: int | None) -> LinkRate | None:
     if generation not in _PCIE_LANES or not lanes:
         return None
     name = f"PCIe {generation}.0 x{lanes}"
-    return LinkRate(gbps=pcie_gbps(generation, lanes), name=name, source=PCIE_SOURCE)
+    return LinkRate(gb_per_s=pcie_gb_per_s(generation, lanes), name=name, source=PCIE_SOURCE)
 
 
 def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate | None:
     """So many NVLinks of a generation (1 to 5) on a GPU of this name; None for none and for an unknown generation."""
-    if version not in NVLINK_GBPS or links < 1:
+    if version not in NVLINK_GB_PER_S or links < 1:
         return None
     half = version == 3 and device_name is not None and _HALF_WIDTH.search(device_name) is not None
-    each = HALF_WIDTH_GBPS if half else NVLINK_GBPS[version]
+    each = HALF_WIDTH_GB_PER_S if half else NVLINK_GB_PER_S[version]
     source = "NVIDIA Ampere GA102 GPU Architecture" if half else NVLINK_SOURCE
-    return LinkRate(gbps=each * links, name=f"NVLink {version} x{links}", source=source)
+    return LinkRate(gb_per_s=each * links, name=f"NVLink {version} x{links}", source=source)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 
 from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GBPS,
-    INFINIBAND_GBPS,
+    ETHERNET_GB_PER_S,
+    INFINIBAND_GB_PER_S,
     nvlink,
     pcie_link,
 )
@@ -65,7 +65,7 @@ def _stated(text: str, rate: re.Match[str]) -> LinkRate:
     value = number * _SCALES[scale] * _BITS[unit]
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{text!r} must be above 0; {_FORMS}")
-    return LinkRate(gbps=value, name=" ".join(text.split()), source=STATED)
+    return LinkRate(gb_per_s=value, name=" ".join(text.split()), source=STATED)
 
 
 def _pcie(match: re.Match[str]) -> LinkRate | None:
@@ -79,17 +79,17 @@ def _nvlink(match: re.Match[str]) -> LinkRate | None:
 
 
 def _ethernet(match: re.Match[str]) -> LinkRate | None:
-    return _by_name(ETHERNET_GBPS, f"Ethernet {match['rate'] or match['other']} Gb/s", "IEEE 802.3")
+    return _by_name(ETHERNET_GB_PER_S, f"Ethernet {match['rate'] or match['other']} Gb/s", "IEEE 802.3")
 
 
 def _infiniband(match: re.Match[str]) -> LinkRate | None:
     prefix = f"InfiniBand {match['name'].upper()} "
-    name = next(name for name in INFINIBAND_GBPS if name.startswith(prefix))
-    return _by_name(INFINIBAND_GBPS, name, "InfiniBand Architecture Specification")
+    name = next(name for name in INFINIBAND_GB_PER_S if name.startswith(prefix))
+    return _by_name(INFINIBAND_GB_PER_S, name, "InfiniBand Architecture Specification")
 
 
 def _by_name(rates: dict[str, float], name: str, source: str) -> LinkRate | None:
-    return LinkRate(gbps=rates[name], name=name, source=source) if name in rates else None
+    return LinkRate(gb_per_s=rates[name], name=name, source=source) if name in rates else None
 
 
 _NAMED: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], LinkRate | None]], ...] = (

@@ -1,6 +1,6 @@
 """What `calibration.json` holds, as types: settings, every sample, links, fits. Imports no torch.
 
-Units stand in names: `_us`, `_bytes`, `_gbps` (1e9 bytes per second).
+Units stand in names: `_us`, `_bytes`, `_gb_per_s` (1e9 bytes per second).
 """
 
 from typing import Literal
@@ -70,9 +70,9 @@ class FitPiece(Stored, frozen=True):
     alpha_us: float
     alpha_low_us: float
     alpha_high_us: float
-    bandwidth_gbps: float | None  # None: the size makes no difference in this piece
-    bandwidth_low_gbps: float | None
-    bandwidth_high_gbps: float | None  # None: the data do not bound it
+    bandwidth_gb_per_s: float | None  # None: the size makes no difference in this piece
+    bandwidth_low_gb_per_s: float | None
+    bandwidth_high_gb_per_s: float | None  # None: the data do not bound it
 
 
 class CollectiveFit(Stored, frozen=True):

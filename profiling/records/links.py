@@ -6,7 +6,7 @@ from dpscope.profiling.records.stored import Stored
 class LinkRate(Stored, frozen=True):
     """What a link is specified to carry in one direction, and who says so."""
 
-    gbps: float  # 1e9 B/s
+    gb_per_s: float  # 1e9 B/s
     name: str  # such as "NVLink 4 x18"
     source: str
 
@@ -20,7 +20,7 @@ class DeviceLinks(Stored, frozen=True):
     torch_index: int | None = None  # the same GPU's index in this process's torch, matched by UUID
     active_nvlinks: int = 0
     nvlink_version: int | None = None  # generation, 1 to 5
-    nvlink_gbps: float | None = None  # all active links together
+    nvlink_gb_per_s: float | None = None  # all active links together
     pcie_generation: int | None = None  # the highest that device and slot support; the current one drops at idle
     pcie_width: int | None = None
     current_pcie_generation: int | None = None

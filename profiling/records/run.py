@@ -26,8 +26,8 @@ class RunConfig(Stored, frozen=True):
     `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
     numbers are read both ways and the union of the cells is measured once.
 
-    The last seven fields are variants (docs/variants.md): each combination of their values is a cell. All but
-    `accumulate` concern DistributedDataParallel alone.
+    The fields from `comm_hook` to `accumulate` are variants (docs/variants.md): each combination of their values is a cell.
+    All but `accumulate` concern DistributedDataParallel alone. The last two are for the report alone.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -62,6 +62,8 @@ class RunConfig(Stored, frozen=True):
     static_graph: tuple[Switch, ...] = ("off",)
     broadcast_buffers: tuple[Switch, ...] = ("on",)
     accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
+    link: str | None = None  # what the user says of the link between the devices, such as 100Gb/s
+    target_efficiency: float | None = None  # 0..1, what findings judge against
 
 
 class ResolvedConfig(RunConfig, frozen=True, kw_only=True):

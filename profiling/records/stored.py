@@ -1,4 +1,4 @@
-"""The base of every type that is stored. Imports no torch."""
+"""The base of every type that is stored, and the names its fields had before. Imports no torch."""
 
 import msgspec
 
@@ -8,3 +8,18 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     So a file written by a newer dpscope is refused and not half understood.
     """
+
+
+def with_current_names(content: object) -> object:
+    """Plain data of a stored file with the fields' names of today: what held GB/s was called gbps, which reads as bits.
+
+    >>> with_current_names({"links": [{"gbps": 25.0, "nvlink_gbps": 300.0}]})
+    {'links': [{'gb_per_s': 25.0, 'nvlink_gb_per_s': 300.0}]}
+    """
+    if isinstance(content, dict):
+        return {_current_name(name): with_current_names(value) for name, value in content.items()}
+    return [with_current_names(value) for value in content] if isinstance(content, list) else content
+
+
+def _current_name(name: str) -> str:
+    return f"{name.removesuffix('gbps')}gb_per_s" if name == "gbps" or name.endswith("_gbps") else name

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dpscope.profiling.records.stored import with_current_names
 from dpscope.profiling.store.errors import DpscopeError
 
 _Stored = TypeVar("_Stored")
@@ -68,7 +69,7 @@ def read_json(path: Path, kind: type[_Stored]) -> _Stored:
 def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
     """As `read_json`; None where there is no such file, which another process may remove at any moment."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return _decoded(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -78,3 +79,14 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
             f"{path} is not a {kind.__name__} this version of dpscope can read: {error}; "
             "measure the run again, or read it with the dpscope that wrote it"
         ) from error
+
+
+def _decoded(content: bytes, kind: type[_Stored]) -> _Stored:
+    """The content as a type; of one that an earlier dpscope wrote, under the names of today."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError:
+        plain = msgspec.json.decode(content)
+        if (renamed := with_current_names(plain)) == plain:
+            raise
+        return msgspec.convert(renamed, kind, str_keys=True)

@@ -13,6 +13,7 @@ from dpscope.analysis.report.calibration import calibration_tables, load_calibra
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
@@ -41,7 +42,7 @@ def measured() -> Calibration:
     settings = calibration_settings(
         device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
     )
-    calibration = run_calibration(settings, console(), link_gbps=2.0)
+    calibration = run_calibration(settings, console(), parse_link("2GB/s"))
     assert processes_of_calibrations() == []
     return calibration
 
@@ -74,7 +75,7 @@ def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> 
     assert (measured.backend, measured.source, measured.device_names) == ("gloo", "measured", ("cpu",) * 3)
     assert measured.environment is not None
     assert measured.environment.torch_version is not None
-    assert measured.links[2].gbps == 2.0
+    assert measured.links[2].gb_per_s == 2.0
 
 
 def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.run import DdpCounters
 from dpscope.profiling.store.files import read_json, write_json
 from tests.helpers.paths import DATA, USER_MODELS
@@ -44,7 +45,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("real") / "run"
     finished = dpscope(
         "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12",
-        "--repeats", "1", "--link-gbps", "1", "--out", out,
+        "--repeats", "1", "--link", "1GB/s", "--out", out,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert f"Report: {out / 'report' / 'report.html'}" in finished.stdout
@@ -52,7 +53,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> None:
-    comparison = compare(load_run(run_folder), link_gbps=1.0)
+    comparison = compare(load_run(run_folder), parse_link("1GB/s"))
     cells = ["single-d1-b4", "single-d1-b8", "dp-host-d2-b4", "dp-host-d2-b8", "ddp-d2-b4", "ddp-d2-b8"]
     assert sorted(comparison.table["cell"]) == sorted(cells)
     assert (comparison.table["status"] == "ok").all()
@@ -110,7 +111,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     page.feed((report / "report.html").read_text(encoding="utf-8"))
     figures = {"batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
     assert page.tags.count("svg") == len(figures)
-    tables = list(make_report(load_run(run_folder), link_gbps=1.0).tables.values())
+    tables = list(make_report(load_run(run_folder), parse_link("1GB/s")).tables.values())
     beside = 1 + 6  # the formulas, and for each cell the collectives of a step
     assert page.tags.count("table") == len(tables) + beside
     assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}
@@ -130,7 +131,7 @@ def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path:
     shutil.copytree(run_folder, moved)
     before = (moved / "report" / "comparison.csv").read_text()
     shutil.rmtree(moved / "report")
-    finished = dpscope("analyze", moved, "--link-gbps", "1")
+    finished = dpscope("analyze", moved, "--link", "1GB/s")
     assert finished.returncode == 0, finished.stderr
     assert (moved / "report" / "comparison.csv").read_text() == before
     assert max(len(line) for line in finished.stdout.splitlines() if "Report:" not in line) <= 80
@@ -228,7 +229,14 @@ def test_a_late_rank_is_named_and_the_wait_for_it_is_its_lateness(run_folder: Pa
         (("analyze", "."), "no trace"),
         (("analyze", "tiny_models.py"), "tiny_models.py"),
         (("analyze", "tiny_models.py", "--max-bytes", "0"), "--max-bytes 0"),
-        (("analyze", "tiny_models.py", "--link-gbps", "-1"), "--link-gbps -1"),
+        (
+            ("run", "--link", "25"),
+            "write 25GB/s (1e9 bytes a second) or 25Gb/s (1e9 bits a second)",
+        ),
+        (("run", "--link", "fast"), "--link 'fast' is no link"),
+        (("run", "--link-gbps", "25"), "--link 25GB/s (bytes) or --link 200Gb/s (bits)"),
+        (("tensorboard", "nowhere", "--link-gbps=25"), "--link-gbps: it is --link now"),
+        (("run", "--target-efficiency", "0"), "--target-efficiency 0"),
         (("analyze", "tiny_models.py", "--tables"), "--tables"),
     ],
 )

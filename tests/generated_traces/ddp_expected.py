@@ -67,8 +67,8 @@ class _Facts:
 
     bytes: int
     transfer_us: float | None = None
-    algbw_gbps: float | None = None
-    busbw_gbps: tuple[float, float] | None = None
+    algbw_gb_per_s: float | None = None
+    busbw_gb_per_s: tuple[float, float] | None = None
 
 
 FACTS = {
@@ -179,7 +179,7 @@ class _CollectiveList:
         start, duration = schedule.TIMES[self.role][collective.key]
         wait = self._wait(collective.key)
         early = wait if self.role == "even" and wait else 0
-        busbw = facts.busbw_gbps[0 if self.world_size == 2 else 1] if facts.busbw_gbps else None
+        busbw = facts.busbw_gb_per_s[0 if self.world_size == 2 else 1] if facts.busbw_gb_per_s else None
         return ExpectedCollective(
             self.rank,
             self.device,
@@ -194,8 +194,8 @@ class _CollectiveList:
             duration_us=duration + early,
             transfer_us=facts.transfer_us,
             wait_us=wait,
-            algbw_gbps=facts.algbw_gbps if has_size else None,
-            busbw_gbps=busbw if has_size and has_group_size else None,
+            algbw_gb_per_s=facts.algbw_gb_per_s if has_size else None,
+            busbw_gb_per_s=busbw if has_size and has_group_size else None,
         )
 
     def _wait(self, key: str) -> float | None:

@@ -151,6 +151,6 @@ def _collective(rank: int, world_size: int, index: int, number: int) -> Expected
         duration_us=span[1] - span[0] - late_start,
         transfer_us=transfer,
         wait_us=wait if transfer is not None else None,
-        algbw_gbps=algbw,
-        busbw_gbps=None if busbw is None else busbw[0 if world_size == 2 else 1],
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=None if busbw is None else busbw[0 if world_size == 2 else 1],
     )

@@ -76,8 +76,8 @@ class ExpectedCollective:
     duration_us: float
     transfer_us: float | None
     wait_us: float | None
-    algbw_gbps: float | None
-    busbw_gbps: float | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
 
 
 @dataclass(frozen=True)

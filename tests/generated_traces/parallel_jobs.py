@@ -78,7 +78,7 @@ def _row(job: Job, rank: int, step: int, start: float, duration: float, call: Ca
     name, ranks = schedule.groups(job, rank)[call.group]
     return ExpectedCollective(
         rank, rank, step, call.kind, name, number, call.bytes, _DTYPES[call.dtype], len(ranks), start, duration,
-        call.transfer_us, call.wait_us, call.algbw_gbps, call.busbw_gbps,
+        call.transfer_us, call.wait_us, call.algbw_gb_per_s, call.busbw_gb_per_s,
     )  # fmt: skip
 
 

@@ -21,8 +21,8 @@ class Call(NamedTuple):
     bytes: int
     transfer_us: float | None
     wait_us: float | None
-    algbw_gbps: float | None
-    busbw_gbps: float | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
 
 
 class Work(NamedTuple):
@@ -45,9 +45,9 @@ class StepSums(NamedTuple):
     idle_us: float
 
 
-def _activations(transfer: float, wait: float, gbps: float) -> Call:
+def _activations(transfer: float, wait: float, gb_per_s: float) -> Call:
     """4,194,304 bfloat16 = 8,388,608 B on two ranks: bus factor 2 x 1/2 = 1."""
-    return Call("all_reduce", "tp", 4194304, 4194304, "BFloat16", 8388608, transfer, wait, gbps, gbps)
+    return Call("all_reduce", "tp", 4194304, 4194304, "BFloat16", 8388608, transfer, wait, gb_per_s, gb_per_s)
 
 
 # Tensor parallel in pairs (0, 1) and (2, 3), data parallel in pairs (0, 2) and (1, 3). Ranks 1 and 3 come 10 and 20 us late
@@ -70,7 +70,12 @@ _LAYER = (
     Work("backward", 640, 60, _EVEN),
 )
 _GRADIENTS = {"kind": "all_reduce", "group": "dp", "sent": 10000000, "received": 10000000, "dtype": "Float"}
-_GRADIENT_RATES = {"bytes": 40000000, "transfer_us": 170, "algbw_gbps": 235.2941176471, "busbw_gbps": 235.2941176471}
+_GRADIENT_RATES = {
+    "bytes": 40000000,
+    "transfer_us": 170,
+    "algbw_gb_per_s": 235.2941176471,
+    "busbw_gb_per_s": 235.2941176471,
+}
 _EARLY = Work("backward", 650, 190, Call(**_GRADIENTS, **_GRADIENT_RATES, wait_us=20))  # type: ignore[arg-type]
 _LATE = Work("backward", 670, 170, Call(**_GRADIENTS, **_GRADIENT_RATES, wait_us=0))  # type: ignore[arg-type]
 _UPDATE = Work("update", 850, 50)

@@ -194,11 +194,11 @@ def test_transfer_and_wait_literals_across_ranks(name: str) -> None:
 
 def check_rates(row: ExpectedCollective, world_size: int) -> None:
     if row.bytes is None:
-        assert (row.algbw_gbps, row.busbw_gbps) == (None, None)
+        assert (row.algbw_gb_per_s, row.busbw_gb_per_s) == (None, None)
         return
     assert row.transfer_us is not None
     algbw = row.bytes / row.transfer_us / 1e3
     size = 2 if row.kind in ("all_gather", "reduce_scatter") else world_size
-    assert row.algbw_gbps == pytest.approx(algbw, rel=1e-12)
+    assert row.algbw_gb_per_s == pytest.approx(algbw, rel=1e-12)
     factor = BUS_FACTORS[row.kind] * (size - 1) / size
-    assert row.busbw_gbps == pytest.approx(algbw * factor, rel=1e-12)
+    assert row.busbw_gb_per_s == pytest.approx(algbw * factor, rel=1e-12)

@@ -62,8 +62,8 @@ def check_collectives(analysis: TraceAnalysis, ranks: list[GeneratedTrace]) -> N
                 "group_size",
                 "transfer_us",
                 "wait_us",
-                "algbw_gbps",
-                "busbw_gbps",
+                "algbw_gb_per_s",
+                "busbw_gb_per_s",
             ):
                 value = getattr(one, name)
                 if value is None:

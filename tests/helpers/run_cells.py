@@ -150,10 +150,12 @@ def calibration(
     )
 
 
-def _fit(kind: Collective, devices: int, alpha_us: float, gbps: float, smallest: int, largest: int) -> CollectiveFit:
+def _fit(
+    kind: Collective, devices: int, alpha_us: float, gb_per_s: float, smallest: int, largest: int
+) -> CollectiveFit:
     piece = FitPiece(
         from_bytes=0, to_bytes=None, alpha_us=alpha_us, alpha_low_us=alpha_us, alpha_high_us=alpha_us,
-        bandwidth_gbps=gbps, bandwidth_low_gbps=gbps, bandwidth_high_gbps=gbps,
+        bandwidth_gb_per_s=gb_per_s, bandwidth_low_gb_per_s=gb_per_s, bandwidth_high_gb_per_s=gb_per_s,
     )  # fmt: skip
     return CollectiveFit(
         collective=kind, devices=devices, pieces=(piece,), sizes=10, smallest_bytes=smallest, largest_bytes=largest,

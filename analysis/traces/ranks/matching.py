@@ -19,7 +19,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
-MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gbps", "busbw_gbps", "lower_bound_gbps")
+MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s")
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     table["match"] = groups.ngroup().astype("Int64").where(whole)
     table["transfer_us"] = shortest.where(matched)
     table["wait_us"] = (table["duration_us"] - shortest).where(matched)
-    table["algbw_gbps"] = _gbps(groups["bytes"].transform("max"), table["transfer_us"])
-    table["busbw_gbps"] = table["algbw_gbps"] * _bus_factors(table)
-    table["lower_bound_gbps"] = _gbps(table["bytes"], table["duration_us"])
+    table["algbw_gb_per_s"] = _gb_per_s(groups["bytes"].transform("max"), table["transfer_us"])
+    table["busbw_gb_per_s"] = table["algbw_gb_per_s"] * _bus_factors(table)
+    table["lower_bound_gb_per_s"] = _gb_per_s(table["bytes"], table["duration_us"])
     several = rank.nunique() > 1
     to_match = (
         several & table["group_size"].ne(1).fillna(True) & ~table["kind"].isin(list(_POINT_TO_POINT)).fillna(False)
@@ -115,7 +115,7 @@ def _bus_factors(table: pd.DataFrame) -> "pd.Series[float]":
     return pd.Series(factors, index=table.index, dtype="Float64")
 
 
-def _gbps(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:
+def _gb_per_s(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:
     """1e9 bytes per second; NA where the time is 0 or unknown."""
     return (size_bytes / time_us.where(time_us > 0) / 1e3).astype("Float64")
 

@@ -137,8 +137,8 @@ def _estimated(setting: ClaimSetting, quantity: str, method: str, found: Sequenc
 
 
 def _bandwidth(setting: ClaimSetting, found: Sequence[Estimate]) -> tuple[float, str]:
-    rate_gbps, reason = _estimated(setting, "effective_bandwidth", "same_local_batch", found)
-    rate = rate_gbps * 1e9
+    rate_gb_per_s, reason = _estimated(setting, "effective_bandwidth", "same_local_batch", found)
+    rate = rate_gb_per_s * 1e9
     return (rate / BYTES_PER_PARAMETER if "elements" in setting.claim.unit else rate), reason
 
 
@@ -147,7 +147,7 @@ def _utilisation(setting: ClaimSetting, found: Sequence[Estimate]) -> tuple[floa
     if peak is None:
         raise NotComputable("the link of this hardware is not known")
     rate, reason = _bandwidth(setting, found)
-    return rate / (peak.gbps * 1e9), f"of {peak.gbps:.1f} GB/s ({peak.name}); {reason}"
+    return rate / (peak.gb_per_s * 1e9), f"of {peak.gb_per_s:.1f} GB/s ({peak.name}); {reason}"
 
 
 def _traffic(setting: ClaimSetting) -> tuple[float, str]:
@@ -165,7 +165,7 @@ def _traffic(setting: ClaimSetting) -> tuple[float, str]:
     peak = link_peak(row.hardware)
     if peak is None:
         raise NotComputable("the link of this hardware is not known")
-    return step_bytes / (peak.gbps * 1e9), f"{what}; one step at {peak.gbps:.1f} GB/s ({peak.name})"
+    return step_bytes / (peak.gb_per_s * 1e9), f"{what}; one step at {peak.gb_per_s:.1f} GB/s ({peak.name})"
 
 
 def link_peak(hardware: str | None) -> LinkRate | None:

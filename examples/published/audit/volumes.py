@@ -52,12 +52,12 @@ def _volume_is(one: AuditedClaim, volume: float) -> bool:
 def _impossible_peak(where: str, group: ClaimGroup) -> Iterator[Finding]:
     """The peak behind a utilisation, claimed rate / claimed utilisation, against the card's link."""
 
-    def stated_gbps(one: AuditedClaim) -> float:
+    def stated_gb_per_s(one: AuditedClaim) -> float:
         return one.setting.printed("effective_bandwidth") / base_value(one.setting.claim) / 1e9
 
     def impossible(one: AuditedClaim) -> bool:
         peak = link_peak(one.setting.row.hardware)
-        return peak is not None and stated_gbps(one) > _PEAK_TOO_HIGH * peak.gbps
+        return peak is not None and stated_gb_per_s(one) > _PEAK_TOO_HIGH * peak.gb_per_s
 
     if found := which(group, ("utilisation",), impossible):
         hardware = found[0].setting.row.hardware
@@ -68,7 +68,7 @@ def _impossible_peak(where: str, group: ClaimGroup) -> Iterator[Finding]:
         stated = rate.value / base_value(found[0].setting.claim)
         yield ClaimCode.IMPOSSIBLE_PEAK.finding(
             f"{where}: {len(found)} utilisations are of a peak of {stated:.0f} {rate.unit}, but {hardware} "
-            f"have {peak.name} and no NVLink: {peak.gbps:.1f} GB/s in one direction"
+            f"have {peak.name} and no NVLink: {peak.gb_per_s:.1f} GB/s in one direction"
         )
 
 

@@ -14,6 +14,7 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import TERMS, RunSpreads, run_spreads
 from dpscope.analysis.runs.run_data import CellData, copies_between_devices
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, windows
@@ -141,7 +142,7 @@ def test_predicted_from_a_calibration() -> None:
 
 
 def test_predicted_from_the_specification() -> None:
-    found = row(ddp(), CostSources(link_gbps=20.0))
+    found = row(ddp(), CostSources(parse_link("20GB/s")))
     # ring on two ranks: S / B = 150 + 50 us; 500-650, 800-850: 50 us exposed
     assert found.values["prediction_source"] == "specification"
     assert found.number("predicted_transfer_us") == 200
@@ -166,7 +167,7 @@ def test_ready_times_count_before_starts() -> None:
 
 
 def test_a_calibration_of_other_collectives_predicts_nothing() -> None:
-    found = row(ddp(), CostSources(link_gbps=20.0, calibration=calibration({})))
+    found = row(ddp(), CostSources(parse_link("20GB/s"), calibration=calibration({})))
     assert found.number("predicted_transfer_us") is None
     assert found.reasons["predicted_transfer_us"] == "the calibration holds no all_reduce on 2 ranks"
     assert found.number("ring_us") == 200  # the specification keeps its own column
@@ -234,24 +235,24 @@ def test_dp_by_nccl_is_predicted_per_chunk() -> None:
 
 
 def test_bandwidth_three_ways() -> None:
-    found = row(ddp(), CostSources(link_gbps=20.0, calibration=CALIBRATED))
+    found = row(ddp(), CostSources(parse_link("20GB/s"), calibration=CALIBRATED))
     # 4 MB x 2(N-1)/N = 4 MB on the wire: over 500 and 700 us; the transfers lie at 500-900 and 800-1,000, together 500 us
     assert found.number("wire_bytes_per_step") == 4e6
-    assert found.number("subtraction_gbps") == pytest.approx(8)
-    assert found.number("communication_gbps") == pytest.approx(4e3 / 700)
-    assert found.number("transfer_gbps") == pytest.approx(4e3 / 500)
-    assert found.number("calibrated_gbps") == pytest.approx(8)  # 4 MB in 500 us
+    assert found.number("subtraction_gb_per_s") == pytest.approx(8)
+    assert found.number("communication_gb_per_s") == pytest.approx(4e3 / 700)
+    assert found.number("transfer_gb_per_s") == pytest.approx(4e3 / 500)
+    assert found.number("calibrated_gb_per_s") == pytest.approx(8)  # 4 MB in 500 us
     assert found.number("subtraction_of_link") == pytest.approx(0.4)
     assert found.number("transfer_of_calibration") == pytest.approx(500 / 500)
 
 
 def test_a_negative_estimate_is_no_bandwidth() -> None:
-    found = row(ddp(step_us=990.0), CostSources(link_gbps=20.0))
+    found = row(ddp(step_us=990.0), CostSources(parse_link("20GB/s")))
     assert found.number("same_local_batch_us") == -10
-    assert found.number("subtraction_gbps") is None
-    assert "-10.0 us, not a time" in found.reasons["subtraction_gbps"]
-    assert found.reasons["subtraction_of_link"] == found.reasons["subtraction_gbps"]
-    assert found.reasons["calibrated_gbps"] == "no calibration was given"
+    assert found.number("subtraction_gb_per_s") is None
+    assert "-10.0 us, not a time" in found.reasons["subtraction_gb_per_s"]
+    assert found.reasons["subtraction_of_link"] == found.reasons["subtraction_gb_per_s"]
+    assert found.reasons["calibrated_gb_per_s"] == "no calibration was given"
 
 
 def test_dp_by_copies_is_predicted_from_the_link() -> None:
@@ -261,12 +262,12 @@ def test_dp_by_copies_is_predicted_from_the_link() -> None:
         idle_us=1000.0,
     )  # fmt: skip
     data = cell_data(cell, [[2900.0] * STEPS], traced)
-    found = row(data, CostSources(link_gbps=20.0))
+    found = row(data, CostSources(parse_link("20GB/s")))
     # device 0 sends 4 MB to each of two others and receives as much: 16 MB / 20 GB/s
     assert found.number("predicted_transfer_us") == pytest.approx(800)
     assert found.number("predicted_transfer_error") == pytest.approx(-0.2)
     assert found.number("wire_bytes_per_step") == 16e6
-    assert found.number("communication_gbps") == pytest.approx(16)
+    assert found.number("communication_gb_per_s") == pytest.approx(16)
     assert found.number("compute_spread") == 0
     only_calibrated = row(data, CostSources(calibration=CALIBRATED))
     assert "which no calibration measures" in only_calibrated.reasons["predicted_transfer_us"]

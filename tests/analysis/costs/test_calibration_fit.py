@@ -27,7 +27,7 @@ def by_pieces(fit: CollectiveFit, size: int) -> float:
     """t = alpha + S/B of the piece that holds the size, in microseconds (1 GB/s = 1e3 B/us)."""
     for piece in fit.pieces:
         if piece.from_bytes <= size and (piece.to_bytes is None or size <= piece.to_bytes):
-            return piece.alpha_us + (size / (piece.bandwidth_gbps * 1e3) if piece.bandwidth_gbps else 0)
+            return piece.alpha_us + (size / (piece.bandwidth_gb_per_s * 1e3) if piece.bandwidth_gb_per_s else 0)
     raise AssertionError(size)
 
 
@@ -48,7 +48,7 @@ def test_a_line_is_found_again() -> None:
     (piece,) = fit.pieces
     assert (piece.from_bytes, piece.to_bytes) == (0, None)
     assert piece.alpha_us == pytest.approx(20)
-    assert piece.bandwidth_gbps == pytest.approx(10)
+    assert piece.bandwidth_gb_per_s == pytest.approx(10)
     assert fit.largest_relative_error < 1e-6
     assert (fit.sizes, fit.smallest_bytes, fit.largest_bytes) == (15, 4096, 64 << 20)
     prediction = predict_us(fit, 100_000)
@@ -64,7 +64,7 @@ def test_two_lines_and_their_breakpoint_are_found_again() -> None:
     first, second = fit.pieces
     assert (first.to_bytes, second.from_bytes, second.to_bytes) == (65_536, 65_536, None)
     assert [first.alpha_us, second.alpha_us] == pytest.approx([20, 78.9824])
-    assert [first.bandwidth_gbps, second.bandwidth_gbps] == pytest.approx([1, 10])
+    assert [first.bandwidth_gb_per_s, second.bandwidth_gb_per_s] == pytest.approx([1, 10])
 
 
 def test_noise_is_not_taken_for_pieces() -> None:
@@ -102,9 +102,9 @@ def test_intervals_hold_the_truth_and_come_from_the_samples() -> None:
     assert fit.interval_source == "samples"
     (piece,) = fit.pieces
     assert piece.alpha_low_us < 20 < piece.alpha_high_us
-    assert piece.bandwidth_low_gbps is not None
-    assert piece.bandwidth_high_gbps is not None
-    assert piece.bandwidth_low_gbps < 10 < piece.bandwidth_high_gbps
+    assert piece.bandwidth_low_gb_per_s is not None
+    assert piece.bandwidth_high_gb_per_s is not None
+    assert piece.bandwidth_low_gb_per_s < 10 < piece.bandwidth_high_gb_per_s
     assert piece.alpha_high_us - piece.alpha_low_us < 2
     # One mean per size, as in a log: residuals instead.
     assert fit_collective([point(one.size_bytes, one.times_us[0]) for one in points]).interval_source == "residuals"
@@ -113,7 +113,7 @@ def test_intervals_hold_the_truth_and_come_from_the_samples() -> None:
 def test_a_size_that_makes_no_difference_has_no_bandwidth() -> None:
     (piece,) = fit_collective([point(size, 35.0) for size in SIZES[:6]]).pieces
     assert piece.alpha_us == pytest.approx(35)
-    assert piece.bandwidth_gbps is None
+    assert piece.bandwidth_gb_per_s is None
 
 
 def test_extrapolation_is_said() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 
@@ -52,14 +53,16 @@ def test_old_logs() -> None:
     assert calibration.device_names == ("A100-SXM4-40GB",) * 8
     assert (calibration.source, calibration.backend, calibration.environment) == ("nccl-tests", "nccl", None)
     # By the model's name: 12 links of 25 GB/s.
-    assert {count: (rate.name, rate.gbps) for count, rate in calibration.links.items()} == {8: ("NVLink 3 x12", 300.0)}
+    assert {count: (rate.name, rate.gb_per_s) for count, rate in calibration.links.items()} == {
+        8: ("NVLink 3 x12", 300.0)
+    }
 
 
 def test_in_place_columns_and_a_stated_link() -> None:
-    calibration = calibration_from_logs([LOGS / "nccl_allreduce.log"], in_place=True, link_gbps=250.0)
+    calibration = calibration_from_logs([LOGS / "nccl_allreduce.log"], in_place=True, link=parse_link("250GB/s"))
     assert calibration.points[-1].times_us == (63959.0,)
-    assert calibration.links[8].gbps == 250.0
-    assert calibration.links[8].source == "--link-gbps"
+    assert calibration.links[8].gb_per_s == 250.0
+    assert calibration.links[8].source == "stated by the user"
 
 
 @pytest.mark.parametrize(
@@ -128,5 +131,3 @@ def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
     path = write(tmp_path, NEW.format(name="all_gather_perf") + NEW_HEADING + only)
     with pytest.raises(DpscopeError, match="no in-place time"):
         calibration_from_logs([path], in_place=True)
-    with pytest.raises(DpscopeError, match="--link-gbps -1"):
-        calibration_from_logs([path], link_gbps=-1)

@@ -69,7 +69,7 @@ def test_a_run_in_tensorboard(tmp_path: Path) -> None:
         assert {group["hparams"]["strategy"] for group in sessions} == {"single", "dp-host", "ddp"}
         (ddp,) = [group for group in sessions if group["hparams"]["strategy"] == "ddp"]
         metrics = {value["name"]["tag"]: value["value"] for value in ddp["metricValues"]}
-        assert set(metrics) == {"step_ms", "samples_per_s", "exposed_ms", "busbw_gbps"}
+        assert set(metrics) == {"step_ms", "samples_per_s", "exposed_ms", "busbw_gb_per_s"}
         assert metrics["step_ms"] > 0
         texts = get(address, "data/plugin/text/text", run="report", tag="comparison/text_summary")
         assert "ddp-d2-b8" in texts[0]["text"]

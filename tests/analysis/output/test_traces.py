@@ -39,7 +39,7 @@ def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
     table = analyze_traces([V100]).collectives
     row = table[(table["kind"] == "all_to_all") & (table["bytes"] == 13_568)].iloc[0]
     assert row["transfer_us"] == 7.0
-    assert row["algbw_gbps"] == pytest.approx(53_248 / 7 / 1e3)
+    assert row["algbw_gb_per_s"] == pytest.approx(53_248 / 7 / 1e3)
 
 
 def test_a_star_is_explained_where_there_is_one(tmp_path: Path) -> None:

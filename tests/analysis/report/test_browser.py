@@ -10,6 +10,7 @@ import pytest
 
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.machine.link_text import parse_link
 from tests.helpers.browser import CHROMIUM, Browser, browser
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -37,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stored["config"]["model"] = HOSTILE
     stored["environment"]["settings"] = {"NCCL_DEBUG": HOSTILE}
     manifest.write_text(json.dumps(stored))
-    return write_report(make_report(load_run(run), link_gbps=1.0))
+    return write_report(make_report(load_run(run), parse_link("1GB/s")))
 
 
 @pytest.fixture(scope="module")

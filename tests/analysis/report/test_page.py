@@ -23,6 +23,7 @@ from dpscope.analysis.report.page import render_page, script_json
 from dpscope.analysis.report.sections import SECTIONS
 from dpscope.analysis.runs.run_data import CellData, load_run
 from dpscope.analysis.stats.samples import Estimate
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.paths import EXAMPLE_RUN
@@ -41,7 +42,7 @@ def measured(cell: Cell, step_us: float, **columns: float) -> CellData:
 
 @pytest.fixture(scope="module")
 def example() -> Report:
-    return make_report(load_run(EXAMPLE_RUN), link_gbps=1.0)
+    return make_report(load_run(EXAMPLE_RUN), parse_link("1GB/s"))
 
 
 def test_every_table_has_its_section_and_every_heading_its_meaning(example: Report) -> None:
@@ -111,7 +112,7 @@ def test_ids_of_two_figures_differ_and_black_is_the_pages_ink() -> None:
 
 def test_a_links_name_is_text_in_a_figure() -> None:
     hostile = '<script>alert(1)</script> $x_1$ & "id="'
-    link = LinkRate(gbps=5.0, name=hostile, source="a file")
+    link = LinkRate(gb_per_s=5.0, name=hostile, source="a file")
     ddp = measured(DDP, 9000.0, compute_us=6000.0, exposed_us=2500.0)
     ddp = replace(ddp, collectives=with_rates(all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)])))
     sources = CostSources(None, msgspec.structs.replace(calibration({"all_reduce": (10.0, 2.0)}), links={2: link}))
@@ -124,7 +125,7 @@ def test_a_links_name_is_text_in_a_figure() -> None:
 
 def with_rates(table: pd.DataFrame) -> pd.DataFrame:
     """As matching would have it: both ranks' rows of a step are one collective."""
-    return table.assign(match=table["step"], busbw_gbps=table["bytes"] / table["transfer_us"] / 1e3)
+    return table.assign(match=table["step"], busbw_gb_per_s=table["bytes"] / table["transfer_us"] / 1e3)
 
 
 def dp_phases(exposed: dict[str, float]) -> pd.DataFrame:
@@ -224,7 +225,7 @@ def test_the_ring_formula_names_the_links_rate() -> None:
     )
     ddp = replace(ddp, collectives=all_reduces(DDP, STEPS, [(4_000_000, 100.0, 2500.0)]))
     run = run_of(ddp)
-    table = formula_table(run, compare(run, link_gbps=1.0), CostSources(1.0))
+    table = formula_table(run, compare(run, parse_link("1GB/s")), CostSources(parse_link("1GB/s")))
     assert table is not None
     ring = next(row for row in table.rows if row[1].startswith("ring"))
     assert "2(2−1)/2 × 4.00 MB / 1 GB/s" in ring[2]

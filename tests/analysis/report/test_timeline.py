@@ -37,7 +37,7 @@ def reduced(rank: int, start: float, duration: float, wait: float) -> dict[str, 
     return {
         "repeat": 0, "rank": rank, "device": 0, "step": 3, "kind": "all_reduce", "group_size": 2, "bytes": 26_500_000,
         "start_us": start, "duration_us": duration, "transfer_us": duration - wait, "wait_us": wait, "match": 0,
-        "busbw_gbps": 1.19, "lower_bound_gbps": 1.0,
+        "busbw_gb_per_s": 1.19, "lower_bound_gb_per_s": 1.0,
     }  # fmt: skip
 
 

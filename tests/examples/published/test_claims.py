@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.epoch_times.table import read_epoch_times
-from dpscope.profiling.machine.link_specifications import pcie_gbps
+from dpscope.profiling.machine.link_specifications import pcie_gb_per_s
 from examples.published.audit.claims import agreement
 from examples.published.audit.table import read_claims
 from examples.published.audit.verdicts import AuditedClaim, ClaimAudit, audit_claims, claim_holds, link_peak
@@ -178,7 +178,7 @@ def test_why_a_claim_cannot_be_computed(tmp_path: Path, row: str, reason: str) -
 
 def test_links_without_nvlink() -> None:
     # PCIe 4.0: 16 GT/s x 16 lanes x 128/130 / 8 bits = 31.508 GB/s in one direction.
-    assert pcie_gbps(4) == pytest.approx(31.5077, abs=1e-4)
+    assert pcie_gb_per_s(4) == pytest.approx(31.5077, abs=1e-4)
     peak = link_peak("4x NVIDIA L4")
     assert peak is not None
     assert peak.name == "PCIe 4.0 x16"

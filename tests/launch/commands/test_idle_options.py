@@ -25,7 +25,7 @@ MEASURING_TOO = (
     ["--timeout", "9"],
     ["--device", "cpu"],
 )
-JUDGING = ["--link-gbps", "10"], ["--target-efficiency", "0.8"], ["--target-accuracy", "90"]
+JUDGING = ["--link", "10GB/s"], ["--target-efficiency", "0.8"], ["--target-accuracy", "90"]
 
 # command, its other arguments (TRACE, RUN and TRAINED are paths), options that do nothing with them
 SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
@@ -35,7 +35,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["RUN", "--format", "json"], (["--tables"],)),
     ("analyze", ["RUN", "--tables"], (["--target-efficiency", "0.8"],)),
     ("analyze", ["TRAINED"], (*JUDGING[:2], ["--max-bytes", "1000000"])),
-    ("tensorboard", ["TRAINED"], (["--link-gbps", "10"],)),
+    ("tensorboard", ["TRAINED"], (["--link", "10GB/s"],)),
     ("calibrate", ["--from-nccl-tests", "TRACE"], (*MEASURING, *MEASURING_TOO)),
     ("calibrate", [], (["--in-place"],)),
     ("compare", ["TRAINED", "TRAINED"], (["--fail-over", "5%"],)),

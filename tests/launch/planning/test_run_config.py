@@ -22,6 +22,30 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (config.workers, config.warmup_steps, config.model) == (2, 5, "resnet18_cifar")
 
 
+def test_what_a_report_is_told_may_stand_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('link = "PCIe 4.0 x16"\ntarget_efficiency = 0.8\n')
+    config = load_config(path, {})
+    assert (config.link, config.target_efficiency) == ("PCIe 4.0 x16", 0.8)
+    assert load_config(path, {"link": "100Gb/s"}).link == "100Gb/s"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("link = 25", "link = '25' has no unit: write 25GB/s"),
+        ("link_gbps = 25.0", 'link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'),
+    ],
+)
+def test_a_link_without_a_unit_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DpscopeError) as caught:
+        load_config(path, {})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_batch_sizes_and_growth() -> None:
     assert parse_batch_sizes("128,32,32") == ((32, 128), None)
     assert parse_batch_sizes("32x4") == ((32,), 4)
@@ -52,6 +76,9 @@ def test_batch_sizes_and_growth() -> None:
         ({"workers_total": "many"}, ["--workers-total many: must be a whole number"]),
         ({"pin_memory": "perhaps"}, ["--pin-memory perhaps: must be true or false"]),
         ({"timeout": 0}, ["--timeout 0", "above 0"]),
+        ({"link": "25"}, ["--link", "25GB/s (1e9 bytes a second)", "25Gb/s (1e9 bits a second)"]),
+        ({"target_efficiency": 80}, ["--target-efficiency 80", "0.8 is 80%"]),
+        ({"target_efficiency": 0}, ["--target-efficiency 0", "above 0"]),
         ({"color": "red"}, ["--color", "no such setting", "batch_size"]),
     ],
 )

@@ -7,12 +7,12 @@ import pytest
 from docs._tools.links_docs import links_page
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.link_specifications import (
-    ETHERNET_GBPS,
-    INFINIBAND_GBPS,
+    ETHERNET_GB_PER_S,
+    INFINIBAND_GB_PER_S,
     gpu_model,
     model_link,
     nvlink,
-    pcie_gbps,
+    pcie_gb_per_s,
     pcie_link,
 )
 from dpscope.profiling.machine.nvml import open_nvml
@@ -33,13 +33,13 @@ def recorded(name: str, order: list[int] | None = None) -> Interconnect:
 
 def rate_of(links: Interconnect, devices: int) -> tuple[str, float] | None:
     rate = group_rate(links, range(devices))
-    return None if rate is None else (rate.name, round(rate.gbps, 3))
+    return None if rate is None else (rate.name, round(rate.gb_per_s, 3))
 
 
 def test_v100_mesh() -> None:
     links = recorded("v100_sxm2_x8")
     # Second generation: 25 GB/s a link and direction, six links.
-    assert {(one.nvlink_version, one.active_nvlinks, one.nvlink_gbps) for one in links.devices} == {(2, 6, 150.0)}
+    assert {(one.nvlink_version, one.active_nvlinks, one.nvlink_gb_per_s) for one in links.devices} == {(2, 6, 150.0)}
     assert len(links.pairs) == 28
     pairs = {(pair.first, pair.second): pair for pair in links.pairs}
     assert (pairs[0, 3].direct_nvlinks, pairs[0, 1].direct_nvlinks, pairs[0, 7].direct_nvlinks) == (2, 1, 0)
@@ -48,7 +48,7 @@ def test_v100_mesh() -> None:
     assert pairs[0, 7].peer_status == "topology of the I/O hub not supported"
     # No NVLink between 0 and 7: PCIe 3.0 x16 is 8 GT/s x 128/130 / 8 bits x 16 = 15.754 GB/s.
     assert pairs[0, 7].rate is not None
-    assert pairs[0, 7].rate.gbps == pytest.approx(15.754, abs=1e-3)
+    assert pairs[0, 7].rate.gb_per_s == pytest.approx(15.754, abs=1e-3)
     # Two GPUs: the one link between them. Four: each has 1 + 1 + 2 links to the others. Eight: all six.
     assert [rate_of(links, count) for count in (2, 4, 8)] == [
         ("NVLink 2 x1", 25.0),
@@ -63,7 +63,7 @@ def test_v100_mesh() -> None:
 def test_switched_gpus_use_all_links_for_every_peer() -> None:
     links = recorded("a100_sxm4_x4")
     # NVML answers 5 (3.1) for an A100: third generation, 25 GB/s a link.
-    assert {(one.nvlink_version, one.nvlink_gbps) for one in links.devices} == {(3, 300.0)}
+    assert {(one.nvlink_version, one.nvlink_gb_per_s) for one in links.devices} == {(3, 300.0)}
     assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 and pair.peer_access for pair in links.pairs)
     assert rate_of(links, 2) == rate_of(links, 4) == ("NVLink 3 x12", 300.0)
     assert {one.current_pcie_generation for one in links.devices} == {1}
@@ -81,7 +81,7 @@ def test_bridges_help_pairs_only() -> None:
 
 def test_pcie_only() -> None:
     links = recorded("l4_x2")
-    assert {(one.active_nvlinks, one.nvlink_version, one.nvlink_gbps) for one in links.devices} == {(0, None, None)}
+    assert {(one.active_nvlinks, one.nvlink_version, one.nvlink_gb_per_s) for one in links.devices} == {(0, None, None)}
     assert [(pair.peer_access, pair.peer_status) for pair in links.pairs] == [(False, "chipset not supported")]
     assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
 
@@ -123,21 +123,21 @@ def test_a_record_of_a_replay_is_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "lanes", "gbps"),
+    ("generation", "lanes", "gb_per_s"),
     # 2.5 GT/s x 8/10 / 8 = 0.25 GB/s a lane; 5 x 8/10 / 8 = 0.5; 8 x 128/130 / 8 = 0.98462; 64 x 242/256 / 8 = 7.5625
     [(1, 1, 0.25), (2, 4, 2.0), (3, 1, 0.98462), (4, 8, 15.75385), (5, 16, 63.01538), (6, 16, 121.0)],
 )
-def test_pcie_rates(generation: int, lanes: int, gbps: float) -> None:
-    assert pcie_gbps(generation, lanes) == pytest.approx(gbps, rel=1e-5)
+def test_pcie_rates(generation: int, lanes: int, gb_per_s: float) -> None:
+    assert pcie_gb_per_s(generation, lanes) == pytest.approx(gb_per_s, rel=1e-5)
 
 
 def test_networks() -> None:
-    assert ETHERNET_GBPS["Ethernet 100 Gb/s"] == 12.5
-    assert INFINIBAND_GBPS["InfiniBand NDR x4 (400 Gb/s)"] == 50.0
+    assert ETHERNET_GB_PER_S["Ethernet 100 Gb/s"] == 12.5
+    assert INFINIBAND_GB_PER_S["InfiniBand NDR x4 (400 Gb/s)"] == 50.0
 
 
 @pytest.mark.parametrize(
-    ("name", "title", "gbps"),
+    ("name", "title", "gb_per_s"),
     [
         ("NVIDIA A100-SXM4-40GB", "A100 SXM4", 300.0),
         ("NVIDIA A100-PCIE-40GB", "A100 PCIe", None),
@@ -153,18 +153,18 @@ def test_networks() -> None:
         ("NVIDIA B200", "B200 SXM", 900.0),
     ],
 )
-def test_models_by_name(name: str, title: str, gbps: float | None) -> None:
+def test_models_by_name(name: str, title: str, gb_per_s: float | None) -> None:
     model = gpu_model(name)
     assert model is not None
     assert model.title == title
     rate = model_link(model)
-    assert (None if rate is None else round(rate.gbps, 3)) == gbps
+    assert (None if rate is None else round(rate.gb_per_s, 3)) == gb_per_s
 
 
 def test_cards_with_half_width_links() -> None:
     # 4 links of 14.0625 GB/s: 56.25 GB/s one way, 112.5 both ways as the data sheets print it.
     assert nvlink(3, 4, "NVIDIA A40") == LinkRate(
-        gbps=56.25, name="NVLink 3 x4", source="NVIDIA Ampere GA102 GPU Architecture"
+        gb_per_s=56.25, name="NVLink 3 x4", source="NVIDIA Ampere GA102 GPU Architecture"
     )
 
 

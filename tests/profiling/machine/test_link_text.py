@@ -30,7 +30,7 @@ RATES = {
 
 
 def test_rates_are_read_in_bytes_of_one_direction() -> None:
-    assert {text: parse_link(text).gbps for text in RATES} == pytest.approx(RATES)
+    assert {text: parse_link(text).gb_per_s for text in RATES} == pytest.approx(RATES)
 
 
 def test_a_link_keeps_its_name() -> None:

@@ -175,7 +175,7 @@ def test_collectives_tell_size_and_bandwidth(v100: Merged) -> None:
     args = largest[0]["args"]
     # 394,241 floats; the shortest of the eight lasts 86 us: 1,576,964 / 86 / 1e3 = 18.337 GB/s, times 2 x 7/8 = 32.089.
     assert (args["bytes"], args["transfer_us"], args["group_size"], args["step"]) == (1576964, 86.0, 8, 10)
-    assert args["busbw_gbps"] == pytest.approx(32.089, abs=5e-4)
+    assert args["busbw_gb_per_s"] == pytest.approx(32.089, abs=5e-4)
     assert largest[0]["dur"] == args["transfer_us"] + args["wait_us"]
 
 
@@ -211,7 +211,7 @@ def test_a_shifted_clock_is_found_to_the_nanosecond(tmp_path: Path) -> None:
     assert first["rank 0 GPU 0"]["dur"] == 500.0
     for events in added(trace, "transfer").values():
         assert events[0]["dur"] == 60.0
-        assert events[0]["args"]["busbw_gbps"] == 100.0  # 6e6 B / 60 us, times 2 x 1/2
+        assert events[0]["args"]["busbw_gb_per_s"] == 100.0  # 6e6 B / 60 us, times 2 x 1/2
     starts = {name: events[0]["ts"] for name, events in added(trace, "transfer").items()}
     assert starts["rank 0 GPU 0"] == pytest.approx(starts["rank 1 GPU 1"], abs=1e-3)
     wait = first["rank 0 GPU 0"]

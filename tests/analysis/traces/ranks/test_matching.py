@@ -27,9 +27,9 @@ def test_the_shortest_rank_gives_the_transfer_and_the_rest_is_wait() -> None:
     assert matched.table["transfer_us"].tolist() == [200.0, 200.0]
     assert matched.table["wait_us"].tolist() == [500.0, 0.0]
     # 1e6 B / 200 us = 5 GB/s, on two ranks busbw is the same; rank 0's own duration gives 1e6 / 700 us
-    assert matched.table["algbw_gbps"].tolist() == [5.0, 5.0]
-    assert matched.table["busbw_gbps"].tolist() == [5.0, 5.0]
-    assert matched.table["lower_bound_gbps"].tolist() == pytest.approx([1e6 / 700 / 1e3, 5.0])
+    assert matched.table["algbw_gb_per_s"].tolist() == [5.0, 5.0]
+    assert matched.table["busbw_gb_per_s"].tolist() == [5.0, 5.0]
+    assert matched.table["lower_bound_gb_per_s"].tolist() == pytest.approx([1e6 / 700 / 1e3, 5.0])
     assert matched.unmatched == 0
 
 
@@ -58,14 +58,14 @@ def test_order_matches_only_equal_sizes() -> None:
 def test_rooted_collectives_have_neither_transfer_nor_wait() -> None:
     tables = [rank_table(rank, [{"kind": "broadcast", "duration_us": 10.0 + rank}]) for rank in range(2)]
     matched = match_ranks(tables)
-    assert matched.table[["transfer_us", "wait_us", "busbw_gbps"]].isna().all(axis=None)
-    assert matched.table["lower_bound_gbps"].notna().all()
+    assert matched.table[["transfer_us", "wait_us", "busbw_gb_per_s"]].isna().all(axis=None)
+    assert matched.table["lower_bound_gb_per_s"].notna().all()
     assert matched.unmatched == 0
 
 
 def test_world_size_one_has_no_bandwidth_and_is_not_unmatched() -> None:
     matched = match_ranks([rank_table(0, [{"group_size": 1, "duration_us": 10.0}])])
-    assert matched.table[["transfer_us", "busbw_gbps"]].isna().all(axis=None)
+    assert matched.table[["transfer_us", "busbw_gb_per_s"]].isna().all(axis=None)
     assert matched.unmatched == 0
 
 

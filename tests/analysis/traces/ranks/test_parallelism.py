@@ -63,7 +63,7 @@ def test_order_matches_groups_that_number_nothing(tmp_path: Path, job: Job) -> N
 def test_messages_have_a_lower_bound_alone(tmp_path: Path) -> None:
     """2,000,000 B: sent in 20 us; received in 120 us, most of them waiting."""
     table = analyzed(tmp_path, *(parallel_trace("pipeline", rank) for rank in range(2))).collectives
-    own = table[table["step"] == 6].set_index(["rank", "kind"])["lower_bound_gbps"]
+    own = table[table["step"] == 6].set_index(["rank", "kind"])["lower_bound_gb_per_s"]
     assert own[0, "send"] == pytest.approx(100.0)
     assert own[1, "recv"] == pytest.approx(16.6667, rel=1e-4)
 

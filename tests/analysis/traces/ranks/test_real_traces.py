@@ -55,7 +55,7 @@ def test_a100_collectives() -> None:
     assert table["group_size"].tolist() == [2] * 21
     assert table["transfer_us"].isna().all()  # rank 1 was not read
     # 8,196,000 B in 3306.963 us
-    assert table["lower_bound_gbps"].iloc[2] == pytest.approx(8_196_000 / 3306.963 / 1e3)
+    assert table["lower_bound_gb_per_s"].iloc[2] == pytest.approx(8_196_000 / 3306.963 / 1e3)
 
 
 def relabelled(trace: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_v100_is_nearly_all_waiting(v100: TraceAnalysis) -> None:
     assert own["transfer_us"].sum() == 217
     assert own["wait_us"].sum() == 5_798 - 217
     # busbw of the 1,576,964 B all-reduce on 8 ranks: 1,576,964 / 86 us x 2 x 7/8 = 32.089 GB/s
-    assert own["busbw_gbps"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
+    assert own["busbw_gb_per_s"].iloc[4] == pytest.approx(32.0894, abs=1e-3)
     straggler = find_straggler(table)
     assert straggler is not None
     # The table's rows say the same: seven ranks wait for rank 7, 35,543 of 46,806 us in all

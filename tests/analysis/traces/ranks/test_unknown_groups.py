@@ -35,7 +35,7 @@ def test_two_pairs_are_not_matched_as_one_group(tmp_path: Path) -> None:
     """100 us in each of the pairs, the second one's 300 us long: 200 us of waiting would be invented."""
     starts, ends = [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2
     analysis = analyzed(tmp_path, starts, ends, **HOST)
-    assert analysis.collectives[["wait_us", "transfer_us", "group_size", "busbw_gbps"]].isna().all(axis=None)
+    assert analysis.collectives[["wait_us", "transfer_us", "group_size", "busbw_gb_per_s"]].isna().all(axis=None)
     assert "groups_unknown" in codes(analysis)
     assert "collectives_unmatched" not in codes(analysis)
 
