@@ -1,6 +1,6 @@
 """A run folder loaded: per cell its samples, its breakdown, its collectives, its checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
+from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traffic_check import (
     MEASURE_AGAIN,
@@ -29,7 +30,6 @@ from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCel
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import natural_order
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
 
@@ -148,26 +148,27 @@ def _nothing_measured(path: Path, run: RunData) -> str:
 def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     """One cell with all its repeats."""
     cell = planned.cell
-    results = _results(folder, cell)
-    samples, steps, matched, dp_phases, copies, ranks, checks = [], [], [], [], [], [], []
+    results, samples, steps, matched, dp_phases, copies, ranks, checks = [], [], [], [], [], [], [], []
     findings: list[Finding] = []
     timelines: list[tuple[int, StepTimeline]] = []
     communication_known = True
-    for repeat, done in folder.done_repeats(cell):
-        if lack := _lack(cell, done):
-            findings.append(_incomplete_repeat(cell, repeat, lack))
+    for loaded in load_repeats(folder, cell):
+        results.append(loaded.result)
+        repeat, done = loaded.index, loaded.folder
+        if loaded.missing_parts:
+            findings.append(_incomplete_repeat(cell, repeat, loaded.missing_parts))
+        if not loaded.ranks:
             continue
-        own_ranks = done.ranks()
-        ranks += [(repeat, rank) for rank in own_ranks]
-        findings += [finding for rank in own_ranks for finding in rank.findings]
-        samples.append(done.samples().assign(repeat=repeat))
-        if not done.traces():
+        ranks += [(repeat, rank) for rank in loaded.ranks]
+        findings += [finding for rank in loaded.ranks for finding in rank.findings]
+        samples.append(loaded.samples.assign(repeat=repeat))
+        if not (traces := done.traces()):
             findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
             communication_known = False
             continue
-        analysis = analyze_traces(done.traces())
+        analysis = analyze_traces(traces)
         findings += [finding for finding in analysis.findings if finding.code not in _SAID_OF_CELLS]
-        traffic = _traffic(cell, own_ranks, analysis)
+        traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
         communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)
         steps.append(_with_waits(analysis).assign(repeat=repeat))
@@ -175,7 +176,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
         copies.append(copies_between_devices(analysis).assign(repeat=repeat))
         timelines = timelines or [(repeat, one.timeline) for one in analysis.summaries if one.timeline is not None]
-        checks += _counter_checks(cell, done, own_ranks)
+        checks += _counter_checks(cell, done, loaded.ranks)
     data = CellData(
         cell=cell,
         skip_reason=planned.skip_reason,
@@ -198,34 +199,12 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     return CellData(**{**vars(data), "findings": tuple(_unique(findings))})
 
 
-def _lack(cell: Cell, done: RepeatFolder) -> str | None:
-    """What a repeat that says it is done lacks, None when it is whole: sums over the ranks that are left would lie."""
-    try:
-        ranks = {result.rank for result in done.ranks()}
-        if len(ranks) != cell.processes:
-            return f"it holds results of {len(ranks)} ranks of {cell.processes}"
-        done.samples()
-    except (OSError, ValueError, DpscopeError) as error:
-        return " ".join(str(error).split())
-    return None
-
-
-def _incomplete_repeat(cell: Cell, repeat: int, lack: str) -> Finding:
+def _incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
     next_step = f"files were lost after it was measured: {MEASURE_AGAIN}"
-    return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {lack}", next_step)
+    return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
 
 
-def _results(folder: RunFolder, cell: Cell) -> list[CellResult]:
-    parent = folder.path / "cells" / cell.name
-    found = (
-        [RepeatFolder(path).result() for path in sorted(parent.glob("repeat*"), key=natural_order)]
-        if parent.exists()
-        else []
-    )
-    return [result for result in found if result is not None]
-
-
-def _traffic(cell: Cell, ranks: list[RankResult], analysis: TraceAnalysis) -> TrafficCheck:
+def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -> TrafficCheck:
     sizes = next((rank.model for rank in ranks), None)
     if sizes is None:
         return TrafficCheck(True)
@@ -251,10 +230,10 @@ def _with_waits(analysis: TraceAnalysis) -> pd.DataFrame:
     return merged
 
 
-def _counter_checks(cell: Cell, done: RepeatFolder, ranks: list[RankResult]) -> list[CounterCheck]:
-    if not done.counters_traces():
+def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
+    if not (traces := done.counters_traces()):
         return []
-    analysis = analyze_traces(done.counters_traces())
+    analysis = analyze_traces(traces)
     return [
         check_counters(
             done.counters(rank.node, rank.rank),

@@ -10,6 +10,7 @@ runs/<run>/report/
 profiling/store/training_folders.py says what `dpscope train` adds.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,13 +98,12 @@ class RepeatFolder(JobFolder):
         found = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
         return sorted(found, key=lambda result: result.rank)
 
-    def samples(self) -> "pd.DataFrame":
-        """All ranks' samples: SAMPLE_COLUMNS plus `rank`; empty frame when there are none."""
+    def samples(self, ranks: Sequence[RankResult]) -> "pd.DataFrame":
+        """These ranks' samples: SAMPLE_COLUMNS plus `rank`; empty frame when there are none."""
         import pandas as pd
 
         frames = [
-            pd.read_parquet(self.samples_path(result.node, result.rank)).assign(rank=result.rank)
-            for result in self.ranks()
+            pd.read_parquet(self.samples_path(result.node, result.rank)).assign(rank=result.rank) for result in ranks
         ]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -169,18 +169,19 @@ class RunFolder:
     def repeat(self, cell: Cell, repeat: int) -> RepeatFolder:
         return RepeatFolder(self.path / CELLS_NAME / cell.name / f"repeat{repeat}")
 
+    def repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
+        """The repeats of a cell that were begun, in order."""
+        numbered = (
+            (path.name.removeprefix("repeat"), RepeatFolder(path))
+            for path in (self.path / CELLS_NAME / cell.name).glob("repeat*")
+        )
+        return sorted(
+            ((int(number), folder) for number, folder in numbered if number.isdecimal()), key=lambda one: one[0]
+        )
+
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
-        folders = (
-            sorted(
-                (int(path.name.removeprefix("repeat")), RepeatFolder(path))
-                for path in (self.path / CELLS_NAME / cell.name).glob("repeat*")
-                if path.name.removeprefix("repeat").isdigit()
-            )
-            if (self.path / CELLS_NAME / cell.name).exists()
-            else []
-        )
-        return [(index, folder) for index, folder in folders if folder.status() == "ok"]
+        return [(index, folder) for index, folder in self.repeats(cell) if folder.status() == "ok"]
 
 
 class _AnyManifest(msgspec.Struct):

@@ -43,7 +43,7 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
             ranks = folder.ranks()
             assert [rank.rank for rank in ranks] == list(range(planned.cell.processes))
             assert len(folder.traces()) == planned.cell.processes
-            samples = folder.samples()
+            samples = folder.samples(ranks)
             counts = samples.groupby(["rank", "measuring_pass"]).size()
             assert set(counts.index.get_level_values("rank")) == set(range(planned.cell.processes))
             assert (counts.xs("timed", level="measuring_pass") == 4).all()
