@@ -5,15 +5,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 
 from dpscope.analysis.report.phase_table import trace_phases
 from dpscope.analysis.report.wait_table import trace_waits
 from dpscope.analysis.text.terminal import print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
+from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, sentence, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
@@ -22,7 +24,9 @@ from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.analysis.traces.steps.findings import CUT_SHORT
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
 
+_MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _RATE = Unit("GB/s", 1.0, 3)
 
 STEP_FIELDS = (
@@ -30,6 +34,7 @@ STEP_FIELDS = (
     "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
     "backward_us", "optimizer_us", "collective_count", "by_time_us",
 )  # fmt: skip
+WAIT_FIELDS = ("transfer_us", "wait_us", "exposed_wait_us")
 COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
@@ -47,10 +52,32 @@ def print_traces(paths: Sequence[Path], output_format: str, max_bytes: int | Non
     elif output_format == "csv":
         sys.stdout.write(to_csv(analysis))
     else:
+        decisive = [finding for finding in analysis.findings if finding.code == TraceCode.COMMUNICATION_COST]
+        others = [finding for finding in analysis.findings if finding not in decisive]
+        if output_format == "table":
+            for finding in decisive:
+                console.print(f"\n[bold]{escape(sentence(finding.message))}[/]", highlight=False)
+                console.print(escape(sentence(finding.next_step)), style="dim", highlight=False)
         print_tables(to_tables(analysis), output_format, console)
-        if analysis.findings and output_format == "table":
-            print_findings(console, analysis.findings)
+        if others and output_format == "table":
+            print_findings(console, few_of_each_kind(others))
     return trace_status(analysis.findings)
+
+
+def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
+    """Errors first; of findings alike in all but what they name, the first _MOST_ALIKE and how many more there are."""
+    order = {"error": 0, "warning": 1, "info": 2}
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda one: order[one.severity]):
+        kinds.setdefault((finding.code, finding.next_step), []).append(finding)
+    shown = []
+    for alike in kinds.values():
+        more = len(alike) - _MOST_ALIKE
+        last = alike[: _MOST_ALIKE + (more == 1)]
+        shown += last[:-1]
+        told = f"{last[-1].message}; and {more} more like these" if more > 1 else last[-1].message
+        shown.append(msgspec.structs.replace(last[-1], message=told))
+    return shown
 
 
 def trace_status(findings: Sequence[Finding]) -> int:
@@ -65,7 +92,7 @@ def to_json(analysis: TraceAnalysis) -> str:
     """An object with the lists steps, collectives, dp_phases, waits, findings; unknown is null."""
     return json.dumps(
         {
-            "steps": records(analysis.steps, STEP_FIELDS),
+            "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
             "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
             "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
             "waits": records(waits_caused(analysis.collectives), stragglers.COLUMNS),
@@ -114,9 +141,11 @@ def to_tables(analysis: TraceAnalysis) -> list[TextTable]:
 def _step_table(analysis: TraceAnalysis) -> TextTable:
     columns = {
         "step_us": "step", "compute_us": "compute", "communication_us": "comm.", "hidden_us": "hidden",
-        "exposed_us": "exposed", "idle_us": "idle", "host_copy_us": "of it copies",
+        "exposed_us": "exposed", "exposed_wait_us": "of it waiting", "idle_us": "idle", "host_copy_us": "of idle copies",
     }  # fmt: skip
-    steps = analysis.steps
+    steps = analysis.steps_with_waits
+    if steps["exposed_wait_us"].isna().all():
+        del columns["exposed_wait_us"]
     unit = choose_unit("time", [float(value) for value in steps["step_us"].dropna()])
     rows = []
     for record in steps.to_dict("records"):

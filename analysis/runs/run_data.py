@@ -20,7 +20,6 @@ from dpscope.analysis.runs.traffic_check import (
     trace_incomplete,
 )
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
-from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
@@ -171,7 +170,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
         communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)
-        steps.append(_with_waits(analysis).assign(repeat=repeat))
+        steps.append(analysis.steps_with_waits.assign(repeat=repeat))
         matched.append(analysis.collectives.assign(repeat=repeat))
         dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
         copies.append(copies_between_devices(analysis).assign(repeat=repeat))
@@ -221,13 +220,6 @@ def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -
 def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
     """`peer_copies` of every rank: rank, device, step, bytes, count."""
     return _concatenated([summary.copy_bytes.assign(rank=summary.rank) for summary in analysis.summaries])
-
-
-def _with_waits(analysis: TraceAnalysis) -> pd.DataFrame:
-    """The breakdown with each row's transfer_us, wait_us and exposed_wait_us; a step without matched collectives has neither."""
-    keys = ["rank", "device", "step"]
-    merged: pd.DataFrame = analysis.steps.merge(step_waits(analysis.collectives, analysis.exposed), on=keys, how="left")
-    return merged
 
 
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ran
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
+from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.profiling.records.finding import Finding
@@ -41,6 +43,12 @@ class TraceAnalysis:
     exposed: pd.DataFrame
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
+
+    @cached_property
+    def steps_with_waits(self) -> pd.DataFrame:
+        """`steps` with each row's transfer_us, wait_us and exposed_wait_us; a step without matched collectives has none."""
+        waits = step_waits(self.collectives, self.exposed)
+        return self.steps.merge(waits, on=["rank", "device", "step"], how="left")
 
 
 def analyze_traces(
