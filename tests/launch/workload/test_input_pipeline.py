@@ -26,7 +26,9 @@ DP = Cell(strategy="dp-host", devices=2, batch_size=3)
 
 
 def config(**flags: object) -> RunConfig:
-    return load_config(None, {"samples": 20, "workers": 0, **flags})
+    usual = {} if flags.get("data") == "cifar10" else {"samples": 20}
+    workers = {} if "workers_total" in flags else {"workers": 0}
+    return load_config(None, {**usual, **workers, **flags})
 
 
 def images(cell: Cell, rank: int, steps: int, **flags: object) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack) + 10 (from the host); the kernel 20
     assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
     assert (step["compute_us"], step["host_copy_us"], step["collective_count"]) == (20.0, 20.0, 2)
-    assert parallelism(analysis).startswith("sharded (FSDP- or ZeRO-like)")
+    assert parallelism(analysis).startswith("not told: no operators of a backward pass")
 
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
     assert analysis.collectives["kind"].tolist() == ["all_reduce"] * 4
     assert analysis.collectives["bytes"].isna().all()
     assert "events_of_no_step" not in {finding.code for finding in analysis.findings}
-    assert parallelism(analysis).startswith("not told: nothing in the trace asks for its all-reduces")
+    assert parallelism(analysis).startswith("not told: no operators of a backward pass")
 
 
 @pytest.mark.parametrize(
