@@ -158,8 +158,15 @@ COLUMNS = (
     Column("same_total_epoch_us", "same total", "time", "estimates", "T_N - T_1(G) of an epoch"),
     Column("exposed_epoch_us", "exposed", "time", "estimates", "Exposed communication of an epoch's steps"),
     Column("communication_epoch_us", "comm.", "time", "estimates", "All communication of an epoch's steps"),
-    Column("ring_us", "ring model", "time", "estimates", "Ring all-reduce of the gradients at --link"),
+    Column("ring_us", "ring model", "time", "estimates", "Ring all-reduce of all gradients at the rate of ring_source"),
     Column("ring_error_us", "ring error", "time", "estimates", "Ring prediction less transfer"),
+    Column(
+        "ring_source",
+        "ring's rate",
+        "text",
+        "estimates",
+        "specification: the link's, by --link or NVML; calibration: the bus bandwidth calibrated, where no link is known",
+    ),
     Column("prediction_source", "from", "text", "predictions", "calibration, or the link's specification"),
     Column(
         "predicted_transfer_us", "its prediction", "time", "predictions", "Predicted transfers (DP: all communication)"
@@ -179,7 +186,7 @@ COLUMNS = (
         "Wire bytes / all communication, waiting included",
     ),
     Column("transfer_gb_per_s", "by transfer", "bandwidth", "bandwidth", "Bus bandwidth of the all-reduces' transfers"),
-    Column("link_gb_per_s", "link", "bandwidth", "bandwidth", "The link's specification, one way (--link)"),
+    Column("link_gb_per_s", "link", "bandwidth", "bandwidth", "The link's specification, one way (--link, else NVML)"),
     Column(
         "calibrated_gb_per_s", "calibrated", "bandwidth", "bandwidth", "Rate of the same messages in the calibration"
     ),

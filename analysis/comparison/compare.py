@@ -1,6 +1,7 @@
 """The comparison: one row a cell, and DP against DDP where both were measured alike."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pandas as pd
@@ -12,7 +13,7 @@ from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.row import minus as _minus
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
-from dpscope.analysis.costs.sources import cost_sources
+from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import opponents, singles_like
@@ -63,7 +64,7 @@ class Comparison:
     """`table`: a row per planned cell, columns.NAMES; `reasons`: (cell, column) -> why it is missing.
 
     `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size of collective;
-    `target_efficiency`: what the user asked to be judged against, 0..1.
+    `target_efficiency`: what the user asked to be judged against, 0..1; `ring_rates`: what the ring formula divides by.
     """
 
     table: pd.DataFrame
@@ -73,6 +74,7 @@ class Comparison:
     choices: tuple[ScalingChoice, ...] = ()
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
+    ring_rates: Mapping[int, RingRate] = field(default_factory=dict)  # by device count
     calibrated_later: bool = False  # the calibration was made when the run had begun
 
 
@@ -108,8 +110,18 @@ def compare(
             for one in predict_cell(data, sources).collectives
         ),
         target_efficiency=target_efficiency,
+        ring_rates=_ring_rates(run, sources),
         calibrated_later=calibration is not None and _later(calibration, run.manifest),
     )
+
+
+def _ring_rates(run: RunData, sources: CostSources) -> dict[int, RingRate]:
+    """The ring formula's rate for every device count at which all-reduces were measured."""
+    counts = sorted(
+        {data.cell.devices for data in run.measured if data.cell.strategy == "ddp" and data.cell.devices > 1}
+    )
+    rates = {count: sources.ring_rate(count) for count in counts}
+    return {count: rate for count, rate in rates.items() if rate is not None}
 
 
 def _later(calibration: Calibration, manifest: Manifest) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.comparison.columns import COLUMNS
-from dpscope.analysis.comparison.predicted import model_sizes, predict_cell, relative_error
+from dpscope.analysis.comparison.predicted import NO_SOURCE, model_sizes, predict_cell, relative_error
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.comparison.subtraction import METHODS, step_identity, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_all_reduce_us
@@ -167,18 +167,15 @@ def _mean_wait_us(data: CellData) -> float | None:
 
 
 def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
-    """The ring formula as people use it: gradients over the link's specification."""
+    """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one."""
     if data.cell.strategy != "ddp":
-        row.clear(("ring_us", "ring_error_us"), "DataParallel runs no all-reduce")
+        row.clear(("ring_us", "ring_error_us", "ring_source"), "DataParallel runs no all-reduce")
         return
-    ring, link = None, sources.link(data.cell.devices)
-    if link is not None:
-        ring = ring_all_reduce_us(reduced_bytes(data.cell, model_sizes(data)), data.cell.devices, link.gb_per_s)
-    no_link = "no link bandwidth known: give --link"
-    if sources.calibration is not None:
-        no_link = f"{no_link} (the ring formula takes a specification; what the calibration predicts stands apart)"
-    row.put(no_link, ring_us=ring)
-    why = no_link if ring is None else "transfer is not known"
+    ring, rate = None, sources.ring_rate(data.cell.devices)
+    if rate is not None:
+        ring = ring_all_reduce_us(reduced_bytes(data.cell, model_sizes(data)), data.cell.devices, rate.gb_per_s)
+    row.put(NO_SOURCE, ring_us=ring, ring_source=rate.source if rate is not None else None)
+    why = NO_SOURCE if ring is None else "transfer is not known"
     row.put(why, ring_error_us=minus(ring, row.number("transfer_us")))
 
 

@@ -3,26 +3,64 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.formulas import ring_us
+from dpscope.analysis.text.units import show_bytes
+from dpscope.profiling.machine.interconnect import group_rate
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Manifest
 
 Source = Literal["calibration", "specification"]
 
 
 @dataclass(frozen=True)
-class CostSources:
-    """A calibration's fits, else what the link is specified for."""
+class RingRate:
+    """What the ring formula divides by, in 1e9 B/s of one direction, and where it is from."""
 
-    stated: LinkRate | None = None  # by the user
+    gb_per_s: float
+    source: Source
+    told: str  # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
+
+
+@dataclass(frozen=True)
+class CostSources:
+    """A calibration's fits, else what the links are specified for: as the user states them, as NVML reported them."""
+
+    stated: LinkRate | None = None  # by the user, of any number of devices
     calibration: Calibration | None = None
+    interconnect: Interconnect | None = None  # of the machine that was measured
 
     def link(self, devices: int) -> LinkRate | None:
-        """What bounds a ring through so many devices in one direction; None where it is not known."""
-        return self.stated
+        """What bounds a ring through the first `devices` devices in one direction; None where it is not known."""
+        if self.stated is not None:
+            return self.stated
+        found = group_rate(self.interconnect, range(devices)) if self.interconnect is not None else None
+        return found or (self.calibration.links.get(devices) if self.calibration is not None else None)
+
+    def ring_rate(self, devices: int) -> RingRate | None:
+        """The rate of the ring formula: the link's, else the bus bandwidth that was calibrated at the largest size.
+
+        Bus bandwidth is size / time x 2(N-1)/N (nccl-tests, doc/PERFORMANCE.md): the rate at which the ring formula would
+        have taken the time that the calibration did.
+        """
+        if (link := self.link(devices)) is not None:
+            return RingRate(link.gb_per_s, "specification", self._told(link))
+        fit = find_fit(self.calibration, "all_reduce", devices) if self.calibration is not None else None
+        factor = bus_factor("all_reduce", devices)
+        if fit is None or factor is None or (time_us := predict_us(fit, fit.largest_bytes).time_us) <= 0:
+            return None
+        rate = fit.largest_bytes / time_us / 1e3 * factor
+        told = f"{rate:.3g} GB/s, the bus bandwidth calibrated at {show_bytes(fit.largest_bytes)}"
+        return RingRate(rate, "calibration", f"{told} (no link is known)")
+
+    def _told(self, link: LinkRate) -> str:
+        rate = f"{link.name}, {link.gb_per_s:.4g} GB/s one way"
+        if self.stated is not None:
+            return f"{rate}, stated with --link"
+        return f"{rate}: {'NVML' if self.interconnect is not None else 'the calibration'} names the link, {link.source} its rate"
 
     def source(self, devices: int) -> Source | None:
         """What predictions of cells on so many devices rest on."""
@@ -53,4 +91,5 @@ class CostSources:
 def cost_sources(manifest: Manifest, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:
     """What the predictions of a run may rest on: the link as it is stated now, else as it was when the run was measured."""
     told = manifest.config.link
-    return CostSources(stated or (parse_link(told) if told is not None else None), calibration)
+    stated = stated or (parse_link(told) if told is not None else None)
+    return CostSources(stated, calibration, manifest.environment.interconnect)

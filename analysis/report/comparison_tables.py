@@ -135,7 +135,17 @@ def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
 
 def _named_view(comparison: Comparison, view: View) -> TextTable:
     table = _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
-    return replace(table, notes=tuple(_traffic_notes(comparison))) if view.name == "traffic" else table
+    notes = {"traffic": _traffic_notes, "estimates": _ring_notes}.get(view.name)
+    return replace(table, notes=tuple(notes(comparison))) if notes is not None else table
+
+
+def _ring_notes(comparison: Comparison) -> Iterator[str]:
+    """What the ring formula divides by, told once for all device counts at which it is the same."""
+    counts: dict[str, list[int]] = {}
+    for devices, rate in comparison.ring_rates.items():
+        counts.setdefault(rate.told, []).append(devices)
+    for told, alike in counts.items():
+        yield f"ring model on {', '.join(map(str, alike))} devices: {told}"
 
 
 def _traffic_notes(comparison: Comparison) -> Iterator[str]:

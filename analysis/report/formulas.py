@@ -123,9 +123,10 @@ def _source(values: CellValues) -> str:
 
 def _ring(data: CellData, sources: CostSources) -> str:
     devices, size = data.cell.devices, reduced_bytes(data.cell, model_sizes(data))
-    return (
-        f"2(N−1)/N × S/B = 2({devices}−1)/{devices} × {show_bytes(size)} / {_link(sources, devices)} (S: all gradients)"
-    )
+    rate = sources.ring_rate(devices)
+    assert rate is not None  # or there were no ring
+    shown = f"{show_bytes(size)} / {rate.gb_per_s:.4g} GB/s"
+    return f"2(N−1)/N × S/B = 2({devices}−1)/{devices} × {shown} (S: all gradients)"
 
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dpscope.profiling.machine.interconnect import active_nvlinks
+from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
 from dpscope.profiling.machine.nvml import ask, bare_uuid, driver_version, gpu_handles
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -132,6 +132,7 @@ def collect_environment(nvml: Any | None) -> Environment:
     """This machine as it is now. Imports torch."""
     import torch
 
+    accelerators = device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Environment(
         hostname=socket.gethostname(),
         platform=platform.platform(),
@@ -144,8 +145,9 @@ def collect_environment(nvml: Any | None) -> Environment:
         cuda_version=torch.version.cuda,
         nccl_version=_nccl_version(torch),
         driver_version=driver_version(nvml),
-        accelerators=device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        accelerators=accelerators,
         settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
+        interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators]) if nvml is not None else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
@@ -179,6 +180,7 @@ class Environment(Stored, frozen=True):
     settings: dict[str, str] = msgspec.field(
         default_factory=dict
     )  # NCCL_*, GLOO_*, TORCH_*, OMP_*, CUDA_* variables that are set
+    interconnect: Interconnect | None = None  # links of the visible GPUs, by NVML; None: not asked, or no NVML
 
 
 class Manifest(Stored, frozen=True):

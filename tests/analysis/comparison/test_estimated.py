@@ -3,21 +3,27 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
+from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.comparison.estimated import identity_intervals
 from dpscope.analysis.comparison.measured import summarise_cell
 from dpscope.analysis.comparison.predicted import predict_cell
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.repeats import TERMS, RunSpreads, run_spreads
 from dpscope.analysis.runs.run_data import CellData, copies_between_devices
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
-from tests.helpers.run_cells import all_reduces, calibration, cell_data, windows
+from tests.helpers.nvml_records import ReplayedNvml
+from tests.helpers.paths import DATA
+from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 
 STEPS = 6
 REPEATS = 2
@@ -148,6 +154,7 @@ def test_predicted_from_the_specification() -> None:
     assert found.number("predicted_transfer_us") == 200
     assert found.number("predicted_exposed_us") == 50
     assert found.number("ring_us") == 200
+    assert found.values["ring_source"] == "specification"
 
 
 def test_per_collective() -> None:
@@ -191,7 +198,10 @@ def test_transfers_are_predicted_where_the_broadcast_is_not_calibrated() -> None
     assert found.number("predicted_exposed_us") is None
     assert found.reasons["predicted_exposed_us"] == "the calibration holds no broadcast on 2 ranks"
     assert found.reasons["predicted_exposed_error"] == found.reasons["predicted_exposed_us"]
-    assert "the calibration predicts stands apart" in found.reasons["ring_us"]
+    assert found.number("ring_us") == pytest.approx(
+        400, rel=0.01
+    )  # 4 MB over all but 10 GB/s, the rate of a large message
+    assert found.values["ring_source"] == "calibration"
     rows = predict_cell(data, CostSources(calibration=CALIBRATED)).collectives
     assert [(one.kind, one.measured_us, one.predicted_us, one.reason) for one in rows] == [
         ("all_reduce", 400, 350, ""),
@@ -295,3 +305,19 @@ def test_device_0_that_computes_longer_is_seen() -> None:
     found = row(cell_data(cell, [[2900.0] * STEPS], traced), CostSources())
     assert found.number("first_device_excess_us") == 200
     assert found.number("compute_spread") == pytest.approx(200 / 1100)
+
+
+def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
+    """V100 in a DGX-1: NVLink 2 x1 between GPUs 0 and 1, 25 GB/s; 4 MB of gradients take 160 us on two ranks."""
+    nvml = ReplayedNvml(DATA / "nvml" / "v100_sxm2_x8.json")
+    links = interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
+    run = run_of(ddp())
+    environment = msgspec.structs.replace(run.manifest.environment, interconnect=links)
+    known = replace(run, manifest=msgspec.structs.replace(run.manifest, environment=environment))
+    values = compare(known).table.iloc[0]
+    assert (values["ring_us"], values["ring_source"], values["link_gb_per_s"]) == (160.0, "specification", 25.0)
+    # the cell's all-reduces have 8 GB/s of bus bandwidth
+    assert values["transfer_of_link"] == pytest.approx(8 / 25)
+    (note,) = views_by_name(compare(known))["estimates"].notes
+    assert note.startswith("ring model on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link")
+    assert compare(known, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0  # --link overrides

@@ -10,6 +10,7 @@ import torch
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.measuring import cell as cell_job
 from dpscope.launch.measuring.worker_arguments import WorkerJob
+from dpscope.profiling.machine import environment as environment_module
 from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
@@ -17,10 +18,12 @@ from dpscope.profiling.machine.environment import (
     machine_findings,
     torch_device_states,
 )
+from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nvml import driver_version
 from dpscope.profiling.records.run import Cell, CellStrategy, DeviceState, RunConfig
 from dpscope.profiling.store.folders import RepeatFolder
-from tests.helpers.nvml_records import TwoGpuNvml
+from tests.helpers.nvml_records import ReplayedNvml, TwoGpuNvml
+from tests.helpers.paths import DATA
 
 
 def processes(*ids: int) -> list[SimpleNamespace]:
@@ -138,6 +141,22 @@ def test_gpus_that_nothing_is_known_of_are_a_finding() -> None:
 def test_driver() -> None:
     assert driver_version(TwoGpuNvml()) == "550.54.15"
     assert driver_version(None) is None
+
+
+def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 A100 in two bridged pairs; GPU 1 and 2 are of different pairs: PCIe 4.0 x16, 31.508 GB/s."""
+    nvml = ReplayedNvml(DATA / "nvml" / "a100_pcie_x4_bridged.json")
+    monkeypatch.setattr(environment_module, "driver_version", lambda _: "550.54.15")  # not among the recorded calls
+    uuids = [device.uuid for device in interconnect(nvml).devices]
+    for gpus, gb_per_s in (((0, 1), 300.0), ((1, 2), 31.508)):
+        visible = tuple(DeviceState(index=index, uuid=uuids[gpu]) for index, gpu in enumerate(gpus))
+        monkeypatch.setattr(environment_module, "device_states", lambda *_, visible=visible: visible)
+        links = collect_environment(nvml).interconnect
+        assert links is not None
+        rate = group_rate(links, range(2))
+        assert rate is not None
+        assert rate.gb_per_s == pytest.approx(gb_per_s, abs=1e-3)
+    assert collect_environment(None).interconnect is None
 
 
 def test_this_machine() -> None:

@@ -1,0 +1,59 @@
+"""Where a ring's rate is from: what the user states, what NVML reported, what was calibrated. Rates by hand from data sheets."""
+
+import pytest
+
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.profiling.machine.interconnect import interconnect
+from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.records.links import Interconnect
+from tests.helpers.nvml_records import ReplayedNvml
+from tests.helpers.paths import DATA
+from tests.helpers.run_cells import calibration
+
+
+def recorded(machine: str) -> Interconnect:
+    """The links of a machine whose GPUs torch all sees, in NVML's order."""
+    nvml = ReplayedNvml(DATA / "nvml" / f"{machine}.json")
+    return interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
+
+
+def rates(sources: CostSources, counts: tuple[int, ...]) -> dict[int, float | None]:
+    found = {count: sources.ring_rate(count) for count in counts}
+    return {count: None if rate is None else round(rate.gb_per_s, 3) for count, rate in found.items()}
+
+
+def test_the_slowest_pair_of_each_device_count_bounds_its_ring() -> None:
+    # 4 A100 PCIe, bridged in pairs: two by 12 NVLinks of 25 GB/s, more by PCIe 4.0 x16, 16 x 128 / 130 / 8 x 16
+    bridged = CostSources(interconnect=recorded("a100_pcie_x4_bridged"))
+    assert rates(bridged, (2, 4)) == {2: 300.0, 4: 31.508}
+    # DGX-1V: GPU 0 has 2 links to GPU 3 and 1 to GPUs 1 and 2; all 8 have 6 links of 25 GB/s
+    assert rates(CostSources(interconnect=recorded("v100_sxm2_x8")), (8, 16)) == {8: 150.0, 16: None}
+
+
+def test_what_is_stated_counts_before_nvml_and_both_before_a_calibration() -> None:
+    measured = calibration({"all_reduce": (0.0, 10.0)})
+    links = recorded("h100_sxm5_x2")
+    found = [
+        CostSources(parse_link("100Gb/s"), measured, links).ring_rate(2),
+        CostSources(None, measured, links).ring_rate(2),
+        CostSources(None, measured).ring_rate(2),
+        CostSources().ring_rate(2),
+    ]
+    assert [rate and (rate.gb_per_s, rate.source) for rate in found] == [
+        (12.5, "specification"), (450.0, "specification"), (10.0, "calibration"), None,
+    ]  # fmt: skip
+    told = [rate.told for rate in found if rate is not None]
+    assert "stated with --link" in told[0]
+    assert told[1].startswith("NVLink 4 x18, 450 GB/s one way: NVML names the link")
+    assert told[2] == "10 GB/s, the bus bandwidth calibrated at 268.4 MB (no link is known)"
+
+
+def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
+    """4 ranks, 100 us + S / 10 GB/s, largest size 1e6 B: 200 us, 5 GB/s, bus bandwidth 5 x 2 x 3/4 = 7.5 GB/s."""
+    sources = CostSources(calibration=calibration({"all_reduce": (100.0, 10.0)}, devices=4, largest=1_000_000))
+    rate = sources.ring_rate(4)
+    assert rate is not None
+    assert rate.gb_per_s == pytest.approx(7.5)
+    assert "7.5 GB/s, the bus bandwidth calibrated at 1.00 MB" in rate.told
+    assert sources.ring_rate(2) is None  # 2 ranks were not calibrated
+    assert CostSources(calibration=calibration({"broadcast": (1.0, 1.0)})).ring_rate(2) is None
