@@ -232,6 +232,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
             analysis.collectives,
             rank.rank,
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
+            factored=cell.options.comm_hook == "powersgd",
         )
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()

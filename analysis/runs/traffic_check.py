@@ -11,6 +11,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
 from dpscope.profiling.records.finding import Finding, FindingCode
 from dpscope.profiling.records.run import Cell, ParameterSizes
 from dpscope.profiling.records.run_codes import RunCode
@@ -21,13 +22,16 @@ HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends 
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:
-    """Bytes that DDP all-reduces in a step: the gradients, in the dtype of the cell's communication hook.
+    """Bytes that DDP all-reduces in a step: the gradients, in the dtype of the cell's communication hook or as it factors them.
 
     Micro-batches do not add to it: only the last one's backward reduces.
     """
-    if cell.options.comm_hook == "none":
+    half = cell.options.comm_hook in ("fp16", "bf16") or "mixed_precision" in ddp_arguments(cell.options.ddp_args)
+    if cell.options.comm_hook == "none" and not half:
         return sizes.gradient_bytes
-    assert sizes.gradient_elements is not None  # stored ever since there are hooks
+    assert sizes.gradient_elements  # stored ever since there are hooks
+    if cell.options.comm_hook == "powersgd":
+        return powersgd_elements(sizes.gradient_shapes) * sizes.gradient_bytes // sizes.gradient_elements
     return HOOK_ELEMENT_BYTES * sizes.gradient_elements
 
 

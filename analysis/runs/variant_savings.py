@@ -75,6 +75,8 @@ def _in_words(option: str, options: CellOptions) -> str:
         "static_graph": "a static graph",
         "broadcast_buffers": "leaving buffers unsent",
         "accumulate": f"cutting the batch into {options.accumulate}",
+        "amp": f"computing with amp {options.amp}",
+        "ddp_args": f"DDP's {options.ddp_args}",
     }[option]
 
 
@@ -147,11 +149,12 @@ def _signed(microseconds: float) -> str:
 
 
 def singles_like(run: RunData, cell: Cell) -> dict[int, CellData]:
-    """The measured single-device cells that a cell may be set against, by batch size: those that accumulate alike."""
+    """The measured single-device cells that a cell may be set against, by batch size: micro-batches and precision alike."""
     return {
         data.cell.batch_size: data
         for data in run.measured
-        if data.cell.strategy == "single" and data.cell.options.accumulate == cell.options.accumulate
+        if data.cell.strategy == "single"
+        and (data.cell.options.accumulate, data.cell.options.amp) == (cell.options.accumulate, cell.options.amp)
     }
 
 

@@ -40,6 +40,7 @@ def run(
     overlap: options.Overlap = None,
     gradient_as_bucket_view: options.GradientAsBucketView = None,
     static_graph: options.StaticGraph = None,
+    ddp_args: options.DdpArgs = None,
     accumulate: options.Accumulate = None,
     broadcast_buffers: options.BroadcastBuffers = None,
     config: options.Config = None,

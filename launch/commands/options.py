@@ -34,7 +34,7 @@ WorkersTotal = Annotated[int | None, typer.Option(help="loader workers per cell,
 PinMemory = Annotated[
     bool | None, typer.Option("--pin-memory/--no-pin-memory", help="copy batches to GPUs from page-locked memory")
 ]
-Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16")]
+Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16, or several: off,bf16")]
 Lr = Annotated[float | None, typer.Option(help="SGD's learning rate")]
 Momentum = Annotated[float | None, typer.Option(help="SGD's momentum")]
 WeightDecay = Annotated[float | None, typer.Option(help="SGD's weight decay")]
@@ -46,7 +46,11 @@ Repeats = Annotated[int | None, typer.Option(help="interleaved repeats of every 
 Seed = Annotated[int | None, typer.Option(help="of weights and data")]
 Timeout = Annotated[float | None, typer.Option(help="seconds one cell's job may take")]
 Device = Annotated[str | None, typer.Option(help="auto, cuda or cpu")]
-CommHook = Annotated[str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, or several")]
+CommHook = Annotated[str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, powersgd, or several")]
+DdpArgs = Annotated[
+    str | None,
+    typer.Option(help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE"),
+]
 BucketMb = Annotated[str | None, typer.Option(help="DDP's bucket cap in MiB, or default, or several")]
 Overlap = Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")]
 GradientAsBucketView = Annotated[

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 from torch import distributed
 
@@ -26,7 +27,15 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.run import Cell, CellResult, DeviceState, Environment, ParameterSizes, RankResult
+from dpscope.profiling.records.run import (
+    Cell,
+    CellResult,
+    DeviceState,
+    Environment,
+    ParameterSizes,
+    RankResult,
+    precision_of,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
@@ -90,7 +99,8 @@ def _prepare(
     torch.manual_seed(job.config.seed)
     workload = build_workload(job.config.model)
     sizes = parameter_sizes(workload.model)
-    model = with_precision(workload.model.to(devices[0]), job.config.amp, devices[0])
+    config = msgspec.structs.replace(job.config, amp=precision_of(job.config, job.cell))
+    model = with_precision(workload.model.to(devices[0]), config.amp, devices[0])
     wrapped = wrap(model.train(), job.cell.strategy, job.cell.devices, devices[0], job.cell.options)
     data_rank = place.rank if job.cell.strategy == "ddp" else 0
     batches = open_stream(job.config, job.cell, workload, data_rank, devices[0])
@@ -101,7 +111,7 @@ def _prepare(
         rank=place.rank,
         devices=devices,
         model=wrapped,
-        step=TrainStep(wrapped, batches, job.config, devices[0], micro_batching(job.cell)),
+        step=TrainStep(wrapped, batches, config, devices[0], micro_batching(job.cell)),
         folder=job.folder,
         report=report,
     )

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add(name)
     add("--pin-memory", action="store_true", default=None)
-    for name in ("comm_hook", "bucket_mb", "accumulate"):
+    for name in ("comm_hook", "bucket_mb", "accumulate", "ddp_args"):
         add(_flag(name))
     for name in SWITCHES:
         add(_flag(name), nargs="?", const="on", help="on or off; on when the flag stands alone")
@@ -233,6 +233,8 @@ def _only_options(config: RunConfig) -> CellOptions:
     options = ddp_options(config) if config.strategies[0] == "ddp" else other_options(config)
     if len(options) > 1:
         several = {field: getattr(config, field) for field in VARIANT_FIELDS if len(getattr(config, field)) > 1}
+        if config.amp_variants:
+            several = {"amp": (config.amp, *config.amp_variants)}
         field, values = next(iter(several.items()))
         raise DpscopeError(
             f"{_flag(field)} {','.join(str(value) for value in values)}: a worker measures one variant; give one value"

@@ -36,7 +36,7 @@ def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None
 
     Of a job that may span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
     """
-    if config.amp == "fp16" and devices.kind == "cpu":
+    if "fp16" in (config.amp, *config.amp_variants) and devices.kind == "cpu":
         raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
     if config.pin_memory and devices.kind == "cpu":
         raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; leave it away")

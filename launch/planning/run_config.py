@@ -117,6 +117,8 @@ def build_config(given: dict[str, object], origins: dict[str, str]) -> RunConfig
     values = dict(given)
     if values.get("link") is not None:
         values["link"] = _checked_link(str(values["link"]), origins["link"])
+    if isinstance(values.get("amp"), list | tuple):
+        values["amp"] = ",".join(str(one) for one in values["amp"])  # type: ignore[attr-defined]
     for field, parse in _TEXT_PARSERS.items():
         if isinstance(values.get(field), str | int | float):
             _parse_text(values, field, parse, origins)
@@ -157,7 +159,10 @@ def _in_order(config: RunConfig) -> RunConfig:
 
 def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]) -> None:
     parsed = read_text(str(values[field]), parse, origins[field], _EXAMPLES.get(field, "1,2,4"))
-    if field == "batch_sizes":
+    if field == "amp":
+        assert isinstance(parsed, tuple)
+        values["amp"], values["amp_variants"] = parsed
+    elif field == "batch_sizes":
         assert isinstance(parsed, tuple)
         values["batch_sizes"], growth = parsed
         if growth is not None:
@@ -179,6 +184,7 @@ _TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "devices": parse_devices,
     "batch_sizes": parse_batch_sizes,
     "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
+    "amp": variants.precisions,
     **variants.TEXT_PARSERS,
 }
 _CHOICES = {
@@ -187,6 +193,7 @@ _CHOICES = {
     "scaling": "weak, strong, both",
     "data": "synthetic, fake, digits, cifar10",
     "amp": "off, bf16, fp16",
+    "amp_variants": "off, bf16, fp16",
     **variants.CHOICES,
 }
 _EXAMPLES = {"batch_sizes": "32,128 or 32x4", **variants.EXAMPLES}

@@ -6,17 +6,19 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from dpscope.profiling.records.run import CellOptions, CommHook, RunConfig, Switch
+from dpscope.profiling.records.ddp_arguments import ddp_arguments
+from dpscope.profiling.records.run import Amp, CellOptions, CommHook, RunConfig, Switch
 from dpscope.profiling.store.errors import DpscopeError
 
 SWITCHES = ("overlap", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
-DDP_FIELDS = ("comm_hook", "bucket_mb", *SWITCHES)
+DDP_FIELDS = ("comm_hook", "bucket_mb", "ddp_args", *SWITCHES)
 VARIANT_FIELDS = (*DDP_FIELDS, "accumulate")
-CHOICES = {"comm_hook": "none, fp16, bf16", **dict.fromkeys(SWITCHES, "on, off")}
+CHOICES = {"comm_hook": "none, fp16, bf16, powersgd", **dict.fromkeys(SWITCHES, "on, off")}
 EXAMPLES = {
     "comm_hook": "none,fp16",
     "bucket_mb": "default,5",
     "accumulate": "1,4",
+    "ddp_args": "default;batched_grad_copy=true",
     **dict.fromkeys(SWITCHES, "on or off, or on,off to compare them"),
 }
 
@@ -56,6 +58,7 @@ TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "comm_hook": _split,
     "bucket_mb": _bucket_sizes,
     "accumulate": _whole_numbers,
+    "ddp_args": lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
     **dict.fromkeys(SWITCHES, _switches),
 }
 """From one text to the values of a field; each raises ValueError for what is no such value."""
@@ -70,6 +73,8 @@ def in_order(config: ConfigT) -> ConfigT:
     named: list[object] = ["default"] if "default" in sizes else []
     ordered["bucket_mb"] = (*named, *sorted(size for size in sizes if not isinstance(size, str)))
     ordered["accumulate"] = tuple(sorted(set(config.accumulate)))
+    ordered["ddp_args"] = tuple(sorted(set(config.ddp_args), key=lambda one: (one != "default", one)))
+    ordered["amp_variants"] = tuple(one for one in get_args(Amp) if one in config.amp_variants and one != config.amp)
     return msgspec.structs.replace(config, **ordered)
 
 
@@ -93,6 +98,7 @@ def variant_checks(config: RunConfig) -> list[tuple[str, bool, str]]:
             f"must be above 0 MiB and at most {_LARGEST_BUCKET_MB}; --overlap off makes one bucket of everything",
         ),
         ("accumulate", min(config.accumulate, default=1) >= 1, "must be 1 or more micro-batches"),
+        *(("ddp_args", not wrong, wrong) for wrong in map(_wrong_arguments, config.ddp_args)),
     ]
 
 
@@ -140,10 +146,15 @@ def ddp_options(config: RunConfig) -> tuple[CellOptions, ...]:
 
     Without overlap a bucket holds everything, so bucket sizes make no difference there.
     """
-    fields = ("accumulate", "broadcast_buffers", "static_graph", "gradient_as_bucket_view", "comm_hook", "bucket_mb")
+    fields = (
+        *("accumulate", "amp", "broadcast_buffers", "static_graph", "gradient_as_bucket_view", "comm_hook", "ddp_args"),
+        "bucket_mb",
+    )
+    values_of = {field: getattr(config, field) for field in fields if field != "amp"}
+    values_of["amp"] = _precisions(config)
     found: dict[CellOptions, None] = {}
     for overlap in config.overlap:
-        for values in itertools.product(*(getattr(config, field) for field in fields)):
+        for values in itertools.product(*(values_of[field] for field in fields)):
             chosen = dict(zip(fields, values, strict=True))
             size = chosen.pop("bucket_mb")
             chosen["bucket_mb"] = None if size == "default" or overlap == "off" else size
@@ -152,5 +163,27 @@ def ddp_options(config: RunConfig) -> tuple[CellOptions, ...]:
 
 
 def other_options(config: RunConfig) -> tuple[CellOptions, ...]:
-    """The options of single and DataParallel cells: they accumulate, or not, and have no other variant."""
-    return tuple(CellOptions(accumulate=count) for count in config.accumulate)
+    """The options of single and DataParallel cells: micro-batches and precisions, and no other variant."""
+    return tuple(CellOptions(accumulate=count, amp=amp) for count in config.accumulate for amp in _precisions(config))
+
+
+def _precisions(config: RunConfig) -> tuple[Amp | None, ...]:
+    """Of cells: the run's own, then the others."""
+    return (None, *config.amp_variants)
+
+
+def precisions(text: str) -> tuple[str, tuple[str, ...]]:
+    """The run's precision and the others from ``off,bf16``: the first in the order of the documentation is the run's."""
+    given = set(_split(text))
+    known: list[str] = [one for one in get_args(Amp) if one in given]
+    first, *others = known + sorted(given - set(known))
+    return first, tuple(others)
+
+
+def _wrong_arguments(text: str) -> str:
+    """Why a text names no arguments of DDP; empty where it does."""
+    try:
+        ddp_arguments(text)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -19,7 +19,8 @@ _NOT_OF_A_WORKER = (
     "timeout_s",
     "link",
     "target_efficiency",
-    *CellOptions.__struct_fields__,
+    "amp_variants",
+    *(field for field in CellOptions.__struct_fields__ if field != "amp"),
 )
 
 
@@ -31,7 +32,7 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
     strategy = "dp" if cell.strategy == "dp-host" else cell.strategy
     flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
     flags += ["--devices", str(cell.devices)] if strategy == "dp" else []
-    left_out = {*_NOT_OF_A_WORKER, *idle_fields(config)}
+    left_out = {*_NOT_OF_A_WORKER, *idle_fields(config), *(["amp"] if cell.options.amp else [])}
     flags += _flags(config, RunConfig(), [name for name in RunConfig.__struct_fields__ if name not in left_out])
     flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
     flags += ["--threads", str(threads_per_process(config))]

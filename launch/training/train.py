@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 import torch
 from torch import distributed, nn
@@ -28,6 +29,7 @@ from dpscope.launch.workload.models import Workload, build_workload, parameter_s
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.run import precision_of
 from dpscope.profiling.records.training import EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
@@ -92,7 +94,8 @@ def prepare(
     job: TrainJob, place: TorchrunPlace, devices: tuple[torch.device, ...]
 ) -> tuple[TrainState, Callable[[], Learned]]:
     """The state of a training that has not begun, and its test."""
-    settings, cell, device = job.settings, job.cell, devices[0]
+    cell, device = job.cell, devices[0]
+    settings = msgspec.structs.replace(job.settings, amp=precision_of(job.settings, cell))
     _seed_all(job.seed)
     workload = build_workload(settings.model)
     check_classes(settings, workload)

@@ -98,6 +98,7 @@ def parameter_sizes(model: nn.Module) -> ParameterSizes:
         gradient_bytes=_total_bytes([parameter for parameter in parameters if parameter.requires_grad]),
         buffer_bytes=_total_bytes(buffers),
         gradient_elements=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        gradient_shapes=tuple(tuple(parameter.shape) for parameter in parameters if parameter.requires_grad),
         parameter_tensors=tuple(_tensor_size(parameter) for parameter in parameters),
         buffer_tensors=tuple(_tensor_size(buffer) for buffer in buffers),
     )

@@ -1,5 +1,6 @@
 """The strategies dpscope compares: one device, DataParallel, DistributedDataParallel. Wrapping, and nothing else."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.instruments.named_ranges import named_range
+from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import CellOptions, CellStrategy, CommHook
 from dpscope.profiling.store.errors import DpscopeError
@@ -53,7 +56,9 @@ def reduce_in_bf16(state: Any, bucket: distributed.GradBucket) -> Future[Tensor]
 _HOOKS: dict[CommHook, Callable[[Any, Any], Future[Tensor]]] = {
     "fp16": fp16_compress_hook,
     "bf16": reduce_in_bf16,
+    "powersgd": powerSGD_hook,
 }
+_PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over before warm-up is
 
 
 def wrap(
@@ -99,10 +104,46 @@ def _distributed(model: nn.Module, device: torch.device, options: CellOptions) -
         gradient_as_bucket_view=options.gradient_as_bucket_view == "on",
         static_graph=options.static_graph == "on",
         **buffers,
+        **_further_arguments(options, device),
     )
     if options.comm_hook != "none":
-        wrapped.register_comm_hook(None, _HOOKS[options.comm_hook])
+        wrapped.register_comm_hook(_hook_state(options), _HOOKS[options.comm_hook])
     return wrapped
+
+
+def _hook_state(options: CellOptions) -> PowerSGDState | None:
+    """PowerSGD at torch's own defaults: rank 1, error feedback, what does not shrink at least by half sent as it is."""
+    if options.comm_hook != "powersgd":
+        return None
+    return PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=POWERSGD_RANK,
+        start_powerSGD_iter=_PLAIN_POWERSGD_STEPS,
+        min_compression_rate=POWERSGD_LEAST_COMPRESSION,
+    )
+
+
+def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, Any]:
+    """DDP's arguments that dpscope only passes on; `mixed_precision` names one type for all that it says.
+
+    Raises DpscopeError for one that the installed torch does not have, or the device.
+    """
+    given: dict[str, Any] = ddp_arguments(options.ddp_args)
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    for name in given:
+        if name not in known:
+            raise DpscopeError(
+                f"--ddp-args {name}: DistributedDataParallel of torch {torch.__version__} has no such argument; "
+                "omit it, or use a torch that has it"
+            )
+    if "mixed_precision" in given:
+        if device.type != "cuda":
+            raise DpscopeError("--ddp-args mixed_precision: DDP has it on GPUs only; use --amp bf16 on the CPU")
+        from torch.nn.parallel.distributed import _MixedPrecision
+
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[given["mixed_precision"]]
+        given["mixed_precision"] = _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+    return given
 
 
 def _all_in_one_mb(model: nn.Module) -> int:

@@ -4,6 +4,7 @@ Every type is `Stored`: frozen, and refused where it holds a field this version 
 `_us`, `_s`, `_bytes`.
 """
 
+import re
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,8 @@ SCHEMA_VERSION = 1
 Strategy = Literal["single", "dp", "ddp"]
 CellStrategy = Literal["single", "dp", "dp-host", "ddp"]
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
-CommHook = Literal["none", "fp16", "bf16"]
+CommHook = Literal["none", "fp16", "bf16", "powersgd"]
+Amp = Literal["off", "bf16", "fp16"]
 Switch = Literal["on", "off"]
 
 
@@ -27,8 +29,8 @@ class RunConfig(Stored, frozen=True):
     `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
     numbers are read both ways and the union of the cells is measured once.
 
-    The fields from `comm_hook` to `accumulate` are variants (docs/variants.md): each combination of their values is a cell.
-    All but `accumulate` concern DistributedDataParallel alone. The last two are for the report alone.
+    The fields from `comm_hook` to `ddp_args` and `amp_variants` are variants (docs/variants.md): each combination of their values
+    is a cell. All but `accumulate` and `amp_variants` concern DistributedDataParallel alone. The last two are for the report.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -45,7 +47,8 @@ class RunConfig(Stored, frozen=True):
     workers: int = 2  # DataLoader workers per process
     workers_total: int | None = None  # DataLoader workers per cell, shared by its processes
     pin_memory: bool = False
-    amp: Literal["off", "bf16", "fp16"] = "off"
+    amp: Amp = "off"
+    amp_variants: tuple[Amp, ...] = ()  # other precisions measured beside it: off,bf16 is amp off and this (bf16,)
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
@@ -56,13 +59,14 @@ class RunConfig(Stored, frozen=True):
     repeats: int = 2
     seed: int = 0
     timeout_s: float = 900.0  # of one cell's job
-    comm_hook: tuple[CommHook, ...] = ("none",)  # dtype in which gradients travel
+    comm_hook: tuple[CommHook, ...] = ("none",)  # how gradients travel
     bucket_mb: tuple[float | Literal["default"], ...] = ("default",)  # MiB; default: 1 MiB, then 25 MiB
     overlap: tuple[Switch, ...] = ("on",)  # off: one bucket holds all gradients, reduced when backward is over
     gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
     static_graph: tuple[Switch, ...] = ("off",)
     broadcast_buffers: tuple[Switch, ...] = ("on",)
     accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
+    ddp_args: tuple[str, ...] = ("default",)  # further arguments of DDP: NAME=VALUE NAME=VALUE, values as in JSON
     link: str | None = None  # what the user says of the link between the devices, such as 100Gb/s
     target_efficiency: float | None = None  # 0..1, what findings judge against
 
@@ -75,7 +79,7 @@ class ResolvedConfig(RunConfig, frozen=True, kw_only=True):
 
 
 class CellOptions(Stored, frozen=True):
-    """How a cell departs from its strategy's defaults; all but `accumulate` are DistributedDataParallel's.
+    """How a cell departs from its strategy's defaults; all but `accumulate` and `amp` are DistributedDataParallel's.
 
     A step is one optimizer step on the cell's batch whatever `accumulate` is: it cuts that batch into micro-batches.
     """
@@ -87,6 +91,8 @@ class CellOptions(Stored, frozen=True):
     static_graph: Switch = "off"
     broadcast_buffers: Switch = "on"
     accumulate: int = 1
+    amp: Amp | None = None  # None: the run's own
+    ddp_args: str = "default"
 
     @property
     def name(self) -> str:
@@ -99,6 +105,8 @@ class CellOptions(Stored, frozen=True):
             "static-graph": self.static_graph == "on",
             "buffers-off": self.broadcast_buffers == "off",
             f"accumulate-{self.accumulate}": self.accumulate > 1,
+            f"amp-{self.amp}": self.amp is not None,
+            "-".join(re.findall(r"[\w.]+", self.ddp_args)): self.ddp_args != "default",
         }
         return "-".join(part for part, present in parts.items() if present)
 
@@ -135,6 +143,11 @@ class Cell(Stored, frozen=True):
     def processes(self) -> int:
         """Processes torchrun starts: one per device under DDP, one otherwise."""
         return self.devices if self.strategy == "ddp" else 1
+
+
+def precision_of(config: RunConfig, cell: Cell) -> Amp:
+    """The precision of a cell's forward: its own, or its run's."""
+    return cell.options.amp or config.amp
 
 
 class PlannedCell(Stored, frozen=True):
@@ -230,6 +243,7 @@ class ParameterSizes(Stored, frozen=True):
     gradient_bytes: int  # of parameters that require a gradient
     buffer_bytes: int
     gradient_elements: int | None = None  # of the same; None in runs of older versions
+    gradient_shapes: tuple[tuple[int, ...], ...] = ()  # of the same; empty in runs of older versions
     parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
     buffer_tensors: tuple[TensorSize, ...] = ()
 

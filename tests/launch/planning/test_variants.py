@@ -1,6 +1,7 @@
 """Variants before anything runs: what is asked for, refused, planned and stored, and how batches are cut."""
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pandas as pd
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from dpscope.analysis.runs.counter_check import check_counters
+from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.measuring.worker_arguments import job_from_arguments
@@ -17,7 +19,17 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching, by_micro_batches
 from dpscope.launch.workload.models import Workload
-from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, Manifest, ParameterSizes, RunConfig
+from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
+from dpscope.profiling.records.run import (
+    Cell,
+    CellOptions,
+    CommHook,
+    DdpCounters,
+    Manifest,
+    ParameterSizes,
+    RunConfig,
+    precision_of,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
@@ -67,7 +79,14 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"comm_hook": "int8"}, ["--comm-hook int8", "none, fp16, bf16"]),
+        ({"comm_hook": "int8"}, ["--comm-hook int8", "none, fp16, bf16, powersgd"]),
+        ({"amp": "off,int8"}, ["int8", "off, bf16, fp16"]),
+        ({"amp": "off,fp16"}, ["fp16 on the CPU"]),
+        ({"ddp_args": "static_graph=true"}, ["static_graph", "--static-graph"]),
+        ({"ddp_args": "process_group=1"}, ["process_group", "omit it"]),
+        ({"ddp_args": "batched_grad_copy"}, ["not NAME=VALUE"]),
+        ({"ddp_args": "mixed_precision=int8"}, ["mixed_precision is bf16 or fp16"]),
+        ({"strategy": "single", "ddp_args": "batched_grad_copy=true"}, ["--ddp-args", "only DDP"]),
         ({"overlap": "maybe"}, ["--overlap maybe", "on, off"]),
         ({"bucket_mb": "large"}, ["--bucket-mb large", "not a number", "default,5"]),
         ({"bucket_mb": "0"}, ["--bucket-mb 0", "above 0"]),
@@ -168,3 +187,45 @@ def test_counters_count_what_a_hook_compresses() -> None:
     assert (check.buckets_equal, check.spans_agree) == (False, False)
     short = [msgspec.structs.replace(counters[0], backward_comm_us=8_000)]  # less than what it is to hold
     assert not check_counters(short, pd.DataFrame(rows), rank=0, sent_share=0.5).spans_agree
+
+
+def test_every_strategy_computes_in_each_precision() -> None:
+    """The first precision is the run's and unnamed; the others are variants of single and DP too."""
+    assert names(amp="bf16,off") == [
+        "single-d1-b8", "single-d1-b8-amp-bf16", "dp-host-d2-b8", "dp-host-d2-b8-amp-bf16", "ddp-d2-b8", "ddp-d2-b8-amp-bf16",
+    ]  # fmt: skip
+    config = load_config(None, {"amp": ["off", "bf16"]})
+    assert (config.amp, config.amp_variants) == ("off", ("bf16",))
+    cells = {one.cell.name: one.cell for one in make_plan(resolve(load_config(None, {"amp": "off,bf16"}), HOST), "cpu")}
+    assert precision_of(config, cells["ddp-d2-b8"]) == "off"
+    assert precision_of(config, cells["ddp-d2-b8-amp-bf16"]) == "bf16"
+    assert names(amp="bf16") == ["single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"]  # as ever
+
+
+def test_further_arguments_of_ddp_are_a_variant(tmp_path: Path) -> None:
+    given = "default;bucket_cap_mb_list=[1,25]  batched_grad_copy=true"
+    assert names(ddp_args=given, strategy="ddp") == [
+        "ddp-d2-b8", "ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
+    ]  # fmt: skip
+    assert ddp_arguments("bucket_cap_mb_list=[1,25] batched_grad_copy=true mixed_precision=bf16") == {
+        "bucket_cap_mb_list": [1, 25],
+        "batched_grad_copy": True,
+        "mixed_precision": "bf16",
+    }
+
+
+def test_powersgd_sends_factors_where_they_are_less_than_half() -> None:
+    """64 x 3 x 3 x 3 is 64 x 27 = 1,728 elements, sent as 64 + 27 = 91; a 4 x 4 matrix stays (2 x 8 is not below 16), as
+    does a vector of 64 and a scalar."""
+    assert powersgd_elements(((64, 3, 3, 3), (4, 4), (64,), ())) == 91 + 16 + 64 + 1
+    sizes = ParameterSizes(
+        parameter_count=1792, parameter_bytes=7168, gradient_bytes=7168, buffer_bytes=0, gradient_elements=1792,
+        gradient_shapes=((64, 3, 3, 3), (64,)),
+    )  # fmt: skip
+    sent = {
+        hook: reduced_bytes(Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(comm_hook=hook)), sizes)
+        for hook in get_args(CommHook)
+    }
+    assert sent == {"none": 7168, "fp16": 3584, "bf16": 3584, "powersgd": 4 * (91 + 64)}
+    mixed = CellOptions(ddp_args="mixed_precision=bf16")
+    assert reduced_bytes(Cell(strategy="ddp", devices=2, batch_size=8, options=mixed), sizes) == 3584
