@@ -22,7 +22,7 @@ from dpscope.analysis.runs.traffic_check import (
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
@@ -165,7 +165,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
             communication_known = False
             continue
-        analysis = analyze_traces(traces)
+        analysis = analyze_kept(traces, done.tables_path)
         findings += [finding for finding in analysis.findings if finding.code not in _SAID_OF_CELLS]
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
@@ -225,7 +225,7 @@ def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
     if not (traces := done.counters_traces()):
         return []
-    analysis = analyze_traces(traces)
+    analysis = analyze_kept(traces, done.tables_path)
     return [
         check_counters(
             done.counters(rank.node, rank.rank),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _JOB = r"result\.json|log\.txt|progress\.txt|failure_\d+_\d+\.json|torchrun/.+"
-_TRACE = r"\d+_\d+\.pt\.trace\.json\.gz"
+_TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
 _LAYOUT = re.compile(
     rf"""
       cells/[^/]+/repeat\d+/ ({_JOB} | rank_\d+_\d+\.json | samples_\d+_\d+\.parquet | traces/{_TRACE}

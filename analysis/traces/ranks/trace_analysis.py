@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
@@ -75,6 +76,21 @@ def analyze_traces(
             findings.append(_not_read(str(outcome)))
     if not ranks:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
+    return _analysis(ranks, findings)
+
+
+def analyze_kept(files: Sequence[Path], place_of: Callable[[Path], Path]) -> TraceAnalysis:
+    """As `analyze_traces` of a run's own files, whose tables are kept at `place_of` each, so that none is read twice."""
+    ranks: list[RankTables] = []
+    for outcome in read_files_once(files, place_of, DEFAULT_MAX_BYTES):
+        if isinstance(outcome, DpscopeError):
+            raise outcome
+        ranks += outcome
+    return _analysis(ranks, [])
+
+
+def _analysis(ranks: list[RankTables], findings: list[Finding]) -> TraceAnalysis:
+    """The ranks' tables as one; `findings` are of the files, and go first."""
     ranks.sort(key=lambda one: (one.summary.rank is None, one.summary.rank))
     summaries = [one.summary for one in ranks]
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in summaries]
