@@ -96,7 +96,12 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
     elif output_format == "csv" and not classic:
         sys.stdout.write(tables.comparison_csv(report.comparison))
     elif classic:
-        print_tables(classic_tables(report.run, report.comparison), output_format, console)
+        study = classic_tables(report.run, report.comparison)
+        print_tables(study.tables, output_format, console)
+        apart = console if output_format == "table" else Console(stderr=True)  # data stays data
+        apart.print()
+        for line in study.left_out:
+            apart.print(f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False)
     else:
         print_tables(list(report.tables.values()), output_format, console)
     return report.sound

@@ -1,28 +1,76 @@
-"""The three classic tables of data-parallel studies, rows devices x columns batch per device, with what they leave unsaid.
+"""The tables of data-parallel studies: `dpscope analyze RUN --tables`. What was not measured is not printed, and says why.
 
-1. epoch seconds and speedup; 2. compute and communication, measured beside each estimate; 3. bandwidth and utilisation.
+1. epoch seconds and speedup, at fixed batch per device and at fixed global batch; 2. compute and communication of an epoch,
+measured beside each estimate; 3. bandwidth and utilisation; 4. results, a row a cell; 5. epochs with and without data loading.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.variant_savings import singles_like
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 
-Row = pd.Series  # of the comparison table
-Value = Callable[[CellData, Row], float | None]
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a table shows of a cell: a value with its digits, and the comparison's column that says why it is missing."""
+
+    heading: str
+    value: Callable[[CellData], float | None]
+    digits: int | None  # decimals; None: three significant digits
+    column: str
 
 
-def classic_tables(run: RunData, comparison: Comparison) -> list[TextTable]:
-    """The three tables; times per epoch in seconds, per step in milliseconds, bandwidth in GB/s."""
-    return [
-        _epoch_table(run, comparison),
-        _communication_table(run, comparison),
-        _bandwidth_table(run, comparison),
+@dataclass(frozen=True)
+class Study:
+    """The tables that a run fills, and a line for what it leaves out."""
+
+    tables: tuple[TextTable, ...]
+    left_out: tuple[str, ...]
+
+
+def classic_tables(run: RunData, comparison: Comparison) -> Study:
+    """Epochs in seconds, bandwidth in GB/s; a table, row or column without a value is left out, with the reason."""
+    builder = _Builder(run, comparison)
+    drawn = [
+        (title, *make(title, quantities, notes))
+        for title, make, quantities, notes in (
+            (
+                "Epoch seconds and speedup at fixed batch per device",
+                builder.by_batch,
+                builder.weak(),
+                builder.epoch_notes(),
+            ),
+            (
+                "Epoch seconds and speedup at fixed global batch",
+                builder.by_global,
+                builder.strong(),
+                builder.epoch_notes(),
+            ),
+            (
+                "Compute and communication of an epoch, measured beside each estimate",
+                builder.by_batch,
+                builder.communication(),
+                ("measured: means of traced steps x steps per epoch; estimates: from untraced medians",),
+            ),
+            ("Bandwidth and utilisation", builder.by_batch, builder.bandwidth(), builder.bandwidth_notes()),
+            ("Results", builder.by_cell, builder.results(), ()),
+            (
+                "Epoch seconds with and without data loading",
+                builder.by_batch,
+                builder.loading(),
+                ("waiting for loaded batches: what queued work hides is no wait",),
+            ),
+        )
     ]
+    lines = (f"{title}: {line}" for title, _, missing in drawn for line in missing)
+    return Study(tuple(table for _, table, _ in drawn if table is not None), tuple(dict.fromkeys(lines)))
 
 
 def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
@@ -40,105 +88,181 @@ def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
     return median_us * data.ranks[0][1].steps_per_epoch / 1e6, False
 
 
-def _epoch_table(run: RunData, comparison: Comparison) -> TextTable:
-    seconds = {data.cell.name: epoch_seconds(data) for data in run.measured}
-    single = {
-        (data.cell.batch_size, data.cell.options.accumulate): seconds[data.cell.name][0]
-        for data in run.measured
-        if data.cell.strategy == "single"
-    }
-    measured = [whole for value, whole in seconds.values() if value is not None]
+class _Builder:
+    """The quantities of one run and the three shapes of its tables."""
 
-    def speedup(data: CellData, _: Row) -> float | None:
-        base = single.get((data.cell.batch_size, data.cell.options.accumulate))
-        own = seconds[data.cell.name][0]
+    def __init__(self, run: RunData, comparison: Comparison) -> None:
+        self._run, self._comparison = run, comparison
+        self._rows = {str(row["cell"]): row for _, row in comparison.table.iterrows()}
+        timed = {data.cell.name: epoch_seconds(data) for data in run.measured}
+        self._seconds = {name: seconds for name, (seconds, _) in timed.items()}
+        self._whole = bool(timed) and all(whole for _, whole in timed.values())
+
+    def weak(self) -> Sequence[Quantity]:
+        return (
+            Quantity("epoch [s]", self._epoch, 2, "step_us"),
+            Quantity(
+                "speedup T_1(b)/T_N(b)", lambda data: self._speedup(data, data.cell.batch_size), 2, "weak_efficiency"
+            ),
+        )
+
+    def strong(self) -> Sequence[Quantity]:
+        def speedup(data: CellData) -> float | None:
+            return self._speedup(data, data.cell.global_batch_size)
+
+        def epoch(data: CellData) -> float | None:
+            return self._epoch(data) if speedup(data) is not None else None
+
+        return (
+            Quantity("epoch [s]", epoch, 2, "strong_speedup"),
+            Quantity("speedup T_1(G)/T_N(G/N)", speedup, 2, "strong_speedup"),
+        )
+
+    def communication(self) -> Sequence[Quantity]:
+        return (
+            Quantity("compute [s]", self._epoch_of("compute_us"), 3, "compute_us"),
+            self._told("communication, measured [s]", "communication_epoch_us", 3, 1e-6),
+            self._told("exposed, measured [s]", "exposed_epoch_us", 3, 1e-6),
+            self._told("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 3, 1e-6),
+            self._told("estimate T_N-T_1(G)/N [s]", "ideal_split_epoch_us", 3, 1e-6),
+            self._told("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 3, 1e-6),
+        )
+
+    def bandwidth(self) -> Sequence[Quantity]:
+        return (
+            self._told("all-reduces, algbw [GB/s]", "algbw_gb_per_s", None, 1.0),
+            self._told("all-reduces, busbw [GB/s]", "busbw_gb_per_s", None, 1.0),
+            self._told("busbw, of the link [%]", "transfer_of_link", 1, 100.0),
+            self._told("all communication [GB/s]", "communication_gb_per_s", None, 1.0),
+            self._told("all communication, of the link [%]", "communication_of_link", 1, 100.0),
+        )
+
+    def results(self) -> Sequence[Quantity]:
+        return (
+            Quantity("devices", lambda data: data.cell.devices, 0, "devices"),
+            Quantity("epoch [s]", self._epoch, 2, "step_us"),
+            *self.weak()[1:],
+            self._told("efficiency, same b [%]", "weak_efficiency", 1, 100.0),
+            *self.strong()[1:],
+            self._told("efficiency, same G [%]", "strong_efficiency", 1, 100.0),
+            self._told("test accuracy [%]", "test_accuracy_percent", 2, 1.0),
+        )
+
+    def loading(self) -> Sequence[Quantity]:
+        """None of synthetic data: nothing is loaded."""
+        if self._run.manifest.config.data == "synthetic":
+            return ()
+        return (
+            Quantity("with loading [s]", self._epoch, 2, "step_us"),
+            Quantity("without [s]", self._epoch_of("step_without_wait_us"), 2, "step_without_wait_us"),
+        )
+
+    def epoch_notes(self) -> tuple[str, ...]:
+        how = "measured whole epochs" if self._whole else "median step time x steps per epoch, not a measured epoch"
+        return (f"epoch seconds are {how}", "a speedup of epochs already counts the N devices")
+
+    def bandwidth_notes(self) -> tuple[str, ...]:
+        links = sorted({float(rate) for rate in self._comparison.table["link_gb_per_s"].dropna()})
+        moved = (
+            "all communication: bytes a rank sends by the bus factors, of DP what its broadcasts and reduces move, over the time "
+            "spent communicating"
+        )
+        return (*((f"the link: {', '.join(f'{rate:.4g}' for rate in links)} GB/s",) if links else ()), moved)
+
+    def by_batch(
+        self, title: str, quantities: Sequence[Quantity], notes: Sequence[str]
+    ) -> tuple[TextTable | None, list[str]]:
+        """Rows strategy (with its variant), devices and quantity; a column per batch per device."""
+        return self._grid(title, quantities, (*notes, "b: batch per device"), "b", lambda data: data.cell.batch_size)
+
+    def by_global(
+        self, title: str, quantities: Sequence[Quantity], notes: Sequence[str]
+    ) -> tuple[TextTable | None, list[str]]:
+        """The same with a column per global batch; only if several devices share one."""
+        several = [data for data in self._run.measured if data.cell.devices > 1]
+        if not any(quantities[-1].value(data) is not None for data in several):
+            return None, [
+                "no single-device cell has the global batch of a cell with several devices; add --scaling strong"
+            ]
+        return self._grid(title, quantities, (*notes, "G: global batch"), "G", lambda data: data.cell.global_batch_size)
+
+    def by_cell(
+        self, title: str, quantities: Sequence[Quantity], notes: Sequence[str]
+    ) -> tuple[TextTable | None, list[str]]:
+        """A row per cell; a column without values is left out."""
+        cells = self._run.measured
+        told = [data for data in cells if data.cell.devices > 1] or cells  # one device beside itself tells nothing
+        kept = [one for one in quantities if any(one.value(data) is not None for data in told)]
+        rows = tuple((data.cell.name, *(_shown(one, data) for one in kept)) for data in cells)
+        table = TextTable(title, ("cell", *(one.heading for one in kept)), rows, tuple(notes)) if rows else None
+        return table, list(self._why(one for one in quantities if one not in kept))
+
+    def _grid(
+        self,
+        title: str,
+        quantities: Sequence[Quantity],
+        notes: Sequence[str],
+        letter: str,
+        batch: Callable[[CellData], int],
+    ) -> tuple[TextTable | None, list[str]]:
+        if not quantities:
+            return None, [f"--data {self._run.manifest.config.data} loads nothing"]
+        by_key = {
+            (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, batch(data)): data
+            for data in self._run.measured
+        }
+        batches = sorted({key[2] for key in by_key})
+        rows, shown = [], set()
+        for strategy, devices in dict.fromkeys(key[:2] for key in by_key):
+            for one in quantities:
+                cells = [by_key.get((strategy, devices, size)) for size in batches]
+                entries = [NA if data is None else _shown(one, data) for data in cells]
+                if any(entry != NA for entry in entries):
+                    rows.append((strategy, str(devices), one.heading, *entries))
+                    shown.add(one.heading)
+        missing = list(self._why(one for one in quantities if one.heading not in shown))
+        headings = ("strategy", "devices", "quantity", *(f"{letter} = {size}" for size in batches))
+        return (TextTable(title, headings, tuple(rows), tuple(notes)) if rows else None), missing
+
+    def _why(self, missing: Iterator[Quantity]) -> Iterator[str]:
+        """A line for each reason, with the quantities that it keeps from being shown."""
+        by_reason: dict[str, list[str]] = {}
+        several = [data.cell.name for data in self._run.measured if data.cell.devices > 1]
+        several.sort(key=lambda name: name.startswith("dp-host"))  # which has no link whatever is told
+        for one in missing:
+            told = [self._comparison.reasons.get((name, one.column)) for name in several]
+            reason = next((why for why in told if why), "no cell with several devices was measured")
+            by_reason.setdefault(reason, []).append(one.heading)
+        yield from (f"no {', '.join(headings)}: {reason}" for reason, headings in by_reason.items())
+
+    def _epoch(self, data: CellData) -> float | None:
+        return self._seconds[data.cell.name]
+
+    def _speedup(self, data: CellData, batch_size: int) -> float | None:
+        single = singles_like(self._run, data.cell).get(batch_size)
+        base, own = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
         return base / own if base is not None and own else None
 
-    return _grid(
-        "Epoch seconds and speedup",
-        run,
-        comparison,
-        {
-            "epoch [s]": (lambda data, _: seconds[data.cell.name][0], 2),
-            "speedup T_1(b)/T_N(b)": (speedup, 2),
-        },
-        [
-            "epoch seconds are measured whole epochs"
-            if measured and all(measured)
-            else "epoch seconds are median step time x steps per epoch, not a measured epoch",
-            "speedup compares epochs at the same batch per device (weak scaling); it already counts the N devices",
-        ],
-    )
+    def _told(self, heading: str, column: str, digits: int | None, factor: float) -> Quantity:
+        def value(data: CellData) -> float | None:
+            known = as_number(self._rows[data.cell.name][column])
+            return known * factor if known is not None else None
+
+        return Quantity(heading, value, digits, column)
+
+    def _epoch_of(self, column: str) -> Callable[[CellData], float | None]:
+        """A time per step, of an epoch in seconds."""
+
+        def value(data: CellData) -> float | None:
+            row = self._rows[data.cell.name]
+            per_step, steps = as_number(row[column]), as_number(row["steps_per_epoch"])
+            return per_step * steps / 1e6 if per_step is not None and steps is not None else None
+
+        return value
 
 
-def _communication_table(run: RunData, comparison: Comparison) -> TextTable:
-    columns = {
-        "compute [ms]": "compute_us",
-        "communication, measured [ms]": "communication_us",
-        "exposed, measured [ms]": "exposed_us",
-        "estimate t_N(b)-t_1(b) [ms]": "same_local_batch_us",
-        "estimate t_N-t_1(G)/N [ms]": "ideal_split_us",
-        "estimate t_N-t_1(G) [ms]": "same_total_us",
-    }
-    return _grid(
-        "Compute and communication per step, measured beside each estimate",
-        run,
-        comparison,
-        {name: (_column(column, 1e3), 2) for name, column in columns.items()},
-        ["measured: means over ranks, devices and traced steps; estimates: from untraced medians"],
-    )
-
-
-def _bandwidth_table(run: RunData, comparison: Comparison) -> TextTable:
-    def utilisation(_: CellData, row: Row) -> float | None:
-        share = row["transfer_of_link"]
-        return 100 * float(share) if pd.notna(share) else None
-
-    links = sorted({float(rate) for rate in comparison.table["link_gb_per_s"].dropna()})
-    return _grid(
-        "Bandwidth and utilisation",
-        run,
-        comparison,
-        {
-            "algbw [GB/s]": (_column("algbw_gb_per_s", 1.0), 3),
-            "busbw [GB/s]": (_column("busbw_gb_per_s", 1.0), 3),
-            "utilisation [%]": (utilisation, 1),
-        },
-        [
-            f"utilisation: busbw / {', '.join(f'{rate:.4g}' for rate in links)} GB/s"
-            if links
-            else "utilisation needs the link's bandwidth: give --link",
-            "of all-reduces only: DataParallel runs none",
-        ],
-    )
-
-
-def _column(name: str, divisor: float) -> Value:
-    def value(_: CellData, row: Row) -> float | None:
-        return float(row[name]) / divisor if pd.notna(row[name]) else None
-
-    return value
-
-
-def _grid(
-    title: str, run: RunData, comparison: Comparison, quantities: dict[str, tuple[Value, int]], notes: list[str]
-) -> TextTable:
-    """Rows strategy (with its variant), devices and quantity; a column per batch size."""
-    by_key = {
-        (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, data.cell.batch_size): data
-        for data in run.measured
-    }
-    batches = sorted({key[2] for key in by_key})
-    by_cell = {str(row["cell"]): row for _, row in comparison.table.iterrows()}
-    rows = []
-    for strategy, devices in dict.fromkeys(key[:2] for key in by_key):
-        for quantity, (value, digits) in quantities.items():
-            entries = []
-            for batch in batches:
-                data = by_key.get((strategy, devices, batch))
-                number = value(data, by_cell[data.cell.name]) if data is not None else None
-                entries.append(NA if number is None else f"{number:.{digits}f}")
-            if any(entry != NA for entry in entries):
-                rows.append((strategy, str(devices), quantity, *entries))
-    headings = ("strategy", "devices", "quantity", *(f"b = {batch}" for batch in batches))
-    return TextTable(title, headings, tuple(rows), (*notes, "b: batch per device"))
+def _shown(quantity: Quantity, data: CellData) -> str:
+    value = quantity.value(data)
+    if value is None:
+        return NA
+    return f"{value:.3g}" if quantity.digits is None else f"{value:.{quantity.digits}f}"

@@ -14,7 +14,7 @@ from dpscope.profiling.store.errors import DpscopeError
 def analyze(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
     output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
-    classic: Annotated[bool, typer.Option("--tables", help="the three classic tables of a run")] = False,
+    classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False,
     link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
     target_accuracy: options.TargetAccuracy = None,
