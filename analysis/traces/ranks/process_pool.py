@@ -1,19 +1,21 @@
 """Many trace files at once, over the machine's cores or anybody's `concurrent.futures.Executor`."""
 
-import ctypes
-import gc
 import multiprocessing
 import os
-import signal
+import socket
+import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from pickle import PickleError
 from typing import TypeVar
 
+from dpscope.analysis.traces.ranks import pool_worker
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -22,7 +24,6 @@ _Result = TypeVar("_Result")
 
 SIZEABLE_BYTES = 24 << 20  # of text; below, a file is read before a process has started
 _GZIP_RATIO = 12  # of traces, roughly
-_PR_SET_PDEATHSIG = 1
 
 Progress = Callable[[int, int], None]
 """Called with the files done and the files in all, after each file, in the calling process."""
@@ -40,11 +41,16 @@ def read_files(
     """
     if executor is not None:
         return _submitted(files, max_bytes, executor, progress)
-    workers = _workers(files)
+    workers = worthwhile_processes(files)
     if workers < 2:
         return _one_by_one(files, max_bytes, progress)
-    with _own_processes(workers) as own:
-        return _submitted(files, max_bytes, own, progress)
+    outcomes: dict[int, Outcome] = {}
+    with closing(_answers(partial(_outcome, max_bytes=max_bytes), files, workers)) as answers:
+        for place, answer in answers:
+            outcomes[place] = _unanswered(files[place], answer.how) if isinstance(answer, _Died) else answer
+            if progress is not None:
+                progress(len(outcomes), len(files))
+    return [outcomes[place] for place in range(len(files))]
 
 
 def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
@@ -52,24 +58,26 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
 
     Raises what `work` raises, and DpscopeError for a process that ends without an answer.
     """
-    workers = _workers(files)
+    workers = worthwhile_processes(files)
     if workers < 2:
         return [work(item) for item in items]
-    with _own_processes(workers) as own, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the children run `work` alone
-        futures = [own.submit(work, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BrokenExecutor as error:
-            raise DpscopeError(
-                f"a process that worked on the traces ended without an answer ({error}); if memory ran out, take fewer files"
-            ) from error
+    results: dict[int, _Result] = {}
+    with closing(_answers(work, items, workers)) as answers:
+        for place, answer in answers:
+            if isinstance(answer, _Died):
+                raise DpscopeError(
+                    f"a process that worked on the traces ended without an answer ({answer.how}); "
+                    "if memory ran out, take fewer files"
+                )
+            results[place] = answer
+    return [results[place] for place in range(len(items))]
 
 
-def _workers(files: Sequence[Path]) -> int:
+def worthwhile_processes(files: Sequence[Path]) -> int:
     """How many processes are worth it; below 2 there is no need for any."""
     sizeable = sum(_text_bytes(file) >= SIZEABLE_BYTES for file in files)
-    return 0 if multiprocessing.current_process().daemon else min(_usable_cores(), sizeable)
+    inside_a_pool = multiprocessing.current_process().daemon  # whose processes have the cores already
+    return 0 if inside_a_pool else min(_usable_cores(), sizeable)
 
 
 def _one_by_one(files: Sequence[Path], max_bytes: int, progress: Progress | None) -> list[Outcome]:
@@ -90,9 +98,7 @@ def _outcome(file: Path, max_bytes: int) -> Outcome:
 
 
 def _submitted(files: Sequence[Path], max_bytes: int, executor: Executor, progress: Progress | None) -> list[Outcome]:
-    with warnings.catch_warnings():  # forking beside threads: the children run this module's code alone
-        warnings.simplefilter("ignore", DeprecationWarning)
-        futures = [executor.submit(_outcome, file, max_bytes) for file in files]
+    futures = [executor.submit(_outcome, file, max_bytes) for file in files]
     for done, _ in enumerate(as_completed(futures), 1):
         if progress is not None:
             progress(done, len(files))
@@ -103,10 +109,14 @@ def _result(file: Path, future: "Future[Outcome]") -> Outcome:
     try:
         return future.result()
     except (BrokenExecutor, CancelledError, PickleError, OSError) as error:
-        return DpscopeError(
-            f"the process that was to read {file} ended without an answer ({type(error).__name__}: {error}); "
-            "if memory ran out, read fewer files at once"
-        )
+        return _unanswered(file, f"{type(error).__name__}: {error}")
+
+
+def _unanswered(file: Path, how: str) -> DpscopeError:
+    return DpscopeError(
+        f"the process that was to read {file} ended without an answer ({how}); "
+        "if memory ran out, read fewer files at once"
+    )
 
 
 def _text_bytes(file: Path) -> int:
@@ -121,29 +131,79 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def _own_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes are gone afterwards, also after an interrupt."""
-    method = "fork" if sys.platform == "linux" else None  # else each process would import everything again
-    context = multiprocessing.get_context(method)
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
-    try:
-        yield pool
-    except BaseException:
-        processes = list((pool._processes or {}).values())  # Python 3.14 has kill_workers() for this
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-        raise
-    pool.shutdown()
+@dataclass(frozen=True)
+class _Died:
+    """In place of a result: the process ended, killed or out of memory, while it worked on the item."""
+
+    how: str
 
 
-def _begin_worker() -> None:
-    """A worker leaves an interrupt to its parent, has none of its handlers, and ends when it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # a collection would write to, and so copy, every page of objects shared with the parent
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+def _answers(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], count: int
+) -> Generator[tuple[int, _Result | _Died]]:
+    """Each item's place and result as they come, by `count` processes, which end with the generator.
+
+    A process that dies costs its item alone: another takes its place. Raises what `work` raises.
+    """
+    places = iter(range(len(items)))
+    busy: dict[Connection, tuple[_Worker, int]] = {}
+    with ExitStack() as ending:
+
+        def occupy(worker: _Worker | None) -> None:
+            if (place := next(places, None)) is not None:
+                worker = worker or ending.enter_context(_Worker())
+                worker.send((work, items[place]))
+                busy[worker.connection] = worker, place
+
+        for _ in range(count):
+            occupy(None)
+        while busy:
+            for ready in [connection for connection in wait(list(busy)) if isinstance(connection, Connection)]:
+                worker, place = busy.pop(ready)
+                try:
+                    succeeded, answer = ready.recv()
+                except (EOFError, OSError):
+                    occupy(None)
+                    yield place, _Died(worker.how_it_ended())
+                    continue
+                if not succeeded:
+                    raise answer
+                occupy(worker)
+                yield place, answer
+
+
+class _Worker:
+    """A process that runs `pool_worker`, and the connection to it; it is gone when the `with` block ends.
+
+    It has a process group of its own: Ctrl-C on a terminal reaches the caller alone, which then ends it.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours.detach())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", pool_worker.__file__, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+
+    def __enter__(self) -> "_Worker":
+        self.send(sys.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def send(self, message: object) -> None:
+        """Send it; of a process that has ended, nothing is said before its answer is awaited."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(message)
+
+    def how_it_ended(self) -> str:
+        """Its exit status or signal, once its end of the connection is closed."""
+        status = self._process.wait()
+        return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -1,10 +1,12 @@
 """Many ranks at once: the same tables as one after another, in rank order, and no process left behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +18,8 @@ from dpscope.analysis.traces.ranks import process_pool
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
+from tests.helpers.paths import ROOT
+from tests.helpers.pool_work import die_at_rank_c
 
 pytestmark = pytest.mark.process
 
@@ -58,15 +62,19 @@ def test_own_processes_give_the_serial_tables_in_rank_order(job: Path, monkeypat
     assert os.getpid() == before
 
 
-@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
-def test_any_executor_will_do(job: Path, pool: type[Executor]) -> None:
-    with pool(2) as executor:  # type: ignore[call-arg]
+def own_pool() -> Executor:
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, own_pool])
+def test_any_executor_will_do(job: Path, pool: Callable[[], Executor]) -> None:
+    with pool() as executor:
         assert_same(analyze_traces([job], executor=executor), analyze_traces([job]))
 
 
 def test_data_parallel_tables_travel_too(tmp_path: Path) -> None:
     write_trace(dp_trace(4).trace, tmp_path / "0_0.pt.trace.json")
-    with ProcessPoolExecutor(1) as executor:
+    with own_pool() as executor:
         parallel = analyze_traces([tmp_path], executor=executor)
     assert len(parallel.dp_phases) > 50
     assert_same(parallel, analyze_traces([tmp_path]))
@@ -76,7 +84,7 @@ def test_small_files_start_no_process(job: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a process for a small file")
 
-    monkeypatch.setattr(process_pool, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     seen: list[tuple[int, int]] = []
     analyze_traces([job], progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (RANKS, RANKS)
@@ -91,13 +99,48 @@ def test_errors_of_workers_are_told_as_ever(job: Path, monkeypatch: pytest.Monke
 
 
 def test_a_worker_that_dies_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
     force_processes(monkeypatch)
-    monkeypatch.setattr(process_pool, "read_rank_tables", die)
-    with pytest.raises(DpscopeError, match="ended without an answer"):
-        analyze_traces([job])
+    monkeypatch.setattr(process_pool, "_outcome", die_at_rank_c)
+    read = process_pool.read_files([job / f"{name}.json.gz" for name in "abcd"], 1)
+    assert [str(one) for one in read if isinstance(one, DpscopeError)] == [
+        f"the process that was to read {job / 'c.json.gz'} ended without an answer (signal 9); "
+        "if memory ran out, read fewer files at once"
+    ]
+    assert [str(one) for one in read if not isinstance(one, DpscopeError)] == ["['a']", "['b']", "['d']"]
+    with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
+        process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
+
+
+def test_what_work_raises_is_raised(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_processes(monkeypatch)
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        process_pool.over_cores(int, ["7", "x"], [job / "a.json.gz"] * 2)
+    assert "pool_worker.py" in raised.value.__notes__[0]
+    assert process_pool.over_cores(int, ["7", "8", "9"], [job / "a.json.gz"] * 2) == [7, 8, 9]
+
+
+UNGUARDED = """
+import sys, threading, time
+from dpscope.analysis.traces.ranks import process_pool
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+
+def no_copy(event, arguments):
+    assert event != "os.fork"
+
+sys.addaudithook(no_copy)
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+process_pool.SIZEABLE_BYTES = 1
+process_pool._usable_cores = lambda: 2
+print(len(analyze_traces(sys.argv[1]).summaries))
+"""
+
+
+def test_a_script_needs_no_guard_and_is_not_copied(job: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Spawned processes would run the script again; forked ones would be copies of a process with threads.
+    script = tmp_path_factory.mktemp("user") / "script.py"
+    script.write_text(UNGUARDED)
+    ended = subprocess.run([sys.executable, str(script), str(job)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
 
 
 def test_a_cancelled_future_is_told(job: Path) -> None:
@@ -113,33 +156,27 @@ def test_a_cancelled_future_is_told(job: Path) -> None:
 
 
 INTERRUPTED = """
-import sys, time
+import sys
 from pathlib import Path
 from dpscope.analysis.traces.ranks import process_pool
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-
-def wait(path, max_bytes):
-    Path(sys.argv[2], f"started-{path.stem}").touch()
-    time.sleep(60)
+from tests.helpers.pool_work import mark_and_wait
 
 process_pool.SIZEABLE_BYTES = 1
 process_pool._usable_cores = lambda: 2
-process_pool.read_rank_tables = wait
-analyze_traces([Path(sys.argv[1])])
+marks = [Path(sys.argv[1], name) for name in "ab"]
+process_pool.over_cores(mark_and_wait, marks, [Path(sys.executable)] * 2)
 """
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupt_leaves_no_process(
-    job: Path, tmp_path_factory: pytest.TempPathFactory, sent: signal.Signals
-) -> None:
-    marks = tmp_path_factory.mktemp("marks")
-    command = [sys.executable, "-c", INTERRUPTED, str(job), str(marks)]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+def test_an_interrupt_leaves_no_process(tmp_path: Path, sent: signal.Signals) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
         deadline = time.monotonic() + 60
-        while len(list(marks.iterdir())) < 2 and time.monotonic() < deadline:
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert len(list(marks.iterdir())) == 2
+        assert len(list(tmp_path.iterdir())) == 2
+        assert len(_members(process.pid, patience_s=0)) == 3
         process.send_signal(sent)
         process.wait(20)
     assert _members(process.pid, patience_s=5) == []

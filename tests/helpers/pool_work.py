@@ -1,0 +1,19 @@
+"""What the processes of `process_pool` are given to do in tests: it is sent by its name, so it is in a module."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def die_at_rank_c(path: Path, max_bytes: int = 1) -> list[str]:
+    """The letter a file is named by; of c, a killed process."""
+    if path.name.startswith("c"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [path.name[0]]
+
+
+def mark_and_wait(mark: Path) -> None:
+    """Show that it began, and take long."""
+    mark.touch()
+    time.sleep(60)
