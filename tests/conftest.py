@@ -1,14 +1,21 @@
-"""Tests that start a process are marked `process`: those in end_to_end/ by their place, others by hand; others fail."""
+"""Tests that start a process are marked `process`: those in end_to_end/ by their place, others by hand; others fail.
+
+What another package starts while it is imported is not the test's doing: whichever test imports torch first, cuda.pathfinder
+runs ldconfig.
+"""
 
 import platform
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from tests.helpers.paths import ROOT
 
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.system"}
+OURS = tuple(ROOT / folder for folder in ("profiling", "launch", "analysis", "tests", "docs", "examples", "benchmarks"))
 running: list[pytest.Item] = []
 
 
@@ -28,8 +35,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
-    if event in STARTS and running and running[0].get_closest_marker("process") is None:
+    if event in STARTS and running and running[0].get_closest_marker("process") is None and not importing_others():
         raise AssertionError(f"{running[0].nodeid} starts a process ({event}): mark it @pytest.mark.process")
+
+
+def importing_others() -> bool:
+    """Whether this is within an import of a module that is not of this repository."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        caller, code = frame.f_back, frame.f_code
+        imported = caller is not None and caller.f_code.co_filename == "<frozen importlib._bootstrap>"
+        if (
+            imported
+            and code.co_name == "<module>"
+            and not any(map(Path(code.co_filename).resolve().is_relative_to, OURS))
+        ):
+            return True
+        frame = caller
+    return False
 
 
 platform.processor()  # asks a process once and remembers: so no test is the first to ask

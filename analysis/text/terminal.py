@@ -19,10 +19,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 @contextmanager
 def reading() -> Iterator[Callable[[str], None]]:
-    """Tell a terminal, on standard error, what is being read.
-
-    Without a thread that redraws it: traces are read by processes forked from this one.
-    """
+    """Tell a terminal, on standard error, what is being read; it is redrawn when that changes, by no thread."""
     to_terminal = Console(stderr=True, highlight=False)
     with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
         yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)

@@ -1,6 +1,7 @@
 """Where data sets lie and how many samples they have, told without reading them. Imports no torch."""
 
 import importlib.metadata
+import os
 from pathlib import Path
 
 from dpscope.profiling.records.run import RunConfig
@@ -37,11 +38,26 @@ def digits_file() -> Path:
 
 
 def download_data(config: RunConfig) -> None:
-    """Fetch CIFAR-10 where it is asked for and absent; raises DpscopeError when that fails. Imports torch only then."""
+    """Fetch CIFAR-10 where it is asked for and absent. Imports torch only then.
+
+    Raises DpscopeError when that fails, and where a file that is not CIFAR-10's has the name of one: torchvision overwrites it.
+    """
     if config.data != "cifar10" or not config.download:
         return
     from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
 
+    folder = Path(config.data_dir)
+    parts = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
+    files = [(folder / CIFAR10.base_folder / name, md5) for name, md5 in parts]
+    if all(check_integrity(path, md5) for path, md5 in files):
+        return
+    for path, md5 in [*files, (folder / CIFAR10.filename, CIFAR10.tgz_md5)]:
+        if os.path.lexists(path) and not check_integrity(path, md5):
+            raise DpscopeError(
+                f"--download: {path} is not CIFAR-10's {path.name}, or only a part of it, and is not overwritten; "
+                "move it away, or name another folder with --data-dir"
+            )
     try:
         CIFAR10(config.data_dir, train=True, download=True)
     except (OSError, RuntimeError) as error:

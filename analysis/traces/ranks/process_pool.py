@@ -22,7 +22,7 @@ from dpscope.profiling.store.errors import DpscopeError
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-SIZEABLE_BYTES = 24 << 20  # of text; below, a file is read before a process has started
+START_BYTES = 64 << 20  # of text: what one process reads in the half second in which others start and import
 _GZIP_RATIO = 12  # of traces, roughly
 
 Progress = Callable[[int, int], None]
@@ -36,12 +36,12 @@ def read_files(
 ) -> list[Outcome]:
     """The ranks' tables of each file, in the files' order; for a file that could not be read its error.
 
-    Without an executor files are read one after another, or by as many processes as this one may use cores, if two or more
-    of the files are worth a process. The processes end with this call, however it ends.
+    Without an executor files are read one after another, or by as many processes as this one may use cores, if that
+    saves more than their start costs. The processes end with this call, however it ends.
     """
     if executor is not None:
         return _submitted(files, max_bytes, executor, progress)
-    workers = worthwhile_processes(files)
+    workers = _worthwhile_processes(files)
     if workers < 2:
         return _one_by_one(files, max_bytes, progress)
     outcomes: dict[int, Outcome] = {}
@@ -58,7 +58,7 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
 
     Raises what `work` raises, and DpscopeError for a process that ends without an answer.
     """
-    workers = worthwhile_processes(files)
+    workers = _worthwhile_processes(files)
     if workers < 2:
         return [work(item) for item in items]
     results: dict[int, _Result] = {}
@@ -73,11 +73,15 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
     return [results[place] for place in range(len(items))]
 
 
-def worthwhile_processes(files: Sequence[Path]) -> int:
+def _worthwhile_processes(files: Sequence[Path]) -> int:
     """How many processes are worth it; below 2 there is no need for any."""
-    sizeable = sum(_text_bytes(file) >= SIZEABLE_BYTES for file in files)
+    sizes = [_text_bytes(file) for file in files]
+    count = min(_usable_cores(), len(files))
     inside_a_pool = multiprocessing.current_process().daemon  # whose processes have the cores already
-    return 0 if inside_a_pool else min(_usable_cores(), sizeable)
+    if count < 2 or inside_a_pool:
+        return 0
+    longest = max(*sizes, sum(sizes) / count)  # what the busiest of them reads
+    return count if sum(sizes) - longest >= START_BYTES else 0
 
 
 def _one_by_one(files: Sequence[Path], max_bytes: int, progress: Progress | None) -> list[Outcome]:

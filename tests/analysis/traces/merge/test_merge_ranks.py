@@ -278,7 +278,7 @@ def test_the_absolute_time_is_kept(tmp_path: Path) -> None:
 def test_many_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one.json", "one.json.gz"):
         merge_traces(GLOO, tmp_path / name)
-    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.SIZEABLE_BYTES", 1)
+    monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool.START_BYTES", 1)
     monkeypatch.setattr("dpscope.analysis.traces.ranks.process_pool._usable_cores", lambda: 2)
     for name in ("many.json", "many.json.gz"):
         merge_traces(GLOO, tmp_path / name)

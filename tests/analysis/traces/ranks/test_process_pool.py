@@ -45,7 +45,7 @@ def assert_same(one: TraceAnalysis, other: TraceAnalysis) -> None:
 
 
 def force_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "SIZEABLE_BYTES", 1)
+    monkeypatch.setattr(process_pool, "START_BYTES", 1)
     monkeypatch.setattr(process_pool, "_usable_cores", lambda: 2)
 
 
@@ -78,6 +78,31 @@ def test_data_parallel_tables_travel_too(tmp_path: Path) -> None:
         parallel = analyze_traces([tmp_path], executor=executor)
     assert len(parallel.dp_phases) > 50
     assert_same(parallel, analyze_traces([tmp_path]))
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "processes"),
+    # On 4 cores processes must save 64 MiB of reading: all but the largest share of one process.
+    [
+        ([50] * 8, 4),
+        ([64, 64], 2),
+        ([63, 63], 0),
+        ([500, 63], 0),
+        ([500, 60, 4], 3),
+        ([21] * 4, 0),
+        ([22] * 4, 4),
+        ([900], 0),
+    ],
+)
+def test_processes_are_started_where_they_save_more_than_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: list[int], processes: int
+) -> None:
+    monkeypatch.setattr(process_pool, "_usable_cores", lambda: 4)
+    files = [tmp_path / f"{rank}.json" for rank in range(len(mebibytes))]
+    for file, size in zip(files, mebibytes, strict=True):
+        with file.open("wb") as sparse:
+            sparse.truncate(size << 20)
+    assert process_pool._worthwhile_processes(files) == processes
 
 
 def test_small_files_start_no_process(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +154,7 @@ def no_copy(event, arguments):
 
 sys.addaudithook(no_copy)
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-process_pool.SIZEABLE_BYTES = 1
+process_pool.START_BYTES = 1
 process_pool._usable_cores = lambda: 2
 print(len(analyze_traces(sys.argv[1]).summaries))
 """
@@ -161,7 +186,7 @@ from pathlib import Path
 from dpscope.analysis.traces.ranks import process_pool
 from tests.helpers.pool_work import mark_and_wait
 
-process_pool.SIZEABLE_BYTES = 1
+process_pool.START_BYTES = 1
 process_pool._usable_cores = lambda: 2
 marks = [Path(sys.argv[1], name) for name in "ab"]
 process_pool.over_cores(mark_and_wait, marks, [Path(sys.executable)] * 2)

@@ -1,0 +1,71 @@
+"""What `--download` fetches, and what it leaves: a small CIFAR-10 of two files stands for the real one."""
+
+import hashlib
+import pickle
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torchvision.datasets import CIFAR10
+
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.workload.data_files import download_data
+from dpscope.profiling.store.errors import DpscopeError
+
+PARTS = {
+    "data_batch_1": pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [7]}),
+    "batches.meta": pickle.dumps({"label_names": ["cat"]}),
+}
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An archive that passes for CIFAR-10's; nothing can be fetched."""
+    source = tmp_path / "source" / "cifar-10-batches-py"
+    source.mkdir(parents=True)
+    for name, data in PARTS.items():
+        (source / name).write_bytes(data)
+    path = tmp_path / "source" / str(CIFAR10.filename)
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(source, source.name)
+    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/")
+    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(path.read_bytes()))
+    monkeypatch.setattr(CIFAR10, "train_list", [["data_batch_1", md5(PARTS["data_batch_1"])]])
+    monkeypatch.setattr(CIFAR10, "test_list", [])
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": md5(PARTS["batches.meta"])}
+    monkeypatch.setattr(CIFAR10, "meta", meta)
+    return path
+
+
+def download(folder: Path) -> None:
+    download_data(load_config(None, {"data": "cifar10", "data_dir": str(folder), "download": True}))
+
+
+def test_an_archive_at_hand_is_unpacked_and_what_is_whole_is_left(tmp_path: Path, archive: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    shutil.copy(archive, folder)
+    download(folder)
+    assert {path.name: path.read_bytes() for path in (folder / "cifar-10-batches-py").iterdir()} == PARTS
+    (folder / CIFAR10.filename).write_text("a thesis")
+    download(folder)
+    assert (folder / CIFAR10.filename).read_text() == "a thesis"
+
+
+@pytest.mark.parametrize("name", [CIFAR10.filename, "cifar-10-batches-py/batches.meta"])
+@pytest.mark.usefixtures("archive")
+def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    theirs = tmp_path / "data" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("a thesis")
+    with pytest.raises(DpscopeError, match=r"is not overwritten; move it away") as raised:
+        download(tmp_path / "data")
+    assert str(raised.value).startswith(f"--download: {theirs} is not CIFAR-10's {theirs.name}")
+    assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == [theirs]
+    assert theirs.read_text() == "a thesis"

@@ -1,0 +1,42 @@
+"""A test that starts a process without its mark fails; what other packages start while they are imported is let be."""
+
+import importlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+STARTS_AT_IMPORT = """
+import subprocess
+
+def again():
+    return subprocess.run(["true"], check=True)
+
+again()
+"""
+
+
+def test_an_unmarked_test_starts_no_process() -> None:
+    with pytest.raises(AssertionError, match=r"test_an_unmarked_test_starts_no_process starts a process \(subprocess"):
+        subprocess.run(["true"], check=True)
+
+
+def test_what_an_import_starts_is_not_the_tests_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starts_at_import.py").write_text(STARTS_AT_IMPORT)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("starts_at_import")
+    with pytest.raises(AssertionError, match="mark it"):
+        module.again()
+
+
+def test_what_an_import_of_this_repository_starts_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The same module, told to be of the repository, as a link among its files tells it.
+    place = ROOT / "tests" / "repository" / "starts_at_import_too.py"
+    code = compile(STARTS_AT_IMPORT, str(place), "exec")
+    (tmp_path / "starts_at_import_too.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("importlib._bootstrap_external.SourceLoader.get_code", lambda *_: code)
+    with pytest.raises(AssertionError, match="mark it"):
+        importlib.import_module("starts_at_import_too")
