@@ -106,7 +106,7 @@ def _events_start(buffer: bytearray, searched: int) -> int | None:
 def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Callable[[], None]) -> Iterator[bytearray]:
     """Runs of whole events in brackets, CHUNK_BYTES or more; the last still holds the array's end and the tail."""
     cuts = _cuts(rest)
-    let_go = searched = 0
+    let_go = searched = given_back = 0
     parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     for block in blocks:
         parts.append(block)
@@ -114,9 +114,9 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Call
         if size < wanted:
             continue
         chunk = bytearray().join(parts)
-        cut = _last_cut(chunk, text.kineto_layout, cuts, searched)
+        cut = _last_cut(chunk, text.kineto_layout, cuts, max(given_back, searched - _LONGEST_CUT))
         if cut is None and size > EVENT_BYTES:
-            parts, size, wanted, searched = [b"["], 0, CHUNK_BYTES, 0
+            parts, size, wanted, searched, given_back = [b"["], 0, CHUNK_BYTES, 0, 0
             let_go += 1
             if let_go < _MOST_LET_GO:
                 continue
@@ -128,8 +128,9 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Call
         rest = bytes(chunk[cut + 1 :]).lstrip().removeprefix(b",")
         chunk[cut + 1 :] = b"]"
         yield chunk
-        let_go = searched = 0
-        if text.unfinished:
+        let_go = searched = given_back = 0
+        if text.unfinished:  # it ends where it was cut: cutting there again would get no further
+            given_back = 1 + len(text.unfinished)
             rest, text.unfinished = text.unfinished + b"," + rest, b""
         parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
     if size:
@@ -144,12 +145,11 @@ def _cuts(events: bytes) -> tuple[re.Pattern[bytes], ...]:
     return re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")"), _ANY_CUT
 
 
-def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[bytes], ...], searched: int) -> int | None:
+def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[bytes], ...], begin: int) -> int | None:
     """Offset of the brace that closes the last event known, or in other layouts thought, to be whole.
 
-    There is none in the first `searched` bytes: each byte is looked at once, however large an event grows.
+    Only from `begin` on: each byte is looked at once, however large an event grows.
     """
-    begin = max(0, searched - _LONGEST_CUT)
     if kineto_layout:
         found = buffer.rfind(_KINETO_CUT, begin)
         return found + len(_KINETO_CUT) - 2 if found >= 0 else None

@@ -6,6 +6,7 @@ Five steps of 1000 us with one kernel of 100 us each, on one line or an event a 
 import contextlib
 import gzip
 import json
+import re
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading import chunks
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.profiling.store.errors import DpscopeError
@@ -301,3 +303,25 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
 
 def test_no_events_at_all_is_no_damage(tmp_path: Path) -> None:
     assert codes(analyzed(tmp_path / "0_0.pt.trace.json", '{"traceEvents": []}')) == set()
+
+
+def test_text_given_back_is_not_searched_again_with_every_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only place to cut lies at the end of what the decoder gives back; behind it come closing braces without end."""
+    looked_at = []
+    original = chunks._last_cut
+
+    def counting(buffer: bytearray, kineto: bool, cuts: tuple[re.Pattern[bytes], ...], begin: int) -> int | None:
+        looked_at.append(len(buffer) - begin)
+        return original(buffer, kineto, cuts, begin)
+
+    monkeypatch.setattr(chunks, "_last_cut", counting)
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
+    opened = '{"ph": "X", "cat": "cpu_op", "name": "a", "args": {"of": [{'
+    text = f"[{event}, {opened}{event}, {event}, " + "}, \n" * 1_000_000 + "]"
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text(text)
+    trace = read_trace(path)
+    assert len(trace.events) >= 1
+    assert sum(looked_at) < 6 * len(text)  # each of 16 blocks from the start: (1 + .. + 16) / 16 = 8.5 times the text
