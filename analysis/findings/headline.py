@@ -1,18 +1,17 @@
 """The one sentence to take away from a run."""
 
-from collections.abc import Sequence
-
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
+from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.stats.samples import verdict
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run_codes import RunCode
+
+_NOTHING = "No comparison could be made; see the findings."
 
 
-def best_sentence(comparison: Comparison, findings: Sequence[Finding]) -> str:
+def best_sentence(comparison: Comparison) -> str:
     """DP against DDP on most devices at the largest batch, else the speedup there, else communication."""
-    return _gap(comparison) or _speedup(comparison) or _first(findings, RunCode.COMMUNICATION_MEASURED)
+    return _gap(comparison) or _speedup(comparison) or _communication(comparison) or _NOTHING
 
 
 def _gap(comparison: Comparison) -> str:
@@ -54,6 +53,7 @@ def _times(point: ScalingPoint) -> str:
     return f"no difference from one device is shown in time per sample (speedup of the median step {value:.2f}; {interval})"
 
 
-def _first(findings: Sequence[Finding], code: RunCode) -> str:
-    found = (finding.message for finding in findings if finding.code == code)
-    return next(found, "No comparison could be made; see the findings.")
+def _communication(comparison: Comparison) -> str:
+    """Of the first cell whose communication is known."""
+    rows = comparison.table.to_dict("records")
+    return next((found.message for row in rows for found in communication_finding(known_values(row))), "")

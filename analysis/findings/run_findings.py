@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import msgspec
-import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.comparison.subtraction import FORMULAS
+from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
@@ -25,18 +25,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 
 TRACER_COST = 1.15
 
-_MERGED = frozenset(
-    {
-        RunCode.FEW_SAMPLES,
-        RunCode.WIDE_SPREAD,
-        RunCode.REPEATS_DIFFER,
-        RunCode.DRIFT,
-        RunCode.OUTLIERS,
-        RunCode.TRACER_COST,
-        RunCode.TARGET_EFFICIENCY,
-        TraceCode.DEVICE_IDLE,
-    }
-)
+_MERGED = RunCode.that_are("of_many_cells") | TraceCode.that_are("of_many_cells")
 _CODE_OF_STATUS: dict[CellStatus, RunCode] = {
     "out_of_memory": RunCode.CELL_OUT_OF_MEMORY,
     "crashed": RunCode.CELL_CRASHED,
@@ -98,30 +87,14 @@ def _not_measured(name: str, result: CellResult) -> Finding:
 
 def _per_row(comparison: Comparison) -> Iterator[Finding]:
     for row in comparison.table.to_dict("records"):
-        values = {str(key): None if pd.isna(value) else value for key, value in row.items()}
-        yield from _communication(values)
+        values = known_values(row)
+        yield from communication_finding(values)
         yield from _estimates(values)
         cost = values["tracer_cost"]
         if cost is not None and cost > TRACER_COST:
             yield RunCode.TRACER_COST.finding(
                 message=f"{values['cell']}: a traced step takes {cost:.2f} times as long as an untraced one"
             )
-
-
-def _communication(values: dict[str, object]) -> Iterator[Finding]:
-    total, hidden, exposed = (as_number(values[name]) for name in ("communication_us", "hidden_us", "exposed_us"))
-    if total is None or hidden is None or exposed is None or not total:
-        return
-    what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
-    wait = as_number(values["wait_us"])
-    waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
-    yield RunCode.COMMUNICATION_MEASURED.finding(
-        f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
-        f"{show_time(exposed)} exposed{waiting}",
-        "copying within one process: no link is involved"
-        if values["strategy"] == "dp-host"
-        else "exposed time is what faster links, larger batches or more overlap could win",
-    )
 
 
 def _estimates(values: dict[str, object]) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from dpscope.profiling.store.training_folders import holds_epochs
 Detail = Literal["summary", "everything", "path"]
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
-_IN_TABLES = frozenset({RunCode.COMMUNICATION_MEASURED, RunCode.ESTIMATES})  # said again in the report, in words
+_IN_TABLES = RunCode.that_are("in_tables")
 
 
 @dataclass(frozen=True)

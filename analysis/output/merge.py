@@ -47,7 +47,7 @@ def print_merge(
     ranks = f"{len(merged.ranks)} ranks" if len(merged.ranks) > 1 else merged.ranks[0].title
     told = f"{ranks}, {events:,} events, {show_bytes(output.stat().st_size)}"
     console.print(f"\nMerged: {output} ({told}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
-    return trace_status(merged.findings)
+    return trace_status(merged.findings, merged.cut_short)
 
 
 def clock_table(merged: MergedTrace) -> TextTable:

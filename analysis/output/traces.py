@@ -22,7 +22,6 @@ from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_cause
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.steps.event_kind import ROOTED
-from dpscope.analysis.traces.steps.findings import CUT_SHORT
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -61,7 +60,7 @@ def print_traces(paths: Sequence[Path], output_format: str, max_bytes: int | Non
         print_tables(to_tables(analysis), output_format, console)
         if others and output_format == "table":
             print_findings(console, few_of_each_kind(others))
-    return trace_status(analysis.findings)
+    return trace_status(analysis.findings, analysis.cut_short)
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
@@ -80,11 +79,13 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     return shown
 
 
-def trace_status(findings: Sequence[Finding]) -> int:
-    """The exit status that findings about trace files mean: 2 and a line on standard error for one that was cut short."""
-    cut_short = [finding for finding in findings if finding.code in CUT_SHORT]
-    for finding in cut_short[:1]:
-        sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")
+def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
+    """The exit status of a command on trace files: 2 if any was `cut_short`, said on standard error; 1 after an error."""
+    for source in cut_short[:1]:
+        sys.stderr.write(
+            f"dpscope: {source} is cut short or damaged: the numbers hold what could be read of it; read a whole copy of "
+            "the file, or trace again\n"
+        )
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 

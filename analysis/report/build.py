@@ -84,7 +84,7 @@ def make_report(
         comparison=comparison,
         findings=findings,
         sources=sources,
-        headline=best_sentence(comparison, findings),
+        headline=best_sentence(comparison),
         setting=setting_of(run),
         answers=answer(comparison, run.manifest.device_type, _stragglers(run)),
         summary=summary_table(comparison),

@@ -27,14 +27,9 @@ from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
-
-_SAID_OF_CELLS = frozenset(
-    {TraceCode.PARALLELISM, TraceCode.DEVICE_IDLE, TraceCode.COMMUNICATION_COST}
-)  # and not of each trace
 
 Progress = Callable[[str], None]
 
@@ -166,7 +161,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             communication_known = False
             continue
         analysis = analyze_kept(traces, done.tables_path)
-        findings += [finding for finding in analysis.findings if finding.code not in _SAID_OF_CELLS]
+        findings += analysis.file_findings  # what the job's steps are spent on is said of the cell as a whole
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
         communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)

@@ -6,6 +6,11 @@ from typing import Literal
 from dpscope.profiling.records.stored import Stored
 
 Severity = Literal["info", "warning", "error"]
+Trait = Literal[
+    "events_left_out",  # counts events of a file that are in no table
+    "in_tables",  # says in words what a run's tables show
+    "of_many_cells",  # many cells have it alike: told once, with the cells in one message
+]
 
 
 class Finding(Stored, frozen=True, kw_only=True):
@@ -24,18 +29,27 @@ class FindingCode(StrEnum):
     """Base of the enums that register every finding; docs/findings.md lists them all.
 
     A member is its code, as it is stored, and knows its severity (None: it depends on what was seen), its meaning in one
-    sentence, and its next step unless a finding has a better one.
+    sentence, its next step unless a finding has a better one, and what else is true of all its findings (its traits).
     """
 
     severity: Severity | None
     meaning: str
     next_step: str
+    traits: tuple[Trait, ...]
 
-    def __new__(cls, code: str, severity: Severity | None, meaning: str, next_step: str) -> "FindingCode":
+    def __new__(
+        cls, code: str, severity: Severity | None, meaning: str, next_step: str, *traits: Trait
+    ) -> "FindingCode":
         member = str.__new__(cls, code)
         member._value_ = code
         member.severity, member.meaning, member.next_step = severity, meaning, next_step
+        member.traits = traits
         return member
+
+    @classmethod
+    def that_are(cls, trait: Trait) -> frozenset[str]:
+        """The codes of this register that have a trait."""
+        return frozenset(code.value for code in cls if trait in code.traits)
 
     def finding(self, message: str, next_step: str | None = None, severity: Severity | None = None) -> Finding:
         """A finding of this code; give `severity` where the code leaves it open, and only there."""

@@ -59,24 +59,28 @@ class RunCode(FindingCode):
         "warning",
         "A cell has too few timed steps for an interval.",
         "time more steps (--steps)",
+        "of_many_cells",
     )
     WIDE_SPREAD = (
         "wide_spread",
         "warning",
         "A cell's step times spread widely around their median.",
         "close other programs, raise --steps or --repeats; small differences cannot be trusted",
+        "of_many_cells",
     )
     REPEATS_DIFFER = (
         "repeats_differ",
         "warning",
         "The repeats of a cell have different medians.",
         "something changed between repeats (clocks, other load): raise --repeats",
+        "of_many_cells",
     )
     DRIFT = (
         "drift",
         "warning",
         "Steps grow longer or shorter from the beginning of a repeat to its end.",
         "warm up longer (--warmup), or watch clocks and temperature",
+        "of_many_cells",
     )
     OUTLIERS = (
         "outliers",
@@ -84,12 +88,14 @@ class RunCode(FindingCode):
         "Some steps took far longer than the others of their repeat.",
         "medians bear a few; if there are many, find what interrupts (other processes, checkpoints, garbage "
         "collection)",
+        "of_many_cells",
     )
     TRACER_COST = (
         "tracer_cost",
         "warning",
         "Tracing made the steps notably slower.",
         "trust the untraced step times; traced times are right in proportion only",
+        "of_many_cells",
     )
     COUNTERS_NOT_COMPARED = (
         "counters_not_compared",
@@ -138,12 +144,14 @@ class RunCode(FindingCode):
         "info",
         "What a cell's communication takes in a step, how much of it is hidden behind compute and how much is exposed.",
         "exposed time is what faster links, larger batches or more overlap could win",
+        "in_tables",
     )
     ESTIMATES = (
         "estimates",
         "info",
         "How far the subtraction estimates are from what the traces show.",
         "the subtractions also hold what compute and idle time changed: use the measured columns",
+        "in_tables",
     )
     PREDICTION_OFF = (
         "prediction_off",
@@ -177,6 +185,7 @@ class RunCode(FindingCode):
         None,
         "Up to how many devices the asked efficiency is reached. A warning where it is missed.",
         "use fewer devices, a larger batch per device, or find what the exposed time is spent on",
+        "of_many_cells",
     )
     STRAGGLER = (
         "straggler",

@@ -35,6 +35,7 @@ class TraceCode(FindingCode):
         "warning",
         "Some events are not readable JSON and were left out.",
         "sums hold what was read; trace again if the missing events matter",
+        "events_left_out",
     )
     EVENTS_REPAIRED = (
         "events_repaired",
@@ -53,6 +54,7 @@ class TraceCode(FindingCode):
         "warning",
         "Some events have no usable time and were left out.",
         "sums hold what was read; trace again if the missing events matter",
+        "events_left_out",
     )
     DEVICES_UNKNOWN = (
         "devices_unknown",
@@ -65,6 +67,7 @@ class TraceCode(FindingCode):
         "warning",
         "Some events end before they start and were left out.",
         "sums hold what was read; trace again if the missing events matter",
+        "events_left_out",
     )
     DUPLICATE_EVENTS = (
         "duplicate_events",
@@ -171,6 +174,7 @@ class TraceCode(FindingCode):
         "A device is idle for much of each step, which faster devices or links would not shorten.",
         "see in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
         "batches, torch.compile, CUDA graphs), .item() and other calls that wait for the device",
+        "of_many_cells",
     )
     EVENTS_LEFT_OUT = (
         "events_left_out",

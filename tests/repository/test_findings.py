@@ -2,11 +2,12 @@
 
 import ast
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
 from docs._tools.findings_docs import REGISTERED
-from dpscope.profiling.records.finding import FindingCode
+from dpscope.profiling.records.finding import FindingCode, Trait
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from tests.helpers.paths import ROOT
@@ -63,3 +64,10 @@ def test_a_code_knows_its_severity_and_next_step() -> None:
         TraceCode.FUSED_RANKS.finding("2 ranks")
     with pytest.raises(AssertionError, match="severity"):
         TraceCode.NO_STEPS.finding("t.json", severity="error")
+
+
+def test_what_is_true_of_all_findings_of_a_code_is_registered_with_it() -> None:
+    assert RunCode.that_are("in_tables") == {"communication_measured", "estimates"}
+    assert TraceCode.that_are("of_many_cells") == {"device_idle"}
+    assert TraceCode.that_are("in_tables") == frozenset()
+    assert {trait for code in CODES.values() for trait in code.traits} <= set(get_args(Trait))

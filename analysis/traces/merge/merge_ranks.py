@@ -27,7 +27,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
-_COUNTED_HERE = frozenset({TraceCode.EVENTS_UNREADABLE, TraceCode.EVENTS_WITHOUT_TIME, TraceCode.NEGATIVE_DURATIONS})
+_COUNTED_HERE = TraceCode.that_are("events_left_out")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class MergedTrace:
     path: Path
     ranks: tuple[MergedRank, ...]
     findings: tuple[Finding, ...]
+    cut_short: tuple[str, ...]  # the files that end too early, or cannot be read to their end
 
 
 def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> MergedTrace:
@@ -89,7 +90,9 @@ def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_
                 file.append(one.part)
             file.close(_fields(ranks[0].trace, first_us, merged))
     told = [*(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
-    return MergedTrace(output, tuple(merged), (*_kept_findings(told), *_findings(merged)))
+    findings = (*(finding for finding in told if finding.code not in _COUNTED_HERE), *_findings(merged))
+    cut_short = tuple(rank.trace.source for rank in ranks if rank.trace.cut_short)
+    return MergedTrace(output, tuple(merged), findings, cut_short)
 
 
 def _check_output(output: Path, files: Sequence[Path]) -> None:
@@ -145,10 +148,6 @@ def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> d
         for rank in ranks
     ]
     return fields | {"dpscope": {"version": version("dpscope"), "clock_of": ranks[0].title, "ranks": described}}
-
-
-def _kept_findings(told: Sequence[Finding]) -> Iterator[Finding]:
-    yield from (finding for finding in told if finding.code not in _COUNTED_HERE)
 
 
 def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:

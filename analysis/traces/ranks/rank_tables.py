@@ -36,6 +36,7 @@ class TraceSummary:
     timeline: StepTimeline | None = None  # one whole step to draw
     zero_ns: int = 0  # the trace's clock, as `Trace` tells it
     host: str | None = None
+    cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def _summary(attribution: Attribution) -> TraceSummary:
         timeline=step_timeline(attribution),
         zero_ns=attribution.trace.zero_ns,
         host=attribution.trace.host,
+        cut_short=attribution.trace.cut_short,
     )
 
 

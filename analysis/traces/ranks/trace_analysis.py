@@ -43,7 +43,18 @@ class TraceAnalysis:
     dp_phases: pd.DataFrame
     exposed: pd.DataFrame
     summaries: tuple[TraceSummary, ...]
-    findings: tuple[Finding, ...]
+    file_findings: tuple[Finding, ...]  # of what each file shows and lacks, and whether the files fit together
+    job_findings: tuple[Finding, ...]  # of what the job's steps are spent on
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All there is to say."""
+        return self.file_findings + self.job_findings
+
+    @property
+    def cut_short(self) -> list[str]:
+        """The traces whose file ends too early, or cannot be read to its end."""
+        return [summary.source for summary in self.summaries if summary.cut_short]
 
     @cached_property
     def steps_with_waits(self) -> pd.DataFrame:
@@ -97,17 +108,21 @@ def _analysis(ranks: list[RankTables], findings: list[Finding]) -> TraceAnalysis
     matched = match_unique_ranks([one.collectives for one in ranks], [one.rank for one in summaries], origins)
     findings += [finding for one in ranks for finding in one.findings]
     steps = pd.concat([one.steps for one in ranks], ignore_index=True)
-    findings += [*matched.findings, *idle_findings(steps)]
+    findings += matched.findings
     exposed = _joined([one.exposed for one in ranks])
-    findings += decisive_findings(step_cost(steps, matched.table, exposed), several_ranks=len(ranks) > 1)
-    findings += parallelism_finding([one.parallelism for one in summaries], matched.table)
+    of_the_job = (
+        *idle_findings(steps),
+        *decisive_findings(step_cost(steps, matched.table, exposed), several_ranks=len(ranks) > 1),
+        *parallelism_finding([one.parallelism for one in summaries], matched.table),
+    )
     return TraceAnalysis(
         steps=steps,
         collectives=matched.table,
         dp_phases=_joined([one.dp_phases for one in ranks]),
         exposed=exposed,
         summaries=tuple(summaries),
-        findings=tuple(findings),
+        file_findings=tuple(findings),
+        job_findings=of_the_job,
     )
 
 

@@ -44,10 +44,12 @@ Report = Callable[[Finding], None]
 class TraceText:
     """A trace's text, in pieces: `head` before the events, the events' chunks, `tail` after them."""
 
-    head: bytes
-    chunks: Iterator[bytearray]  # each a JSON array of whole events; the last one may hold more, or less
-    kineto_layout: bool
+    head: bytes = b""
+    chunks: Iterator[bytearray] = field(default_factory=lambda: iter(()))
+    """Each a JSON array of whole events; the last one may hold more, or less."""
+    kineto_layout: bool = False
     tail: bytearray = field(default_factory=bytearray)  # filled once `chunks` is exhausted
+    damaged: bool = False  # compressed text that ends, or cannot be read on, before its end
     unfinished: bytes = b""  # of the last chunk, given back by who decoded it: the next one begins with it
 
     @property
@@ -62,7 +64,8 @@ def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
     Raises DpscopeError when the file cannot be read, is empty or holds no `traceEvents`; what is lost of a damaged
     file goes to `report` as findings.
     """
-    blocks = _limited(_blocks(path, report), path, max_bytes, report)
+    text = TraceText()
+    blocks = _limited(_blocks(path, text, report), path, max_bytes, report)
     buffer, searched = bytearray(), 0
     for block in blocks:
         buffer += block
@@ -84,12 +87,11 @@ def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
             f'{path} is not a torch.profiler trace: it has no "traceEvents" list; name a file that '
             "export_chrome_trace or tensorboard_trace_handler wrote"
         )
-    head = bytes(buffer[:start])
+    text.head = bytes(buffer[:start])
     del buffer[:start]
     while len(buffer) < 4096 and (block := next(blocks, b"")):
         buffer += block
-    kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
-    text = TraceText(head=head, chunks=iter(()), kineto_layout=kineto_layout)
+    text.kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
     text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(_without_events(path)))
     return text
 
@@ -178,14 +180,14 @@ def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report
         yield block
 
 
-def _blocks(path: Path, report: Report) -> Iterator[bytes]:
+def _blocks(path: Path, text: TraceText, report: Report) -> Iterator[bytes]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise DpscopeError(f"{path} is not a regular file; name a trace file or a folder of them")
         with open(path, "rb") as file:
             magic = file.read(2)
             file.seek(0)
-            yield from _inflated(file, path, report) if magic == _GZIP_MAGIC else _plain(file)
+            yield from _inflated(file, path, text, report) if magic == _GZIP_MAGIC else _plain(file)
     except OSError as error:
         raise DpscopeError(f"cannot read {path}: {error.strerror}; check the name and its permissions") from error
 
@@ -195,7 +197,7 @@ def _plain(file: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
+def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: Report) -> Iterator[bytes]:
     """The text of a gzip file of one or more members, up to where it is damaged; never more than a block at once."""
     inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
     data = file.read(BLOCK_BYTES)
@@ -203,6 +205,7 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
         try:
             text = inflater.decompress(data, INFLATED_BYTES)
         except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stubs call it a plain object
+            whole.damaged = True
             report(_gzip_damage(path, f"is damaged ({error})"))
             return
         if text:
@@ -222,6 +225,7 @@ def _inflated(file: IO[bytes], path: Path, report: Report) -> Iterator[bytes]:
         elif inflater.needs_input:
             data = file.read(BLOCK_BYTES)
             if not data:
+                whole.damaged = True
                 report(_gzip_damage(path, "is cut short"))
                 return
 

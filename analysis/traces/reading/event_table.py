@@ -132,4 +132,5 @@ class Trace:
     zero_ns: int = 0  # what the recording host's clock showed at the table's time 0
     zero_us: int = 0  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
     findings: tuple[Finding, ...] = field(default=())
+    cut_short: bool = False  # its file ends too early, or cannot be read to its end
     unread: tuple[tuple[str, int], ...] = ()  # categories of a device that are not read, with their numbers of events

@@ -83,7 +83,8 @@ class Reading:
     subtracted_us: int  # from all times, to fit a float
     skipped: int = 0
     repaired: int = 0
-    ended: bool = False
+    ended: bool = False  # its events
+    damaged: bool = False  # as `TraceText` says
 
 
 def read_events(
@@ -119,7 +120,7 @@ def read_events(
             "export_chrome_trace or tensorboard_trace_handler wrote"
         )
     header = read_header(text, path, findings.append)
-    return Reading(header, findings, base.subtracted_us, skipped, repaired, ended)
+    return Reading(header, findings, base.subtracted_us, skipped, repaired, ended, text.damaged)
 
 
 def _to_the_end(text: TraceText) -> Iterator[tuple[bytearray, bool]]:
@@ -152,6 +153,7 @@ def _trace(
         zero_ns=header.base_ns + 1000 * (reading.subtracted_us + zero_us),
         zero_us=zero_us,
         findings=findings,
+        cut_short=reading.damaged or not reading.ended,
         unread=tuple(sorted(unread.items())),
     )
 

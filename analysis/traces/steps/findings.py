@@ -16,7 +16,6 @@ from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
-CUT_SHORT = frozenset({TraceCode.TRACE_TRUNCATED, TraceCode.GZIP_DAMAGED})  # findings of a file that ends too early
 _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
 _NAMED = 3  # kernels of unknown libraries that are told by name
 _LONGEST_NAME = 80
@@ -60,8 +59,7 @@ def _asks_for_communication(events: EventTable) -> bool:
 def attribution_findings(attribution: Attribution) -> list[Finding]:
     """What there is to say of a trace's devices, steps and communication."""
     trace = attribution.trace
-    # What a file that was cut short does not show may only have been lost since.
-    cut = any(finding.code in CUT_SHORT for finding in trace.findings)
+    cut = trace.cut_short  # what such a file does not show may only have been lost since
     source = f"what could be read of {trace.source}" if cut else trace.source
     findings = []
     no_kernels = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()

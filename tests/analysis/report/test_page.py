@@ -233,12 +233,15 @@ def test_the_ring_formula_names_the_links_rate() -> None:
 
 
 def test_the_headline_is_the_gap_else_the_speedup_else_says_so(example: Report) -> None:
-    said = best_sentence(example.comparison, example.findings)
+    said = best_sentence(example.comparison)
     assert "dp-host" in said
     assert "95% interval" in said
     alone = replace(example.comparison, gaps=())
-    assert " per sample" in best_sentence(alone, ())
-    assert "No comparison" in best_sentence(replace(alone, scaling=()), ())
+    assert " per sample" in best_sentence(alone)
+    single = replace(alone, scaling=())
+    assert " communication takes " in best_sentence(single) or " host copies take " in best_sentence(single)
+    unknown = single.table.assign(communication_us=None)
+    assert "No comparison" in best_sentence(replace(single, table=unknown))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,7 @@ def speedup_headline(example: Report, speedup: Estimate) -> str:
     """The headline of a run whose only point has this speedup."""
     series = example.comparison.scaling[0]
     only = replace(series, points=(replace(series.points[0], speedup=speedup),))
-    return best_sentence(replace(example.comparison, gaps=(), scaling=(only,)), ())
+    return best_sentence(replace(example.comparison, gaps=(), scaling=(only,)))
 
 
 def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: Report) -> None:

@@ -56,6 +56,7 @@ def test_every_layout_reads_alike(tmp_path: Path, layout: Layout, compressed: bo
 def test_a_truncated_file_is_read_up_to_its_last_whole_event(tmp_path: Path, layout: Layout, keep: float) -> None:
     whole = events_of(read_trace(write_trace(GENERATED.trace, tmp_path / "whole.json", layout)))
     cut = read_trace(write_trace(GENERATED.trace, tmp_path / "rank0.json", layout, keep=keep))
+    assert cut.cut_short
     assert "trace_truncated" in codes(cut)
     found = events_of(cut)
     assert 0 < len(found) < len(whole)
@@ -155,8 +156,11 @@ def test_gzip_damage(tmp_path: Path) -> None:
     cut = read_trace(path)
     assert {"gzip_damaged", "trace_truncated"} <= codes(cut)
     assert len(cut.events)
+    path.write_bytes(sound[:-8])  # every event, without the checksum at the end
+    assert [cut.cut_short, read_trace(path).cut_short] == [True, True]
     path.write_bytes(sound + b"something else")
     trailing = read_trace(path)
+    assert not trailing.cut_short
     assert codes(trailing) == {"gzip_trailing_bytes"}
     text = trace_text(GENERATED.trace).encode()
     path.write_bytes(gzip.compress(text[:5000]) + gzip.compress(text[5000:]))  # two members are one text

@@ -52,7 +52,7 @@ def test_a_device_that_is_not_read_is_no_cpu(tmp_path: Path, category: str) -> N
     assert "no_kernels" not in told(analysis)
     assert analysis.steps["step"].tolist() == [1, 2]
     assert analysis.steps[MEASURES].isna().all(axis=None)
-    assert trace_status(analysis.findings) == 1
+    assert trace_status(analysis.findings, analysis.cut_short) == 1
 
 
 def test_categories_that_are_no_device_leave_a_cpu_a_cpu(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_collectives_without_a_range_that_is_read_are_not_zero(tmp_path: Path, a
     assert analysis.steps["communication_us"].isna().all()
     assert analysis.steps["exposed_us"].isna().all()
     assert analysis.steps["compute_us"].tolist() == [50, 0]
-    assert trace_status(analysis.findings) == 1
+    assert trace_status(analysis.findings, analysis.cut_short) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""What a cell's communication takes of a step, in a sentence."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.text.units import show_time
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
+
+
+def known_values(row: Mapping[Hashable, Any]) -> dict[str, Any]:
+    """A row of a comparison's table by the names of its columns, None for what is missing."""
+    return {str(name): None if pd.isna(value) else value for name, value in row.items()}
+
+
+def communication_finding(values: Mapping[str, object]) -> Iterator[Finding]:
+    """The finding about one row of a comparison's table, as `known_values` gives it; none where nothing is known."""
+    total, hidden, exposed = (as_number(values[name]) for name in ("communication_us", "hidden_us", "exposed_us"))
+    if total is None or hidden is None or exposed is None or not total:
+        return
+    what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
+    wait = as_number(values["wait_us"])
+    waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
+    yield RunCode.COMMUNICATION_MEASURED.finding(
+        f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
+        f"{show_time(exposed)} exposed{waiting}",
+        "copying within one process: no link is involved"
+        if values["strategy"] == "dp-host"
+        else "exposed time is what faster links, larger batches or more overlap could win",
+    )
