@@ -10,7 +10,8 @@ from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures.calibration import draw_models
-from dpscope.analysis.figures.style import COLOURS, MARKERS, bandwidth_axes
+from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import MARKERS, bandwidth_axes
 from dpscope.analysis.runs.run_data import RunData
 
 MOST_PANELS = 4

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.units import Unit, choose_unit
 

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
-from dpscope.analysis.figures.style import COLOURS, STYLE, bandwidth_axes, literal
+from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import STYLE, bandwidth_axes, literal
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
 from dpscope.profiling.records.links import LinkRate
 

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import ScalingSeries
-from dpscope.analysis.figures.style import COLOURS, MARKERS, new_figure
+from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup, speedup_from_exposed_share
 

@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.figures.style import COLOURS, new_figure
+from dpscope.analysis.figures.colours import COLOURS
+from dpscope.analysis.figures.style import new_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import choose_unit
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.waterfall import Part, gap_parts
-from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.summary import print_summary
-from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
 from dpscope.analysis.report import comparison_tables as tables
 from dpscope.analysis.report.all_tables import terminal_tables
 from dpscope.analysis.report.build import Report, make_report, write_report
@@ -55,6 +54,8 @@ def report_of(path: Path, targets: Targets) -> Report:
 
 def write_tensorboard(path: Path, link: LinkRate | None) -> Path:
     """Write the TensorBoard folder of a run, or of a folder with trainings alone; returns it."""
+    from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
+
     if not is_run_folder(path) and holds_epochs(path):
         return export_trainings(load_training(path))
     return export_tensorboard(report_of(path, Targets(link)))

@@ -19,6 +19,7 @@ from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
 from dpscope.analysis.report.setting import environment_facts, setting_of
+from dpscope.analysis.report.stamp import data_digest, is_current, write_stamp
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render
@@ -28,7 +29,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.files import write_text
-from dpscope.profiling.store.ownership import check_report
+from dpscope.profiling.store.ownership import FIGURE_FORMATS, check_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,17 +108,23 @@ def _untrained(run: RunData) -> list[str]:
 
 
 def write_report(report: Report) -> Path:
-    """Write the report folder of the run; returns the page's path."""
-    from dpscope.analysis.figures.draw import write_files
-
+    """Write the report folder of the run, unless the same report stands there already; returns the page's path."""
     folder = report.run.folder.report_path
-    check_report(report.run.folder.path, report.figures)
-    svg = write_files(folder / "figures", report.figures)
-    write_text(folder / "comparison.csv", comparison_csv(report.comparison))
-    write_text(folder / "comparison.md", render_markdown(report))
-    page = folder / "report.html"
-    write_text(page, render_page(make_page(report, svg)))
-    return page
+    texts = {"comparison.csv": comparison_csv(report.comparison), "comparison.md": render_markdown(report)}
+    made_from = data_digest(
+        report.run.folder.path, (*texts.values(), repr(report.sources), repr(report.comparison.target_efficiency))
+    )
+    if not is_current(folder, made_from):
+        from dpscope.analysis.figures.draw import write_files
+
+        check_report(report.run.folder.path, report.figures)
+        svg = write_files(folder / "figures", report.figures)
+        texts["report.html"] = render_page(make_page(report, svg))
+        for name, text in texts.items():
+            write_text(folder / name, text)
+        drawn = [f"figures/{name}{suffix}" for name in svg for suffix in FIGURE_FORMATS]
+        write_stamp(folder, made_from, (*texts, *drawn))
+    return folder / "report.html"
 
 
 def make_page(report: Report, svg: dict[str, str]) -> Page:

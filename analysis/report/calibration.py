@@ -6,8 +6,6 @@ import numpy as np
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.figures.calibration import calibration_figure
-from dpscope.analysis.figures.draw import to_png
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import (
@@ -33,6 +31,9 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
 
     `out` is a run folder, which need not exist, or a .json file. The samples are written last, when all the rest is there.
     """
+    from dpscope.analysis.figures.calibration import calibration_figure
+    from dpscope.analysis.figures.draw import to_png
+
     fitted = calibration if calibration.fits else fit_calibration(calibration)
     path = calibration_path(out)
     for written in (path, path.with_suffix(".png")):

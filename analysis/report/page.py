@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.findings.answers import Answers
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.sections import SECTIONS, Section

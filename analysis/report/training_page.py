@@ -6,7 +6,6 @@ import pandas as pd
 
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.figures.draw import CAPTIONS, for_page
 from dpscope.analysis.report.meanings import LEARNING_MEASURES
 from dpscope.analysis.report.page import Page, PageFigure, page_sections
 from dpscope.analysis.report.setting import versions
@@ -22,6 +21,8 @@ _NO_COMPARISON = Comparison(table=pd.DataFrame(columns=list(NAMES)), reasons={},
 
 def training_page(data: TrainingData, svg: Mapping[str, str]) -> Page:
     """The page's content; `svg` holds the drawn figures by name."""
+    from dpscope.analysis.figures.draw import CAPTIONS, for_page
+
     drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
     return Page(
         answers=None,

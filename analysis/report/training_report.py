@@ -5,8 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.figures.draw import write_files
-from dpscope.analysis.figures.training import training_figures
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.report.training_page import training_page
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
@@ -55,6 +53,9 @@ def write_training(data: TrainingData) -> Path:
 
     The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
     """
+    from dpscope.analysis.figures.draw import write_files
+    from dpscope.analysis.figures.training import training_figures
+
     folder = RunFolder(data.folder).report_path
     drawn = training_figures(data)
     check_report(data.folder, drawn)

@@ -15,6 +15,7 @@ import msgspec
 
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME, EqualitySettings
+from dpscope.profiling.records.report_stamp import ReportStamp
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
 from dpscope.profiling.store.folders import CELLS_NAME, MANIFEST_NAME, REPORT_NAME, RunFolder, says_dpscope
@@ -23,7 +24,8 @@ from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAINI
 
 TENSORBOARD_NAME = "tensorboard"
 CALIBRATION_FIGURE_NAME = "calibration.png"
-REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md")
+STAMP_NAME = "made_from.json"  # in the report's folder
+REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md", STAMP_NAME)
 FIGURE_FORMATS = (".pdf", ".svg", ".png")  # the PNG, which bears the mark of all three, is removed last
 EVENTS_SUFFIX = ".dpscope"  # of the names of event files; older versions' are told by what is in them
 
@@ -181,8 +183,9 @@ class _Equality(msgspec.Struct):
 
 
 def _marked_json(path: Path) -> bool:
-    """calibration.json and equality.json by what they hold; any manifest of dpscope's."""
-    return says_dpscope(path) or _decodes(path, _Equality if path.name == EQUALITY_NAME else Calibration)
+    """calibration.json, equality.json and a report's stamp by what they hold; any manifest of dpscope's."""
+    kinds: dict[str, type[msgspec.Struct]] = {EQUALITY_NAME: _Equality, STAMP_NAME: ReportStamp}
+    return says_dpscope(path) or _decodes(path, kinds.get(path.name, Calibration))
 
 
 def _decodes(path: Path, kind: type[msgspec.Struct]) -> bool:

@@ -1,11 +1,13 @@
 """A start that costs nothing: each command loads what it runs. The times themselves: benchmarks/whole_process.py."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import DATA
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 pytestmark = pytest.mark.process
 HEAVY = {"jinja2", "matplotlib", "scipy", "tensorboard", "torch", "torchvision"}
@@ -33,6 +35,13 @@ def test_what_says_only_what_it_is_loads_the_command_line_alone(arguments: tuple
     loaded = loaded_by(*arguments)
     assert "typer" in loaded
     assert loaded & {*HEAVY, "numpy", "pandas", "msgspec", "pydantic"} == set()
+
+
+def test_a_run_in_a_format_that_programs_read_loads_nothing_that_draws(tmp_path: Path) -> None:
+    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
+    loaded = loaded_by("analyze", str(run), "--format", "csv")
+    assert "pandas" in loaded
+    assert loaded & {"matplotlib", "tensorboard", "torch"} == set()
 
 
 @pytest.mark.parametrize("output_format", ["table", "json", "csv", "markdown"])

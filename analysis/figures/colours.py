@@ -1,0 +1,37 @@
+"""The colours of figures and page: the same for the same thing in all of them. Loads nothing that draws."""
+
+# Okabe and Ito's palette, told apart by colour-blind readers; for DataParallel's phases others of 3:1 or more on white and
+# on the page's dark ground.
+COLOURS = {
+    "compute": "#0072B2",
+    "exposed": "#D55E00",
+    "hidden": "#E69F00",
+    "idle": "#BBBBBB",
+    "host_to_device": "#CC79A7",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "optimizer": "#009E73",
+    "data": "#999999",
+    "scatter": "#C77C3A",
+    "replicate": "#B5366F",
+    "parallel_apply": "#4F97C4",
+    "gather": "#7F8F2A",
+    "loss_backward": "#0072B2",
+    "gradient_reduce": "#8C6BD1",
+    "host_copies": "#CC79A7",
+    "wait": "#BBBBBB",
+    "late": "#7A7A7A",
+    "whole": "#777777",
+    "single": "#777777",
+    "dp": "#D55E00",
+    "dp-host": "#D55E00",
+    "ddp": "#0072B2",
+    "transfer": "#009E73",
+    "same_local_batch": "#CC79A7",
+    "ideal_split": "#8C6BD1",
+    "same_total": "#999999",
+    "ring": "#56B4E9",
+    "predicted": "#CC6677",
+    "target": "#009E73",
+    "tracer": "#999999",
+}
