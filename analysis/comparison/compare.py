@@ -16,7 +16,7 @@ from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, sc
 from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.variant_savings import opponents, singles_like
+from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import LinkRate
@@ -92,7 +92,8 @@ def compare(
     sources = cost_sources(run.manifest, link, calibration)
     spreads = run_spreads(run.measured)
     rows = {
-        name: summarise_cell(data, singles_like(run, data.cell), sources, spreads) for name, data in run.cells.items()
+        name: summarise_cell(data, single_device_baselines(run, data.cell), sources, spreads)
+        for name, data in run.cells.items()
     }
     for name, row in rows.items():
         put_accuracy(row, run.cells[name].cell, run.manifest.config, run.training)
@@ -100,8 +101,10 @@ def compare(
     return Comparison(
         table=table.convert_dtypes(),
         reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
-        gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in opponents(run)),
-        scaling=scaling_series(run.measured, lambda cell: singles_like(run, cell), exposed_shares(rows), spreads.step),
+        gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
+        scaling=scaling_series(
+            run.measured, lambda cell: single_device_baselines(run, cell), exposed_shares(rows), spreads.step
+        ),
         choices=scaling_choices(run.measured, spreads.step),
         predictions=tuple(
             one

@@ -25,7 +25,7 @@ STRATEGY_NAMES: Mapping[CellStrategy, str] = {"single": "single", "dp": "DP", "d
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One cell against one device; `misuse` is Amdahl's speedup with the exposed share as serial fraction."""
+    """One cell against one device; `naive_amdahl` is Amdahl's speedup with the exposed share as serial fraction."""
 
     cell: str
     devices: int
@@ -41,7 +41,7 @@ class ScalingPoint:
         return Estimate(over(speedup.value, self.devices), low, high, speedup.count)
 
     @property
-    def misuse(self) -> float | None:
+    def naive_amdahl(self) -> float | None:
         return speedup_from_exposed_share(self.exposed_share, self.devices) if self.exposed_share is not None else None
 
 
@@ -81,14 +81,14 @@ class ScalingChoice:
 
 def scaling_series(
     measured: Sequence[CellData],
-    singles_like: Callable[[Cell], Mapping[int, CellData]],
+    single_device_baselines: Callable[[Cell], Mapping[int, CellData]],
     exposed_shares: Mapping[str, float],
     spread: Spread,
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
 
-    `singles_like` gives a cell's single-device counterparts by batch size, `exposed_shares` are by cell name where known,
-    `spread` is that of all cells' repeats.
+    `single_device_baselines` gives a cell's single-device counterparts by batch size, `exposed_shares` are by cell name where
+    known, `spread` is that of all cells' repeats.
     """
     groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
     for data in measured:
@@ -97,10 +97,10 @@ def scaling_series(
             continue
         kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
         for scaling, batch in kinds:
-            if batch in singles_like(cell):
+            if batch in single_device_baselines(cell):
                 groups.setdefault((cell.strategy, cell.variant, scaling, batch), []).append(data)
     return tuple(
-        _series(*key, singles_like(group[0].cell)[key[3]], group, exposed_shares, spread)
+        _series(*key, single_device_baselines(group[0].cell)[key[3]], group, exposed_shares, spread)
         for key, group in groups.items()
     )
 

@@ -13,6 +13,7 @@ from dpscope.analysis.epoch_times.estimates import Estimate, estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
 from dpscope.analysis.epoch_times.wording import place
+from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding
 
@@ -117,15 +118,6 @@ def finding_list(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return ["None."]
     return [f"- **{one.severity}** `{one.code}`: {one.message}. Next: {one.next_step}." for one in findings]
-
-
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; bars in cells are escaped."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(headings), "|" + " --- |" * len(headings), *(line(row) for row in rows)]
 
 
 def number(value: float | None, digits: int = 4) -> str:

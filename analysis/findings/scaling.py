@@ -25,7 +25,7 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
             *(show(value, _RATIO) for value in (point.speedup.value, point.speedup.low, point.speedup.high)),
             show(point.efficiency.value, _SHARE),
             show(point.serial_fraction, _FRACTION),
-            show(point.misuse, _RATIO),
+            show(point.naive_amdahl, _RATIO),
         )
         for series in comparison.scaling
         for point in series.points
@@ -47,7 +47,7 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
 
 def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
     no_interval = [point.cell for point in points if point.speedup.low is None]
-    no_share = [point.cell for point in points if point.misuse is None]
+    no_share = [point.cell for point in points if point.naive_amdahl is None]
     return [
         f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"
         for columns, cells, reason in (
@@ -159,15 +159,15 @@ def _with_percent(estimate: Estimate) -> str:
 def amdahl_misuse(scaling: Sequence[ScalingSeries]) -> Iterator[Finding]:
     """The exposed share taken as Amdahl's serial fraction, beside what was measured: the series it misses by most."""
     known = [
-        (abs(point.misuse / point.speedup.value - 1), series, point)
+        (abs(point.naive_amdahl / point.speedup.value - 1), series, point)
         for series in scaling
         for point in series.points
-        if point.misuse is not None and point.speedup.value
+        if point.naive_amdahl is not None and point.speedup.value
     ]
     if not known:
         return
     _, series, point = max(known, key=lambda one: one[0])
     yield RunCode.AMDAHL_MISUSE.finding(
         message=f"{series.label}, {point.devices} devices: the exposed share {point.exposed_share:.0%} taken as Amdahl's serial "
-        f"fraction would give a speedup of {point.misuse:.2f}; measured {point.speedup.value:.2f}"
+        f"fraction would give a speedup of {point.naive_amdahl:.2f}; measured {point.speedup.value:.2f}"
     )

@@ -108,7 +108,7 @@ def scaling_records(comparison: Comparison) -> list[dict[str, object]]:
             "scaling": series.scaling,
             "batch_size": series.batch_size,
             "points": [
-                asdict(point) | {"efficiency": asdict(point.efficiency), "amdahl_misuse": point.misuse}
+                asdict(point) | {"efficiency": asdict(point.efficiency), "amdahl_misuse": point.naive_amdahl}
                 for point in series.points
             ],
             "law": _law(series.fit) if series.fit is not None else None,

@@ -12,7 +12,7 @@ import pandas as pd
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.variant_savings import singles_like
+from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 
@@ -239,7 +239,7 @@ class _Builder:
         return self._seconds[data.cell.name]
 
     def _speedup(self, data: CellData, batch_size: int) -> float | None:
-        single = singles_like(self._run, data.cell).get(batch_size)
+        single = single_device_baselines(self._run, data.cell).get(batch_size)
         base, own = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
         return base / own if base is not None and own else None
 

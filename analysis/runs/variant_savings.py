@@ -148,7 +148,7 @@ def _signed(microseconds: float) -> str:
     return f"{'-' if microseconds < 0 else ''}{show_time(abs(microseconds))}"
 
 
-def singles_like(run: RunData, cell: Cell) -> dict[int, CellData]:
+def single_device_baselines(run: RunData, cell: Cell) -> dict[int, CellData]:
     """The measured single-device cells that a cell may be set against, by batch size: micro-batches and precision alike."""
     return {
         data.cell.batch_size: data
@@ -158,7 +158,7 @@ def singles_like(run: RunData, cell: Cell) -> dict[int, CellData]:
     }
 
 
-def opponents(run: RunData) -> list[tuple[CellData, CellData]]:
+def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:
     """Measured DP and DDP cells to be compared: equal devices, batch and micro-batches.
 
     DDP's are the one by default and the one without overlap, DP's fair opponent, since DP overlaps nothing; other variants

@@ -45,6 +45,15 @@ def _markdown(table: TextTable) -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table of text alone, left-aligned; bars in cells are escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(headings), "|" + " --- |" * len(headings), *(line(row) for row in rows)]
+
+
 _LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "~": "\\textasciitilde{}",
     "\\": "\\textbackslash{}",

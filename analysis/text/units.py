@@ -1,12 +1,12 @@
 """Numbers for people: one unit per column, chosen by its middle value; NA where a value is missing."""
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 
 Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
 NA = "NA"
@@ -77,7 +77,8 @@ def show(value: object, unit: Unit) -> str:
 
 def plain(value: object) -> object:
     """A table's entry as plain Python: numpy scalars unwrapped, every kind of missing value as None."""
-    if value is None or value is pd.NA or value is pd.NaT:
+    pandas = sys.modules.get("pandas")  # its missing values exist only where somebody has loaded it
+    if value is None or (pandas and (value is pandas.NA or value is pandas.NaT)):
         return None
     if isinstance(value, np.generic):
         value = value.item()

@@ -6,7 +6,7 @@ python docs/_tools/columns_docs.py
 from pathlib import Path
 
 from dpscope.analysis.comparison.columns import COLUMNS, Column
-from dpscope.analysis.epoch_times.report import markdown_table
+from dpscope.analysis.text.text_table import markdown_table
 from dpscope.profiling.store.files import write_text
 
 PATH = Path("docs/columns.md")

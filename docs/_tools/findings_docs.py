@@ -5,7 +5,7 @@ python docs/_tools/findings_docs.py
 
 from pathlib import Path
 
-from dpscope.analysis.epoch_times.report import markdown_table
+from dpscope.analysis.text.text_table import markdown_table
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode

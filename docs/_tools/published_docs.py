@@ -16,12 +16,12 @@ from dpscope.analysis.epoch_times.estimates import Estimate
 from dpscope.analysis.epoch_times.report import (
     LEGEND,
     finding_list,
-    markdown_table,
     number,
     overview_tables,
 )
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, read_epoch_times
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
+from dpscope.analysis.text.text_table import markdown_table
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
 from examples.published.audit.report import audit_report, claim_table

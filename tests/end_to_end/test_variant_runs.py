@@ -13,7 +13,12 @@ from rich.console import Console
 
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.analysis.runs.traffic_check import check_traffic
-from dpscope.analysis.runs.variant_savings import opponents, singles_like, variant_findings, variant_savings
+from dpscope.analysis.runs.variant_savings import (
+    single_device_baselines,
+    strategy_pairs,
+    variant_findings,
+    variant_savings,
+)
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.launch.measuring.run import run_sweep
@@ -240,15 +245,15 @@ def test_who_is_compared_with_whom(buckets: RunData) -> None:
         CellOptions(bucket_mb=5),
     ]  # fmt: skip
     run = with_cells(buckets, *cells, *(msgspec.structs.replace(base, options=options) for options in others))
-    assert [(dp.cell.name, ddp.cell.name) for dp, ddp in opponents(run)] == [
+    assert [(dp.cell.name, ddp.cell.name) for dp, ddp in strategy_pairs(run)] == [
         ("dp-host-d2-b8", "ddp-d2-b8"),
         ("dp-host-d2-b8", "ddp-d2-b8-overlap-off"),
         ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-accumulate-2"),
         ("dp-host-d2-b8-accumulate-2", "ddp-d2-b8-overlap-off-accumulate-2"),
     ]
-    (single,) = singles_like(run, cells[-1]).values()
+    (single,) = single_device_baselines(run, cells[-1]).values()
     assert single.cell.name == "single-d1-b8-accumulate-2"
-    (single,) = singles_like(run, base).values()
+    (single,) = single_device_baselines(run, base).values()
     assert single.cell.name == "single-d1-b8"
     assert [(one.option, one.without, one.having) for one in variant_savings(run)] == [
         ("accumulate", "single-d1-b8", "single-d1-b8-accumulate-2"),

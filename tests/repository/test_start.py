@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN, PUBLISHED
 
 pytestmark = pytest.mark.process
 HEAVY = {"jinja2", "matplotlib", "scipy", "tensorboard", "torch", "torchvision"}
@@ -49,3 +49,9 @@ def test_analyzing_traces_loads_nothing_that_draws_fits_or_trains(output_format:
     loaded = loaded_by("analyze", TRACE, "--format", output_format)
     assert "pandas" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_estimating_from_epoch_times_loads_no_tables() -> None:
+    loaded = loaded_by("estimate", str(PUBLISHED / "epoch_times.csv"), "--format", "json")
+    assert "msgspec" in loaded
+    assert loaded & {*HEAVY, "pandas"} == set()

@@ -11,7 +11,6 @@ from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.report import (
     finding_list,
     finding_text,
-    markdown_table,
     number,
     overview_tables,
     overview_text,
@@ -19,6 +18,7 @@ from dpscope.analysis.epoch_times.report import (
 )
 from dpscope.analysis.epoch_times.table import EpochTable
 from dpscope.analysis.epoch_times.wording import place
+from dpscope.analysis.text.text_table import markdown_table
 from dpscope.profiling.records.finding import Finding
 from examples.published.audit.findings import claim_findings
 from examples.published.audit.groups import shortened

@@ -52,7 +52,7 @@ def test_weak_and_strong_series_with_intervals() -> None:
     assert 1.42 < low < high < 1.46
     # Karp-Flatt: (1/1.6 - 1/2) / (1/2) = 0.25; Amdahl with s = 0.2 on 2: 1 / (0.2 + 0.4)
     assert weak.points[0].serial_fraction == pytest.approx(0.25, abs=0.02)
-    assert weak.points[0].misuse == pytest.approx(1 / 0.6)
+    assert weak.points[0].naive_amdahl == pytest.approx(1 / 0.6)
     assert weak.fit is not None
     assert weak.fit.law == "karp_flatt"
     assert law_table(comparison((weak, strong))) is None  # one count each: no law

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.epoch_times.estimates import QUANTITIES, Estimate
-from dpscope.analysis.epoch_times.report import markdown_table, run_estimate
+from dpscope.analysis.epoch_times.report import run_estimate
+from dpscope.analysis.text.text_table import markdown_table
 from tests.helpers.paths import PUBLISHED
 
 TIMES = PUBLISHED / "epoch_times.csv"
