@@ -64,7 +64,7 @@ COLUMNS = (
     Column("transfer_us", "transfer", "time", "communication", "Sum over collectives of the shortest rank's duration"),
     Column("wait_us", "wait", "time", "communication", "Time collectives only waited for a later rank"),
     Column(
-        "exposed_wait_us", "exposed wait", "time", "communication", "Of exposed communication: waiting for a later rank"
+        "exposed_wait_us", "exp. wait", "time", "communication", "Of exposed communication: waiting for a later rank"
     ),
     Column("queue_us", "queue", "time", "communication", "Time gloo's collectives waited for a worker thread"),
     Column("host_copy_us", "host copies", "time", "communication", "Other copies outside compute and communication"),

@@ -28,12 +28,12 @@ class _Part:
 
 
 def best_action(
-    rows: Sequence[CellValues], case: Sequence[CellValues], chosen: CellValues, slower: bool, straggler: str | None
+    rows: Sequence[CellValues], chosen: CellValues, slower: bool, straggler: str | None, on_device: bool
 ) -> Action:
     """The one action worth most for the chosen cell.
 
-    `rows` are all measured cells, `case` those compared with the chosen one, `slower` whether it was shown to be slower than
-    one device, `straggler` the rank that is waited for, where one is named.
+    `rows` are all measured cells, `slower` whether the chosen one was shown to be slower than one device, `straggler` the rank
+    that is waited for, where one is named. On a CPU, idle time is a core's that others took: nothing is advised about it.
     """
     larger = _larger_batch(rows, chosen)
     if larger is not None:
@@ -45,15 +45,15 @@ def best_action(
             measured=True,
         )
     step = number(chosen, "traced_step_us")
-    parts = _parts(chosen, straggler) if step else []
+    parts = _parts(chosen, straggler, on_device) if step else []
     if not step or not parts:
         return Action("No action: the trace does not tell where the step's time goes.", measured=False)
     part = max(parts, key=lambda one: one.us)
     share = part.us / step
     if share < WORTH_DOING:
         return Action(
-            f"Nothing: no part that could be removed is above {WORTH_DOING:.0%} of the step "
-            f"(the largest, {part.what}, is {show_time(part.us)} or {share:.1%}).",
+            f"Nothing stands out: the largest part that could be removed, {part.what}, is {show_time(part.us)} "
+            f"({share:.1%} of the step).",
             measured=True,
         )
     return Action(
@@ -85,16 +85,15 @@ def _larger_batch(rows: Sequence[CellValues], chosen: CellValues) -> Action | No
     )
 
 
-def _parts(chosen: CellValues, straggler: str | None) -> list[_Part]:
+def _parts(chosen: CellValues, straggler: str | None, on_device: bool) -> list[_Part]:
     exposed, waiting = number(chosen, "exposed_us"), number(chosen, "exposed_wait_us")
     loaded, unloaded = number(chosen, "step_us"), number(chosen, "step_without_wait_us")
     idle = number(chosen, "idle_us")
-    late = straggler or "the late ranks"
+    late = f"{straggler} arrives" if straggler else "some ranks arrive"
     ddp = chosen["strategy"] != "dp" and chosen["strategy"] != "dp-host"
     parts = []
     if waiting is not None:
-        parts.append(_Part(waiting, f"Find out why {late} arrive late; no faster link helps." if not straggler
-                           else f"Find out why {straggler} arrives late; no faster link helps.", "waiting"))  # fmt: skip
+        parts.append(_Part(waiting, f"Find out why {late} late; no faster link helps.", "waiting"))
     if exposed is not None:
         transfer = exposed - (waiting or 0.0)
         advice = (
@@ -107,7 +106,7 @@ def _parts(chosen: CellValues, straggler: str | None) -> list[_Part]:
         parts.append(
             _Part(loaded - unloaded, "Feed the devices faster: more loader workers.", "waiting for the loader")
         )
-    if idle is not None:
+    if idle is not None and on_device:
         parts.append(
             _Part(
                 idle, "Look at what the host does between launches: the devices are idle.", "idle time of the devices"

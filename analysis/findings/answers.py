@@ -70,7 +70,7 @@ def answer(comparison: Comparison, device_type: str, stragglers: Mapping[str, st
     return Answers(
         which=which,
         cost=_cost(chosen, straggler),
-        action=_action(comparison, case, chosen, straggler),
+        action=_action(comparison, chosen, straggler, on_device=device_type != "cpu"),
         caveat=STAND_IN if device_type == "cpu" else None,
     )
 
@@ -202,16 +202,15 @@ def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
     )
 
 
-def _action(
-    comparison: Comparison, case: Sequence[CellValues], chosen: CellValues | None, straggler: str | None
-) -> Answer:
+def _action(comparison: Comparison, chosen: CellValues | None, straggler: str | None, on_device: bool) -> Answer:
     question = "What to do?"
     if chosen is None:
         return Answer(question, "Measure two or more devices: dpscope run --devices 1,2.", "no_interval")
     speedup = _speedup(comparison, str(chosen["cell"]))
-    slower = speedup is not None and verdict(speedup) == "below"
-    action: Action = best_action(_rows(comparison), case, chosen, slower, straggler)
-    return Answer(question, action.text, "shown" if action.measured else "no_interval")
+    shown = None if speedup is None else verdict(speedup)
+    action: Action = best_action(_rows(comparison), chosen, shown == "below", straggler, on_device)
+    more = "" if shown in (None, "above", "below") else "Measure more repeats before deciding (--repeats 5). "
+    return Answer(question, more + action.text, "shown" if action.measured and not more else "not_shown")
 
 
 def _confidence(estimate: Estimate) -> Confidence:

@@ -116,7 +116,7 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
     assert "At most 40.0 ms of a 100.0 ms step (40%)" in action(idle_us=40e3)
     assert action(step_without_wait_us=65e3).startswith("Feed the devices faster")
     assert "At most 35.0 ms" in action(step_without_wait_us=65e3)
-    assert action(exposed_us=1e3).startswith("Nothing: no part that could be removed is above 2% of the step")
+    assert action(exposed_us=1e3).startswith("Nothing stands out: the largest part that could be removed")
 
 
 def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
