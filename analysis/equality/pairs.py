@@ -8,7 +8,7 @@ import pandas as pd
 
 from dpscope.analysis.equality.data import TrainingData
 from dpscope.analysis.equality.differences import training_differences
-from dpscope.analysis.equality.result import Difference, PairResult, StepDistance, TensorDistance, Verdict
+from dpscope.analysis.equality.result import Agreement, Difference, PairResult, StepDistance, TensorDistance
 from dpscope.analysis.equality.tolerance import WHATS, largest_per_step
 from dpscope.analysis.text.units import plain
 
@@ -57,7 +57,7 @@ def judge_pair(reference: TrainingData, other: TrainingData, tolerance: pd.DataF
 
 def pair_result(pair: JudgedPair, explained: bool) -> PairResult:
     """What is stored of a pair; `explained`: a difference of it is no mistake."""
-    verdict: Verdict = "different"
+    verdict: Agreement = "different"
     if pair.agree:
         verdict = "bit-equal" if pair.same_bits else "equal"
     elif explained:

@@ -10,7 +10,7 @@ EQUALITY_SCHEMA_VERSION = 1
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
-Verdict = Literal["bit-equal", "equal", "explained", "different"]
+Agreement = Literal["bit-equal", "equal", "explained", "different"]
 
 
 class Difference(Stored, frozen=True):
@@ -63,7 +63,7 @@ class PairResult(Stored, frozen=True):
 
     reference: str
     other: str
-    verdict: Verdict
+    verdict: Agreement
     judged_steps: int  # the first ones, before rounding has grown too far to tell; all of a bit-equal pair
     first_difference: Difference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]

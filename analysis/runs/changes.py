@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
@@ -12,11 +11,13 @@ from dpscope.analysis.stats.samples import (
     Noise,
     Samples,
     Spread,
+    Verdict,
     chance_above,
     median_noise,
     pooled_median,
     pooled_spread,
     ratio_estimate,
+    verdict,
 )
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show
@@ -25,7 +26,12 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 
-Verdict = Literal["faster", "slower", "no difference shown", "too few samples"]
+_VERDICTS: dict[Verdict, str] = {  # of a ratio of times, as they are shown
+    "below": "faster",
+    "above": "slower",
+    "no_difference_shown": "none shown",
+    "too_few_samples": "too few samples",
+}
 
 STEP = "step"
 _MORE_REPEATS = 5  # what a comparison that saw too little is told to measure, or twice as many as it had
@@ -55,12 +61,8 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """Faster or slower only if the interval of the ratio leaves 1 out."""
-        if self.ratio.count < FEWEST_SAMPLES or self.ratio.low is None or self.ratio.high is None:
-            return "too few samples"
-        if self.ratio.high < 1:
-            return "faster"
-        return "slower" if self.ratio.low > 1 else "no difference shown"
+        """Below is faster, above slower: only if the interval of the ratio leaves 1 out."""
+        return "too_few_samples" if self.ratio.count < FEWEST_SAMPLES else verdict(self.ratio)
 
 
 def compare_runs(before: RunData, after: RunData) -> list[Change]:
@@ -116,7 +118,7 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
         change
         for change in changes
         if change.quantity == STEP
-        and change.verdict == "slower"
+        and change.verdict == "above"
         and change.ratio.value is not None
         and change.ratio.value > 1 + fail_over
     ]
@@ -146,7 +148,7 @@ def _share(value: float | None) -> str:
 def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
     """A warning where a step has no interval: it cannot be found slower, however much slower it is."""
     steps = [change for change in changes if change.quantity == STEP]
-    without = [change.cell for change in steps if change.verdict == "too few samples"]
+    without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if not without and steps:
         return []
     next_step = f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)"
@@ -219,7 +221,7 @@ def change_table(changes: Sequence[Change]) -> TextTable:
                 str(change.ratio.count),
                 _share(change.chance_slower),
                 _share(change.detectable),
-                "none shown" if change.verdict == "no difference shown" else change.verdict,
+                _VERDICTS[change.verdict],
             )
             for change in changes
         ),

@@ -47,7 +47,7 @@ def test_a_run_does_not_differ_from_itself(before: RunData) -> None:
     changes = compare_runs(before, before)
     assert {change.quantity for change in changes} == {STEP, "compute", "exposed comm.", "idle"}
     assert {change.ratio.value for change in changes} == {1.0}
-    assert {change.verdict for change in changes} <= {"no difference shown", "too few samples"}
+    assert {change.verdict for change in changes} <= {"no_difference_shown", "too_few_samples"}
     assert regressions(changes, 0.0) == []
     assert setting_findings(before, before) == []
 
@@ -60,7 +60,7 @@ def test_what_got_slower_is_named(before: RunData, slower: Path) -> None:
     assert worse.ratio.value == pytest.approx(3.0)
     assert regressions(changes, 2.5) == []  # three times as long is 200% more, not over 250%
     (better,) = [one for one in compare_runs(after, before) if one.cell == "ddp-d2-b8" and one.quantity == STEP]
-    assert better.verdict == "faster"
+    assert better.verdict == "below"
 
 
 def with_levels(run: RunData, *levels: float, cells: int = 3) -> RunData:
@@ -88,13 +88,13 @@ def test_repeats_that_lie_apart_leave_a_difference_open(before: RunData) -> None
         for change in steps:
             assert change.ratio.value == pytest.approx(1.1)
             assert change.ratio.high == pytest.approx(1.1 * np.exp(half), rel=1e-3)
-            assert change.verdict == "no difference shown"
+            assert change.verdict == "no_difference_shown"
         assert regressions(steps, 0.05) == []
 
 
 def test_one_repeat_alone_is_told_to_decide_nothing(before: RunData) -> None:
     changes = compare_runs(with_levels(before, 1000), with_levels(before, 3000))
-    assert {change.verdict for change in changes if change.quantity == STEP} == {"too few samples"}
+    assert {change.verdict for change in changes if change.quantity == STEP} == {"too_few_samples"}
     (finding,) = undecided_findings(changes)
     assert (finding.code, finding.severity) == ("nothing_compared", "warning")
     assert undecided_findings(compare_runs(before, before)) == []
