@@ -69,7 +69,7 @@ endif
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	@echo 'Installing dpscope and what it needs into $(VENV) (with torch about 5 GB; takes minutes, once)'
-	$(PIP) --constraint $(VENV)/constraints.txt --editable .
+	$(PIP) --constraint $(VENV)/constraints.txt --editable '.[digits]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml

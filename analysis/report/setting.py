@@ -15,10 +15,16 @@ def setting_of(run: RunData) -> str:
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
     size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
     return (
-        f"{config.model}{size}, {config.data} data, amp {config.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
+        f"{config.model}{size}, {config.data} data{_normalised(run)}, "
+        f"amp {config.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
         f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
         f"seed {config.seed}; {repeats_said(run)}; measured {manifest.created_at}."
     )
+
+
+def _normalised(run: RunData) -> str:
+    told = run.manifest.normalisation
+    return f" (normalised by {told})" if told is not None else ""
 
 
 def _machine(run: RunData) -> str:
@@ -51,6 +57,8 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
         f"{config.warmup_steps} warm-up, {config.steps or NA} timed, {config.traced_steps} traced, each repeat",
     )
     yield "Model and data", f"{config.model}, {config.data}, amp {config.amp}"
+    if manifest.normalisation is not None:
+        yield "Normalised by", manifest.normalisation
     yield "Optimizer", f"SGD, learning rate {config.learning_rate:g}, momentum {config.momentum:g}"
     for device in environment.accelerators:
         yield f"GPU {device.index}", _device(device)

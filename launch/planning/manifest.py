@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.cells import plan_findings
+from dpscope.launch.workload.data_files import normalisation
 from dpscope.profiling.machine.conditions import Difference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
@@ -38,6 +39,7 @@ def new_manifest(
         threads_per_process=threads,
         environment=environment,
         plan=tuple(plan),
+        normalisation=normalisation(config),
         findings=(*machine_findings(environment, kind, max(config.devices)), *findings),
     )
 

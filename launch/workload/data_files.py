@@ -10,6 +10,13 @@ from dpscope.profiling.store.errors import DpscopeError
 TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
 """Samples of an epoch, of the data sets that have a number of their own."""
 
+IMAGE_SHAPES = {"cifar10": (3, 32, 32), "digits": (3, 32, 32)}
+"""A sample, of the data sets whose images have a size of their own; the others are as large as the model asks."""
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_DEVIATION = (0.2023, 0.1994, 0.2010)
+"""What nearly all studies on CIFAR-10 normalise by: the deviations are means over images of each image's own."""
+
 _CIFAR_FOLDER = "cifar-10-batches-py"
 
 
@@ -23,6 +30,14 @@ def check_data(config: RunConfig) -> None:
             f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
             f"holds {_CIFAR_FOLDER} with --data-dir"
         )
+
+
+def normalisation(config: RunConfig) -> str | None:
+    """By what a data set's images are normalised, channel by channel, in words; None where they are not told."""
+    if config.data != "cifar10":
+        return None
+    mean, deviation = ("/".join(f"{value:.4f}" for value in values) for values in (CIFAR_MEAN, CIFAR_DEVIATION))
+    return f"mean {mean}, deviation {deviation}"
 
 
 def digits_file() -> Path:

@@ -8,13 +8,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpscope.launch.workload.augmentation import Augmentation
+from dpscope.launch.workload.data_files import CIFAR_DEVIATION, CIFAR_MEAN
 from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
 from dpscope.launch.workload.models import Workload
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
-
-CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 _CLASSES = 10  # of digits and of CIFAR-10
 

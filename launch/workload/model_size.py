@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpscope.launch.workload.data_files import IMAGE_SHAPES
 from dpscope.launch.workload.model_names import CIFAR_RESNET, SMALL_RESNET
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
@@ -48,7 +49,7 @@ def check_model(config: RunConfig) -> ModelSize:
     except MemoryError as error:
         raise DpscopeError(f"--model {config.model}: this host has not enough memory to build it") from error
     check_classes(config, workload)
-    return size_of(workload)
+    return size_of(workload, IMAGE_SHAPES.get(config.data))
 
 
 @contextmanager
@@ -67,8 +68,11 @@ def _as_in_a_process_of_its_own() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def size_of(workload: "Workload") -> ModelSize:
-    """Parameters and multiplications of a model, which loses its weights: it runs once, on shapes alone."""
+def size_of(workload: "Workload", image_shape: tuple[int, ...] | None = None) -> ModelSize:
+    """Parameters and multiplications of a model, which loses its weights: it runs once, on shapes alone.
+
+    `image_shape` is a sample's (C x H x W) where the data have a size of their own, not the one the model asks for.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,7 +81,7 @@ def size_of(workload: "Workload") -> ModelSize:
     samples = 2  # batch norm does not take one
     try:
         with FlopCounterMode(display=False) as counter:
-            model.to("meta")(torch.zeros(samples, *workload.input_shape, device="meta"))
+            model.to("meta")(torch.zeros(samples, *(image_shape or workload.input_shape), device="meta"))
     except Exception:  # whatever the user's forward needs that shapes do not have
         return ModelSize(parameters=parameters, multiplications=None)
     return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

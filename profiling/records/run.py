@@ -208,6 +208,9 @@ class Manifest(Stored, frozen=True):
     environment: Environment
     plan: tuple[PlannedCell, ...]
     findings: tuple[Finding, ...] = ()
+    normalisation: str | None = (
+        None  # by what images were normalised, in words; None where dpscope does not or did not tell
+    )
 
 
 class TimedBlock(Stored, frozen=True):

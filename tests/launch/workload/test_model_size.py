@@ -72,3 +72,11 @@ def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.M
     monkeypatch.chdir(USER_MODELS)
     with pytest.raises(DpscopeError, match="tells 4 classes apart and digits has 10"):
         check_model(RunConfig(model="tiny_models:tiny", data="digits"))
+
+
+def test_the_datas_own_image_size_counts() -> None:
+    """resnet18 asks for 224 x 224; CIFAR-10's 32 x 32 are 1/49 of the pixels, and its convolutions take about as much less."""
+    asked, own = (check_model(RunConfig(model="resnet18", data=data)).multiplications for data in ("fake", "cifar10"))
+    assert asked is not None
+    assert own is not None
+    assert 40 < asked / own < 52

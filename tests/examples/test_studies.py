@@ -1,0 +1,49 @@
+"""The studies in examples/studies: each plans its cells with the small settings that its own comment gives."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.planning.cells import make_plan, resolve
+from dpscope.launch.planning.run_config import load_config
+from tests.helpers.paths import ROOT
+
+STUDIES = sorted(path for path in (ROOT / "examples" / "studies").glob("*.toml") if path.stem != "d_train")
+
+
+def small_command(study: Path) -> list[str]:
+    """The last command of a study's comment, the small one."""
+    commands = [line.removeprefix("# ") for line in study.read_text().splitlines() if line.startswith("# dpscope ")]
+    return shlex.split(commands[-1])[1:]
+
+
+def test_there_is_one_for_each_kind_of_study() -> None:
+    assert [path.stem[0] for path in STUDIES] == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
+def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
+    """As a machine with four GPUs would plan it, without small settings."""
+    config = resolve(load_config(study, {}), Devices(kind="cuda", count=4))
+    cells = {one.cell for one in make_plan(config, "cuda") if one.skip_reason is None}
+    assert {(cell.strategy, cell.devices) for cell in cells} == {
+        ("single", 1), ("dp", 2), ("dp", 4), ("ddp", 2), ("ddp", 4),
+    }  # fmt: skip
+    assert config.data == "cifar10"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
+def test_the_small_settings_of_each_are_planned(study: Path, tmp_path: Path) -> None:
+    given = small_command(study)
+    given[given.index("--out") + 1] = str(tmp_path / "run")
+    command = [sys.executable, "-m", "dpscope.launch.cli", *given, "--dry-run"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "ddp-d2-b8" in ended.stdout
+    assert "dp-host-d2-b8" in ended.stdout
+    assert not (tmp_path / "run").exists()
