@@ -35,8 +35,6 @@ def print_merge(
         chosen = traces_of_run(runs[0], cell, repeat)
         files: Sequence[Path] = chosen.files
         console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
-    elif cell is not None or repeat is not None:
-        raise DpscopeError("--cell and --repeat choose a job of a run folder; leave them away, or name a run folder")
     else:
         files, _ = find_traces(paths)
     merged = merge_traces(files, output, max_bytes or DEFAULT_MAX_BYTES)

@@ -40,8 +40,29 @@ def _trainings_alone(values: Values) -> bool:
     return _holds_trainings(paths[0]) and not _holds_run(paths[0])
 
 
+def _no_report(values: Values) -> bool:
+    """Whether `analyze` prints something else than a run's report, of which the terminal shows more or less."""
+    return not _any_run(values) or values["classic"] or values["output_format"] != "table"
+
+
+_ONE_DETAIL = Idle(
+    ("verbose",), lambda values: values["quiet"], "--quiet prints the report's path alone; give one of them"
+)
+_PLAN_ALONE = "--dry-run prints the plan and makes no report"
+
 IDLE: dict[str, tuple[Idle, ...]] = {
+    "run": (
+        Idle(("verbose", "quiet", "link", "target_efficiency"), lambda values: values["dry_run"], _PLAN_ALONE),
+        _ONE_DETAIL,
+    ),
     "analyze": (
+        Idle(("classic",), lambda values: not _any_run(values), "trace files alone hold no epochs; give a run folder"),
+        Idle(
+            ("verbose", "quiet"),
+            _no_report,
+            "only a run's report, without --format and --tables, is told in more or less",
+        ),
+        _ONE_DETAIL,
         Idle(
             ("link", "target_efficiency", "target_accuracy"),
             lambda values: not _any_run(values),
@@ -77,7 +98,22 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             ("in_place",), lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"
         ),
     ),
+    "merge": (
+        Idle(
+            ("cell", "repeat"),
+            lambda values: not any(map(_holds_run, values["paths"])),
+            "it chooses a job of a run folder, and none is given",
+        ),
+    ),
+    "whatif": (
+        Idle(
+            ("per_node", "batch_size"),
+            lambda values: values["measured"] is not None,
+            "the rows of --measured say it",
+        ),
+    ),
     "train": (
+        Idle(("target_accuracy", "wandb", "wandb_online"), lambda values: values["dry_run"], _PLAN_ALONE),
         Idle(("wandb",), lambda values: values["wandb_online"], "--wandb-online mirrors already; give one of them"),
     ),
 }

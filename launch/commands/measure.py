@@ -55,8 +55,6 @@ def run(
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
     detail = options.detail(verbose, quiet)
-    if dry_run and detail != "summary":
-        raise DpscopeError("--dry-run prints the plan alone: omit --verbose and --quiet")
     from rich.console import Console
 
     from dpscope.launch.measuring.run import describe_plan, run_sweep

@@ -175,7 +175,5 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path al
 
 
 def detail(verbose: bool, quiet: bool) -> Literal["summary", "everything", "path"]:
-    """How much of a run is printed; raises DpscopeError where both are asked for."""
-    if verbose and quiet:
-        raise DpscopeError("--verbose and --quiet: give one of them")
+    """How much of a run is printed."""
     return "everything" if verbose else "path" if quiet else "summary"

@@ -29,11 +29,7 @@ def analyze(
     runs = [path for path in paths if _is_run(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
-    if classic and not runs:
-        raise DpscopeError("--tables needs a run folder: trace files alone hold no epochs; leave it away")
     detail = options.detail(verbose, quiet)
-    if detail != "summary" and (not runs or classic or output_format != "table"):
-        raise DpscopeError(f"--{'quiet' if quiet else 'verbose'} is of a run folder's report: omit it here")
     from rich.console import Console
 
     console = Console()

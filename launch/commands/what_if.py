@@ -26,8 +26,6 @@ def whatif(
     """Estimate steps on other numbers of devices from a table of measured ones, with a band, or say why not."""
     if (devices is None) == (measured is None):
         raise DpscopeError("say what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
-    if measured is not None and (per_node is not None or batch_size is not None):
-        raise DpscopeError("--per-node and --batch-size do nothing with --measured, whose rows say them; omit them")
     if not table.is_file():
         raise DpscopeError(f"{table} does not exist" if not table.exists() else f"{table} is no file; give a CSV table")
     from rich.console import Console

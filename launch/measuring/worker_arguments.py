@@ -210,6 +210,9 @@ def _check_one_cell(config: RunConfig, stated: Container[str]) -> None:
         raise DpscopeError(f"--strategy {','.join(config.strategies)}: a worker measures one; give single, dp or ddp")
     if config.batch_sizes is None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
+    if "devices" in stated and config.strategies != ("dp",):
+        why = "ddp has one for each of torchrun's processes" if config.strategies == ("ddp",) else "single has one"
+        raise DpscopeError(f"--devices does nothing here: {why}; omit it")
     if len(config.batch_sizes) != 1 or config.batch_growth is not None:
         growth = f"x{config.batch_growth}" if config.batch_growth else ""
         sizes = ",".join(str(size) for size in config.batch_sizes)

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Literal, get_args, get_origin
@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 import msgspec
 
 from dpscope.launch.planning import variants
+from dpscope.launch.planning.idle_settings import check_idle, idle_fields
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
@@ -288,26 +289,3 @@ def _check_together(config: RunConfig, origins: dict[str, str]) -> None:
         )
     variants.check_variants(config, origins)
     check_idle(idle_fields(config), origins)
-
-
-def idle_fields(config: RunConfig) -> dict[str, str]:
-    """Fields that do nothing with the others as they are, and why."""
-    idle: dict[str, str] = {}
-    if config.data != "cifar10":
-        idle |= dict.fromkeys(
-            ("data_dir", "download"), f"only cifar10 is read from a folder, and --data is {config.data}"
-        )
-    if config.data in ("digits", "cifar10"):
-        idle["samples"] = f"{config.data} has its own number of samples"
-    if config.workers_total is not None:
-        idle["workers"] = "--workers-total says how many there are"
-    if config.device == "cpu":
-        idle["pin_memory"] = "batches are copied to no GPU with --device cpu"
-    return idle
-
-
-def check_idle(idle: Mapping[str, str], origins: Mapping[str, str]) -> None:
-    """Raise DpscopeError for a field in `idle` that was given as a flag; a file may serve several commands."""
-    for field, why in idle.items():
-        if origins.get(field, "").startswith("--"):
-            raise DpscopeError(f"{origins[field]} does nothing here: {why}; omit it")

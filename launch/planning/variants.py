@@ -122,7 +122,7 @@ def check_variants(config: RunConfig, origins: Mapping[str, str]) -> None:
             if getattr(config, field) != getattr(_DEFAULTS, field):
                 raise DpscopeError(
                     f"{told(field)}: only DDP has it, and ddp is not in --strategy {','.join(config.strategies)}; "
-                    "add ddp, or leave it away"
+                    "add ddp, or omit it"
                 )
     for batch_size in config.batch_sizes or ():
         _check_micro_batches(config, batch_size, told("accumulate"))

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 from dpscope.launch.planning.cells import threads_per_process
-from dpscope.launch.planning.run_config import flag_name, idle_fields
+from dpscope.launch.planning.idle_settings import idle_fields
+from dpscope.launch.planning.run_config import flag_name
 from dpscope.profiling.records.run import Cell, CellOptions, ResolvedConfig, RunConfig
 
 # What a worker takes from its cell, or what only a sweep needs.

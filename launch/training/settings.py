@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from dpscope.launch.planning.idle_settings import check_idle
 from dpscope.launch.planning.run_config import (
     build_config,
-    check_idle,
     conversion_message,
     flag_name,
     given_settings,

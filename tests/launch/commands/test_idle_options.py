@@ -27,6 +27,16 @@ MEASURING_TOO = (
 )
 JUDGING = ["--link", "10GB/s"], ["--target-efficiency", "0.8"], ["--target-accuracy", "90"]
 
+OF_DDP = (
+    ["--comm-hook", "fp16"],
+    ["--ddp-args", "batched_grad_copy=true"],
+    ["--bucket-mb", "5"],
+    ["--overlap", "off"],
+    ["--gradient-as-bucket-view"],
+    ["--static-graph"],
+    ["--broadcast-buffers", "off"],
+)
+
 # command, its other arguments (TRACE, RUN and TRAINED are paths), options that do nothing with them
 SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["TRACE"], JUDGING),
@@ -35,6 +45,24 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["RUN", "--format", "json"], (["--tables"],)),
     ("analyze", ["RUN", "--tables"], (["--target-efficiency", "0.8"],)),
     ("analyze", ["TRAINED"], (*JUDGING[:2], ["--max-bytes", "1000000"])),
+    ("analyze", ["TRACE"], (["--tables"], ["--verbose"], ["--quiet"])),
+    ("analyze", ["RUN", "--format", "json"], (["--verbose"], ["--quiet"])),
+    ("analyze", ["RUN", "--tables"], (["--verbose"], ["--quiet"])),
+    ("analyze", ["RUN", "--quiet"], (["--verbose"],)),
+    ("merge", ["TRACE", "-o", "merged.json"], (["--cell", "ddp-d2-b2"], ["--repeat", "1"])),
+    ("whatif", ["TRACE", "--measured", "TRACE"], (["--per-node", "8"], ["--batch-size", "32"])),
+    ("run", ["--dry-run"], (["--verbose"], ["--quiet"], ["--link", "100Gb/s"], ["--target-efficiency", "0.8"])),
+    ("run", ["--quiet"], (["--verbose"],)),
+    ("run", ["--strategy", "single"], (["--link", "100Gb/s"], ["--target-efficiency", "0.8"])),
+    (
+        "run",
+        ["--devices", "1"],
+        (["--link", "100Gb/s"], ["--target-efficiency", "0.8"], ["--scaling", "strong"], ["--scaling", "both"]),
+    ),
+    ("run", ["--data", "synthetic"], (["--workers", "1"], ["--workers-total", "2"], ["--pin-memory"])),
+    ("train", ["--dry-run"], (["--target-accuracy", "90"], ["--wandb"], ["--wandb-online"])),
+    ("train", ["--devices", "1"], (["--scaling", "weak"],)),
+    *((command, ["--strategy", "single,dp"], OF_DDP) for command in ("run", "train")),
     ("tensorboard", ["TRAINED"], (["--link", "10GB/s"],)),
     ("calibrate", ["--from-nccl-tests", "TRACE"], (*MEASURING, *MEASURING_TOO)),
     ("calibrate", [], (["--in-place"],)),
@@ -44,12 +72,82 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
         (command, ["--data", "digits"], (["--data-dir", "x"], ["--download"], ["--samples", "9"]))
         for command in ("run", "train", "equal")
     ),
-    ("run", ["--workers-total", "2"], (["--workers", "1"],)),
-    ("run", ["--device", "cpu"], (["--pin-memory"],)),
+    ("run", ["--data", "fake", "--workers-total", "2"], (["--workers", "1"],)),
+    ("run", ["--data", "fake", "--device", "cpu"], (["--pin-memory"],)),
+    ("equal", ["--data", "synthetic"], (["--workers", "1"],)),
     ("train", ["--device", "cpu", "--workers-total", "2"], (["--workers", "1"], ["--pin-memory"])),
     ("train", ["--data", "fake"], (["--augment"], ["--data-dir", "x"])),
     ("train", ["--epochs", "3"], (["--gamma", "0.2"], ["--milestones", "3,5"], ["--learning-rate-scaling", "linear"])),
 ]
+
+WHAT = "it says what is read or where it is written"
+LEARNS = "every training depends on it"
+# Parameters that have an effect wherever the command gets as far as to use them, and why.
+ALWAYS: dict[str, dict[str, str]] = {
+    "run": {
+        **dict.fromkeys(
+            ("strategy", "devices", "batch_size", "accumulate"),
+            "they make the cells; what makes none is an error",
+        ),
+        **dict.fromkeys(("model", "data", "amp", "lr", "momentum", "weight_decay", "seed"), "every step depends on it"),
+        **dict.fromkeys(("warmup", "steps", "epochs", "traced_steps", "repeats"), "so much is measured of every cell"),
+        "timeout": "every job has this limit",
+        "device": "it chooses the devices, also where auto would choose the same",
+        "config": WHAT,
+        "out": WHAT,
+        "fresh": "measured again; where nothing was measured there is nothing to lose, which a script cannot know",
+        "dry_run": "nothing is started",
+    },
+    "analyze": {"paths": WHAT, "output_format": "it says what is printed"},
+    "compare": {
+        "before": WHAT,
+        "after": WHAT,
+        "output_format": "it says what is printed",
+        "force": "a permission: whether it is needed is known when both runs are read",
+    },
+    "merge": {"paths": WHAT, "output": WHAT, "max_bytes": "every trace is read within it"},
+    "calibrate": {
+        "link": "the measured rate is set beside it",
+        "from_nccl_tests": "logs are read, and needed",
+        "out": WHAT,
+        "logs": "refused without --from-nccl-tests",
+    },
+    "tensorboard": {"run": WHAT, "host": "it is served there", "port": "it is served there"},
+    "estimate": {"table": WHAT, "output_format": "it says what is printed"},
+    "whatif": {
+        "table": WHAT,
+        **dict.fromkeys(("devices", "measured"), "one of them says what to predict; both are refused"),
+        "output_format": "it says what is printed",
+    },
+    "doctor": {},
+    "train": {
+        **dict.fromkeys(
+            ("strategy", "devices", "batch_size", "seeds", "accumulate"),
+            "they make the trainings; what makes none is an error",
+        ),
+        **dict.fromkeys(("model", "data", "epochs", "lr", "warmup_epochs", "momentum", "weight_decay"), LEARNS),
+        **dict.fromkeys(("label_smoothing", "amp"), LEARNS),
+        "eval_batch_size": "every epoch is tested so",
+        "workers_total": "every data set of a training is loaded; synthetic data is refused",
+        "checkpoint_steps": "every training saves so",
+        **dict.fromkeys(("timeout", "max_restarts"), "every training has this limit"),
+        "device": "it chooses the devices, also where auto would choose the same",
+        "config": WHAT,
+        "out": WHAT,
+        "resume_from": "what it names must be there",
+        "fresh": "trained again; where nothing was trained there is nothing to lose, which a script cannot know",
+        "dry_run": "nothing is started",
+    },
+    "equal": {
+        **dict.fromkeys(("strategy", "devices", "batch_size", "steps"), "they make the trainings that are compared"),
+        **dict.fromkeys(("model", "data", "lr", "momentum", "weight_decay", "seed", "dtype"), LEARNS),
+        **dict.fromkeys(("freeze_batch_norm", "sync_batch_norm"), "they change how batch norm trains, or are refused"),
+        "timeout": "every job has this limit",
+        "device": "it chooses the devices, also where auto would choose the same",
+        "output_format": "it says what is printed",
+        "out": WHAT,
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +184,21 @@ def test_every_rule_is_about_options_that_exist_and_is_tested() -> None:
         for rule in rules:
             for name in rule.parameters:
                 assert (command, flags[name]) in tested
+
+
+def test_every_option_of_every_command_is_in_a_situation_or_always_has_an_effect() -> None:
+    situations = {(command, option[0]) for command, _, options in SITUATIONS for option in options}
+    unsaid, twice = [], []
+    for command, click_command in COMMANDS.items():
+        for parameter in click_command.params:
+            in_situation = any((command, flag) in situations for flag in parameter.opts)
+            always = parameter.name in ALWAYS[command]
+            unsaid += [(command, parameter.name)] if not in_situation and not always else []
+            twice += [(command, parameter.name)] if in_situation and always else []
+    assert unsaid == [], "say when it does nothing (SITUATIONS), or why it always has an effect (ALWAYS)"
+    assert twice == []
+    exist = {(command, parameter.name) for command, one in COMMANDS.items() for parameter in one.params}
+    assert {(command, name) for command, reasons in ALWAYS.items() for name in reasons} <= exist
 
 
 def test_options_that_do_something_are_taken() -> None:

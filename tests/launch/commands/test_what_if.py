@@ -50,7 +50,6 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     cases = {
         (V100,): "say what to predict",
         (V100, "--devices", "4", "--measured", V100): "one of them",
-        (V100, "--measured", V100, "--per-node", "4"): "do nothing with --measured",
         (V100, "--devices", "4,x"): "--devices 4,x: give whole numbers",
         (V100, "--devices", "4", "--batch-size", "0"): "--batch-size 0: give whole numbers",
         (nothing, "--devices", "4"): "does not exist",

@@ -250,6 +250,11 @@ def test_without_torchrun_it_says_so() -> None:
     [
         (["--strategy", "all", "--batch-size", "2"], "--strategy all"),
         (["--batch-size", "2"], "--strategy is missing: a worker measures one"),
+        (["--strategy", "ddp", "--batch-size", "2", "--devices", "2"], "--devices does nothing here: ddp has one"),
+        (
+            ["--strategy", "single", "--batch-size", "2", "--devices", "1"],
+            "--devices does nothing here: single has one",
+        ),
         (["--strategy", "single,dp,ddp", "--batch-size", "2"], "--strategy single,dp,ddp: a worker measures one"),
         (["--strategy", "single,ddp", "--batch-size", "2"], "--strategy single,ddp: a worker measures one"),
         (["--strategy", "dp", "--devices", "1", "--batch-size", "2", "--device", "cpu"], "--devices 1 with"),

@@ -83,7 +83,7 @@ def test_too_few_workers_for_all_processes_are_a_finding(workers: int, codes: li
         (FOUR_GPUS, {"devices": "8"}, "--devices 8: this machine has 4"),
         (HOST, {"devices": "999"}, "--devices 999"),
         (HOST, {"amp": "fp16"}, "--amp fp16 on the CPU"),
-        (HOST, {"pin_memory": True}, "--pin-memory on the CPU"),
+        (HOST, {"pin_memory": True, "data": "fake"}, "--pin-memory on the CPU"),
         (ONE_GPU, {"strategy": "dp"}, "nothing to measure"),
         (HOST, {"strategy": "single", "devices": "2"}, "nothing to measure"),
         (FOUR_GPUS, {"scaling": "strong", "batch_size": "6"}, "cannot be split over 4"),

@@ -79,7 +79,6 @@ def test_other_mistakes(tmp_path: Path) -> None:
     assert "is named *.json or *.json.gz" in refused([trace], tmp_path / "merged.pftrace")
     assert "is not a file" in refused([trace], tmp_path / "a.json")
     assert "does not exist" in refused([tmp_path / "nothing.json"], output)
-    assert "choose a job of a run folder" in refused([trace], output, repeat=1)
     assert "give it alone" in refused([RUN, trace], output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "rank0.json"]
 

@@ -1,0 +1,39 @@
+"""Settings that do nothing beside the others, in every command that has them. Imports no torch."""
+
+from collections.abc import Mapping
+
+from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.store.errors import DpscopeError
+
+
+def idle_fields(config: RunConfig) -> dict[str, str]:
+    """Fields that do nothing with the others as they are, and why."""
+    idle: dict[str, str] = {}
+    if config.data != "cifar10":
+        idle |= dict.fromkeys(
+            ("data_dir", "download"), f"only cifar10 is read from a folder, and --data is {config.data}"
+        )
+    if config.data in ("digits", "cifar10"):
+        idle["samples"] = f"{config.data} has its own number of samples"
+    if config.data == "synthetic":
+        idle |= dict.fromkeys(
+            ("workers", "workers_total", "pin_memory"), "synthetic data is one batch on the device, never loaded"
+        )
+    elif config.workers_total is not None:
+        idle["workers"] = "--workers-total says how many there are"
+    if config.device == "cpu":
+        idle["pin_memory"] = "batches are copied to no GPU with --device cpu"
+    if config.devices == (1,):
+        idle["scaling"] = "with one device, --devices 1, weak and strong are the same"
+    if config.devices == (1,) or config.strategies == ("single",):
+        idle |= dict.fromkeys(
+            ("link", "target_efficiency"), "nothing is measured on several devices, so there is no link and no scaling"
+        )
+    return idle
+
+
+def check_idle(idle: Mapping[str, str], origins: Mapping[str, str]) -> None:
+    """Raise DpscopeError for a field in `idle` that was given as a flag; a file may serve several commands."""
+    for field, why in idle.items():
+        if origins.get(field, "").startswith("--"):
+            raise DpscopeError(f"{origins[field]} does nothing here: {why}; omit it")
