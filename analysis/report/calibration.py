@@ -47,14 +47,14 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read a calibration (a run folder or the file itself); raises DpscopeError for a file that is none."""
+    """Read a calibration (a run folder or the file itself) with its fits; raises DpscopeError for a file that is none."""
     calibration = read_json(calibration_path(path), Calibration)
     if calibration.schema_version != CALIBRATION_SCHEMA_VERSION:
         raise DpscopeError(
             f"{calibration_path(path)} has schema version {calibration.schema_version}, this dpscope reads "
             f"{CALIBRATION_SCHEMA_VERSION}; calibrate again"
         )
-    return calibration
+    return calibration if calibration.fits else fit_calibration(calibration)
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:

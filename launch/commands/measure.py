@@ -44,6 +44,7 @@ def run(
     accumulate: options.Accumulate = None,
     broadcast_buffers: options.BroadcastBuffers = None,
     config: options.Config = None,
+    calibrate: options.Calibrate = None,
     link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
     out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = options.DEFAULT_OUT,

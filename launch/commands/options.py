@@ -93,6 +93,12 @@ ResumeFrom = Annotated[
 ]
 TrainTimeout = Annotated[float | None, typer.Option("--timeout", help="seconds one training may take")]
 
+Calibrate = Annotated[
+    bool | None,
+    typer.Option(
+        "--calibrate/--no-calibrate", help="time the collectives first, in seconds, unless the folder holds it"
+    ),
+]
 Link = Annotated[
     str | None,
     typer.Option(help='the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"'),

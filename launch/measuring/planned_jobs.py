@@ -12,6 +12,12 @@ from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.launch.jobs.progress import duration_text
 from dpscope.launch.jobs.torchrun import torchrun_command
+from dpscope.launch.measuring.calibration import (
+    calibration_seconds,
+    described,
+    plan_calibration,
+    stored_calibration,
+)
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.planning.plan_estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
@@ -19,6 +25,7 @@ from dpscope.launch.planning.run_config import setting_text
 from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, check_model
+from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, PlannedCell, ResolvedConfig, RunConfig
 from dpscope.profiling.store.errors import DpscopeError
@@ -52,11 +59,14 @@ class PlanDescription:
     jobs: tuple[PlannedJob, ...]  # in the order in which they run
     findings: tuple[Finding, ...]
     estimate_basis: str
+    model_size: ModelSize
+    calibration: CalibrationSettings | None  # what is timed before the cells
 
     @property
     def duration_s(self) -> float:
-        """Estimated time of the jobs still to do."""
-        return sum(job.estimate.duration_s for job in self.jobs if not job.done)
+        """Estimated time of the calibration and of the jobs still to do."""
+        first = calibration_seconds(self.calibration) if self.calibration is not None else 0.0
+        return first + sum(job.estimate.duration_s for job in self.jobs if not job.done)
 
     @property
     def disk_bytes(self) -> int:
@@ -87,6 +97,10 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
         jobs=jobs,
         findings=(*plan_findings(resolved, devices.kind), *estimate_findings(plan, resolved, devices.kind, size)),
         estimate_basis=estimate_basis(devices.kind, size),
+        model_size=size,
+        calibration=plan_calibration(plan, resolved, devices.kind, size, stored_calibration(run))
+        if any(not job.done for job in jobs)
+        else None,
     )
 
 
@@ -147,6 +161,10 @@ def print_plan(description: PlanDescription, console: Console) -> None:
         done = sum(job.done for job in jobs)
         table.add_row(planned.cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
     console.print(table)
+    if (first := description.calibration) is not None:
+        console.print(
+            f"{described(first)}: about {duration_text(calibration_seconds(first))}", highlight=False, soft_wrap=True
+        )
     to_do = sum(not job.done for job in description.jobs)
     console.print(
         f"{description.device_type}, {description.threads_per_process} thread(s) a process; {to_do} job(s) to do: "

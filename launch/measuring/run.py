@@ -1,5 +1,6 @@
-"""A run: its plan, its cells one after another with repeats interleaved, resumed where it stopped. Imports no torch."""
+"""A run: its plan, its calibration, its cells with repeats interleaved, resumed where it stopped. Imports no torch."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -7,10 +8,18 @@ from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
+from dpscope.launch.measuring.calibration import (
+    calibrate_first,
+    of_this_machine,
+    plan_calibration,
+    stored_calibration,
+)
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
 from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
 from dpscope.launch.workload.data_files import download_data
-from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Manifest, RunConfig
+from dpscope.profiling.records.calibration import CalibrationSettings
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environment, Manifest, RunConfig
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
 from dpscope.profiling.store.layout import remove_written
@@ -33,7 +42,7 @@ def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Ou
     with held(run.path, console):
         if fresh or not is_run_folder(run.path):
             _remove_measurements(run)
-        manifest = _open_manifest(run, description)
+        manifest = _open_manifest(run, description, console)
         download_data(description.config)
         sweep = _Sweep(run, manifest, description, console)
         return Outcome(manifest=manifest, results=tuple(sweep.work_off()), stop=sweep.stop)
@@ -46,21 +55,39 @@ def _remove_measurements(run: RunFolder) -> None:
     run.manifest_path.unlink(missing_ok=True)
 
 
-def _open_manifest(run: RunFolder, description: PlanDescription) -> Manifest:
-    """The run's manifest, written if this is its beginning or resumes it with more repeats or another time limit."""
+def _open_manifest(run: RunFolder, description: PlanDescription, console: Console) -> Manifest:
+    """The run's manifest, written if this is its beginning or resumes it with more repeats or another time limit.
+
+    The collectives are timed before it is written: predictions of its cells then are forecasts.
+    """
     manifest = new_manifest(
         description.config, description.device_type, description.threads_per_process, description.plan
     )
-    if not is_run_folder(run.path):
+    had = run.manifest() if is_run_folder(run.path) else None
+    if had is not None:
+        check_same_conditions(run.path, had, manifest)
+    failures = calibrate_first(run, _calibration(run, description, manifest.environment), manifest.environment, console)
+    if had is None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = msgspec.structs.replace(manifest, created_at=now, findings=(*manifest.findings, *failures))
         write_json(run.manifest_path, manifest)
         return manifest
-    had = run.manifest()
-    check_same_conditions(run.path, had, manifest)
     changed = {field: getattr(description.config, field) for field in FIELDS_OF_THE_SWEEP}
-    kept = msgspec.structs.replace(had, config=msgspec.structs.replace(had.config, **changed))
+    findings = tuple(one for one in had.findings if one.code != PlanCode.CALIBRATION_FAILED)
+    config = msgspec.structs.replace(had.config, **changed)
+    kept = msgspec.structs.replace(had, config=config, findings=(*findings, *failures))
     if kept != had:
         write_json(run.manifest_path, kept)
     return kept
+
+
+def _calibration(run: RunFolder, description: PlanDescription, here: Environment) -> CalibrationSettings | None:
+    """What the plan wants timed, anew where the folder's calibration is another machine's."""
+    if all(job.done for job in description.jobs):
+        return None
+    stored = of_this_machine(stored_calibration(run), here)
+    size, kind = description.model_size, description.device_type
+    return plan_calibration(description.plan, description.config, kind, size, stored)
 
 
 class _Sweep(JobQueue[PlannedJob, CellResult]):

@@ -16,7 +16,7 @@ from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell, ResolvedConfig
 from dpscope.profiling.store.errors import DpscopeError
 
-FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download", "link", "target_efficiency")
+FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download", "calibrate", "link", "target_efficiency")
 """Settings that say how often and how patiently a run is measured, or how it is told: they may change while it is resumed."""
 
 

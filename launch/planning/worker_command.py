@@ -18,6 +18,7 @@ _NOT_OF_A_WORKER = (
     "download",
     "repeats",
     "timeout_s",
+    "calibrate",
     "link",
     "target_efficiency",
     "amp_variants",

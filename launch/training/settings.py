@@ -20,7 +20,17 @@ from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
-MEASURING_FIELDS = ("seed", "warmup_steps", "steps", "epochs", "traced_steps", "repeats", "link", "target_efficiency")
+MEASURING_FIELDS = (
+    "seed",
+    "warmup_steps",
+    "steps",
+    "epochs",
+    "traced_steps",
+    "repeats",
+    "calibrate",
+    "link",
+    "target_efficiency",
+)
 """Settings of a measurement that a training does not have, or has under another name."""
 
 _DEFAULTS: dict[str, object] = {

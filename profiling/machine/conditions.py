@@ -106,7 +106,7 @@ def timing_variables(environment: Environment) -> dict[str, str]:
 
 _NO_SETTINGS = (
     *("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir"),
-    *("link", "target_efficiency"),
+    *("calibrate", "link", "target_efficiency"),
 )
 SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name not in _NO_SETTINGS)
 

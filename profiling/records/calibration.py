@@ -31,10 +31,13 @@ class CalibrationSettings(Stored, frozen=True):
     iterations: int = 20
     warmup_iterations: int = 5  # of every size
     timeout_s: float = 900.0
+    chosen_sizes: tuple[int, ...] = ()  # bytes, ascending; instead of the doubling ones
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes asked for, in bytes, smallest first."""
+        if self.chosen_sizes:
+            return self.chosen_sizes
         doublings = (self.max_bytes // self.min_bytes).bit_length()
         return tuple(self.min_bytes << step for step in range(doublings))
 

@@ -18,6 +18,12 @@ class PlanCode(FindingCode):
         "A calibration ran more processes than there are cores: they waited for cores, not only for data.",
         "calibrate no more processes than there are cores (--devices)",
     )
+    CALIBRATION_FAILED = (
+        "calibration_failed",
+        "warning",
+        "The calibration that a run makes before its cells failed: the cells are measured, but not predicted.",
+        "Run the same command again, which then calibrates; or use dpscope calibrate --out with the run's folder.",
+    )
     LOADER_WORKERS_UNEVEN = (
         "loader_workers_uneven",
         "warning",

@@ -30,7 +30,8 @@ class RunConfig(Stored, frozen=True):
     numbers are read both ways and the union of the cells is measured once.
 
     The fields from `comm_hook` to `ddp_args` and `amp_variants` are variants (docs/variants.md): each combination of their values
-    is a cell. All but `accumulate` and `amp_variants` concern DistributedDataParallel alone. The last two are for the report.
+    is a cell. All but `accumulate` and `amp_variants` concern DistributedDataParallel alone. `link` and `target_efficiency` are
+    for the report.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -67,6 +68,7 @@ class RunConfig(Stored, frozen=True):
     broadcast_buffers: tuple[Switch, ...] = ("on",)
     accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
     ddp_args: tuple[str, ...] = ("default",)  # further arguments of DDP: NAME=VALUE NAME=VALUE, values as in JSON
+    calibrate: bool = True  # time the collectives before the cells
     link: str | None = None  # what the user says of the link between the devices, such as 100Gb/s
     target_efficiency: float | None = None  # 0..1, what findings judge against
 

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, str] = {
     "launch/workload": "launch/jobs profiling/instruments profiling/records profiling/store",
     "launch/calibration": "launch/jobs profiling/machine profiling/records profiling/store",
     "launch/planning": "launch/jobs launch/workload profiling/machine profiling/records profiling/store",
-    "launch/measuring": "launch/jobs launch/planning launch/workload profiling/instruments profiling/machine "
+    "launch/measuring": "launch/calibration launch/jobs launch/planning launch/workload profiling/instruments profiling/machine "
     "profiling/records profiling/store",
     "launch/training": "launch/jobs launch/planning launch/workload profiling/machine profiling/mirrors "
     "profiling/records profiling/store",

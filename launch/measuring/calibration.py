@@ -1,0 +1,161 @@
+"""The calibration that a run makes of its device counts before its cells: few sizes, seconds. Imports no torch."""
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Console
+
+from dpscope.launch.calibration.run import run_calibration
+from dpscope.launch.calibration.settings import ITEM_BYTES
+from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.launch.workload.model_size import ModelSize
+from dpscope.profiling.machine.conditions import machine_differences
+from dpscope.profiling.records.calibration import (
+    MEASURED_COLLECTIVES,
+    Calibration,
+    CalibrationSettings,
+    Collective,
+)
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import Environment, PlannedCell, ResolvedConfig
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json_if_there, write_json
+from dpscope.profiling.store.folders import RunFolder
+
+LARGEST_BYTES = 64 << 20  # what is larger is predicted by the line through what is smaller
+_DEFAULT_CAP_MB = 25.0  # DistributedDataParallel's, of all buckets but the first
+_SMALL = (4 << 10, 64 << 10)
+_ITERATIONS, _WARM_UP = 8, 2
+_CALLS = 13  # of each size: the iterations, the warm-up, and one more for each further round
+_LONGEST_S = 120.0
+_START_S: dict[DeviceType, float] = {"cuda": 14.0, "cpu": 5.0}  # torchrun, imports, process group
+_GB_PER_S: dict[DeviceType, float] = {"cuda": 5.0, "cpu": 0.5}  # assumed, for the estimate of time alone
+
+Pair = tuple[Collective, int]  # on so many devices
+
+
+def plan_calibration(
+    plan: Collection[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize, stored: Calibration | None
+) -> CalibrationSettings | None:
+    """What a run times before its cells; None where it moves nothing, holds it already or was told not to.
+
+    All-reduces and the broadcasts of buffers where DDP is planned, broadcasts and reduces where DataParallel is; dp-host
+    uses no link. A calibration that was read from nccl-tests' logs is the user's word: nothing is added to it.
+    """
+    missing = needed_pairs(plan) - _held(stored)
+    if not config.calibrate or not missing or (stored is not None and stored.source != "measured"):
+        return None
+    sizes = calibrated_sizes(config, size)
+    return CalibrationSettings(
+        device=kind,
+        devices=tuple(sorted({devices for _, devices in missing})),
+        collectives=tuple(one for one in _ORDER if one in {collective for collective, _ in missing}),
+        min_bytes=sizes[0],
+        max_bytes=sizes[-1],
+        iterations=_ITERATIONS,
+        warmup_iterations=_WARM_UP,
+        timeout_s=min(_LONGEST_S, config.timeout_s),
+        chosen_sizes=sizes,
+    )
+
+
+_ORDER: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment]
+
+
+def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
+    """The collectives that the planned cells run, each with the number of devices."""
+    pairs: set[Pair] = set()
+    for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
+        if cell.strategy == "ddp":
+            pairs.add(("all_reduce", cell.devices))
+        if cell.strategy == "dp":
+            pairs.add(("reduce", cell.devices))
+        if cell.strategy == "dp" or (cell.strategy == "ddp" and cell.options.broadcast_buffers == "on"):
+            pairs.add(("broadcast", cell.devices))
+    return pairs
+
+
+def _held(stored: Calibration | None) -> set[Pair]:
+    return {(point.collective, point.devices) for point in stored.points} if stored is not None else set()
+
+
+def calibrated_sizes(config: ResolvedConfig, size: ModelSize) -> tuple[int, ...]:
+    """Two small sizes, and the largest bucket with three parts of it, in bytes: whole numbers of KiB.
+
+    The largest bucket is that of the largest cap, or all gradients where there are fewer or where nothing overlaps.
+    """
+    gradients = size.parameters * ITEM_BYTES["float32"]
+    cap_mb = max(_DEFAULT_CAP_MB if cap == "default" else cap for cap in config.bucket_mb)
+    bucket = gradients if "off" in config.overlap else min(gradients, int(cap_mb * 2**20))
+    largest = max(8 * _SMALL[-1], min(bucket, LARGEST_BYTES)) >> 10 << 10
+    return tuple(sorted({*_SMALL, *(largest // part >> 10 << 10 for part in (8, 4, 2, 1))}))
+
+
+def calibration_seconds(settings: CalibrationSettings) -> float:
+    """About how long it takes; a reduce or broadcast counts as an all-reduce."""
+    moved = sum(settings.sizes) * _CALLS * len(settings.collectives) * len(settings.devices)
+    return _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
+
+
+def described(settings: CalibrationSettings) -> str:
+    """The line of the plan that tells a calibration."""
+    counts = ", ".join(map(str, settings.devices))
+    return (
+        f"calibration first: {', '.join(settings.collectives)} on {counts} devices at {len(settings.sizes)} sizes "
+        f"up to {settings.sizes[-1] / 1e6:.3g} MB (--no-calibrate leaves it out)"
+    )
+
+
+def stored_calibration(run: RunFolder) -> Calibration | None:
+    """The calibration that lies in a run folder; raises DpscopeError for a file that is none."""
+    return read_json_if_there(run.calibration_path, Calibration)
+
+
+def calibrate_first(
+    run: RunFolder, settings: CalibrationSettings | None, environment: Environment, console: Console
+) -> tuple[Finding, ...]:
+    """Time what `settings` names and add it to the run folder's calibration; a failure is a finding, told to the user.
+
+    What another machine's calibration holds is not added to. Raises StoppedError where a signal ends it.
+    """
+    if settings is None:
+        return ()
+    try:
+        measured = run_calibration(settings, console)
+        stored = stored_calibration(run)
+        if stored is not None and _same_machine(stored, environment):
+            measured = _together(stored, measured)
+        write_json(run.calibration_path, measured)
+    except StoppedError:
+        raise
+    except DpscopeError as error:
+        return (PlanCode.CALIBRATION_FAILED.finding(f"The run's own calibration failed: {error}"),)
+    return ()
+
+
+def _same_machine(stored: Calibration, environment: Environment) -> bool:
+    return stored.environment is not None and not machine_differences(stored.environment, environment)
+
+
+def of_this_machine(stored: Calibration | None, environment: Environment) -> Calibration | None:
+    """A calibration unless it was measured on another machine; logs do not tell theirs."""
+    if stored is None or stored.environment is None:
+        return stored
+    return stored if _same_machine(stored, environment) else None
+
+
+def _together(stored: Calibration, measured: Calibration) -> Calibration:
+    """Both calibrations' points as one of the later time, without fits: whoever reads it fits them anew."""
+    kept = tuple(point for point in stored.points if (point.collective, point.devices) not in _held(measured))
+    return msgspec.structs.replace(
+        measured,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        device_names=max(stored.device_names, measured.device_names, key=len),
+        points=(*kept, *measured.points),
+        left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),
+        links={**stored.links, **measured.links},
+        findings=tuple(dict.fromkeys((*stored.findings, *measured.findings))),
+    )
