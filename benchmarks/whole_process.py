@@ -1,17 +1,21 @@
 """How long does a user wait for a command to start? Whole processes, imports included, as ratios to bare imports.
 
-    python benchmarks/whole_process.py [--runs 15]
+    python benchmarks/whole_process.py [--runs 15] [--run-folder runs/first]
 
 Each command is held against an interpreter that only imports what the command cannot do without. Runs are interleaved:
 every process once per round, and a ratio is taken within a round. Ends with status 1 where a median is over its limit.
+
+With a run folder also: a second `analyze` of it, against the first of a copy without tables kept and without its report.
 """
 
 import argparse
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 DPSCOPE = (sys.executable, "-m", "dpscope.launch.cli")
 COMMAND_LINE = (sys.executable, "-c", "import typer, rich")
 TABLES = (sys.executable, "-c", "import numpy, pandas, msgspec")
+AGAIN_LIMIT = 0.25  # of the first
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ def ratio_text(above: Sequence[float], below: Sequence[float]) -> tuple[float, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=15)
-    runs = parser.parse_args().runs
+    parser.add_argument("--run-folder", type=Path)
+    arguments = parser.parse_args()
+    runs = arguments.runs
     commands = dict.fromkeys(part for one in CANDIDATES for part in (one.baseline, one.command))
     for command in commands:  # compiled, and in the file cache
         warmed = run_process(command)
@@ -97,7 +104,26 @@ def main() -> None:
             f"{one.name:24} {statistics.median(taken):6.3f} s | {ratio} x `{one.baseline[-1]}` "
             f"({statistics.median(bare):.3f} s) | limit {one.limit}: {'OVER' if median > one.limit else 'kept'}"
         )
+    if arguments.run_folder is not None:
+        over |= analyzed_twice(arguments.run_folder, min(runs, 3))
     sys.exit(int(over))
+
+
+def analyzed_twice(run: Path, runs: int) -> bool:
+    """Print how long a second `analyze` of a run takes beside the first; whether it is over its limit."""
+    first, second = [], []
+    left_out = shutil.ignore_patterns("*.tables.parquet", "report", "tensorboard")
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copytree(run, Path(folder) / run.name, ignore=left_out)
+            for seconds in (first, second):
+                seconds.append(run_process((*DPSCOPE, "analyze", str(copy))).seconds)
+    median, ratio = ratio_text(second, first)
+    print_line(
+        f"analyze {run}, again: {statistics.median(second):6.3f} s | {ratio} x the first ({statistics.median(first):.3f} s) | "
+        f"limit {AGAIN_LIMIT}: {'OVER' if median > AGAIN_LIMIT else 'kept'}"
+    )
+    return median > AGAIN_LIMIT
 
 
 def print_line(line: str) -> None:

@@ -1,7 +1,8 @@
 """A run folder loaded: per cell its samples, its breakdown, its collectives, its checks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,17 @@ class CellData:
         The wait for the loader is the longest over ranks: the others wait for that rank in their all-reduces. Steps on
         fewer samples than the cell's, an epoch's last, are no samples of the cell.
         """
+        known = self._known_samples
+        if (column, measuring_pass) not in known:
+            known[column, measuring_pass] = self._step_samples(column, measuring_pass)
+        return list(known[column, measuring_pass])
+
+    @cached_property
+    def _known_samples(self) -> dict[tuple[str, str], list[npt.NDArray[np.float64]]]:
+        """What `step_samples` gave: it is asked for the same dozens of times."""
+        return {}
+
+    def _step_samples(self, column: str, measuring_pass: str) -> list[npt.NDArray[np.float64]]:
         if self.samples.empty:
             return []
         chosen = self.samples[self.samples["measuring_pass"] == measuring_pass]
@@ -190,7 +202,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings.append(counters_not_compared(cell, f"{len(ranks) - len(checks)} of {len(ranks)} ranks saved none"))
     findings += spread_findings(cell.name, data.step_samples())
     findings += idle_findings(data.steps, cell.name)
-    return CellData(**{**vars(data), "findings": tuple(_unique(findings))})
+    return replace(data, findings=tuple(_unique(findings)))
 
 
 def _incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:

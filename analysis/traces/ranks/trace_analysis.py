@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -87,11 +87,15 @@ def analyze_traces(
             findings.append(_not_read(str(outcome)))
     if not ranks:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    return _analysis(ranks, findings)
+    analysis = _analysis(ranks, findings)
+    return replace(analysis, job_findings=_job_findings(analysis))
 
 
 def analyze_kept(files: Sequence[Path], place_of: Callable[[Path], Path]) -> TraceAnalysis:
-    """As `analyze_traces` of a run's own files, whose tables are kept at `place_of` each, so that none is read twice."""
+    """As `analyze_traces` of a run's own files, whose tables are kept at `place_of` each, so that none is read twice.
+
+    Without findings of the job: a run says these of its cells.
+    """
     ranks: list[RankTables] = []
     for outcome in read_files_once(files, place_of, DEFAULT_MAX_BYTES):
         if isinstance(outcome, DpscopeError):
@@ -110,11 +114,6 @@ def _analysis(ranks: list[RankTables], findings: list[Finding]) -> TraceAnalysis
     steps = pd.concat([one.steps for one in ranks], ignore_index=True)
     findings += matched.findings
     exposed = _joined([one.exposed for one in ranks])
-    of_the_job = (
-        *idle_findings(steps),
-        *decisive_findings(step_cost(steps, matched.table, exposed), several_ranks=len(ranks) > 1),
-        *parallelism_finding([one.parallelism for one in summaries], matched.table),
-    )
     return TraceAnalysis(
         steps=steps,
         collectives=matched.table,
@@ -122,7 +121,16 @@ def _analysis(ranks: list[RankTables], findings: list[Finding]) -> TraceAnalysis
         exposed=exposed,
         summaries=tuple(summaries),
         file_findings=tuple(findings),
-        job_findings=of_the_job,
+        job_findings=(),
+    )
+
+
+def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
+    cost = step_cost(found.steps, found.collectives, found.exposed)
+    return (
+        *idle_findings(found.steps),
+        *decisive_findings(cost, several_ranks=len(found.summaries) > 1),
+        *parallelism_finding([one.parallelism for one in found.summaries], found.collectives),
     )
 
 
