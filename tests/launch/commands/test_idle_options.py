@@ -31,6 +31,7 @@ OF_DDP = (
     ["--comm-hook", "fp16"],
     ["--ddp-args", "batched_grad_copy=true"],
     ["--bucket-mb", "5"],
+    ["--ddp-args", "batched_grad_copy=true"],
     ["--overlap", "off"],
     ["--gradient-as-bucket-view"],
     ["--static-graph"],
