@@ -4,12 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
+from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.stats.samples import ALONE, Samples, Spread, pooled_spread, spread_of
+from dpscope.analysis.stats.detection import RepeatCost
+from dpscope.analysis.stats.samples import ALONE, Samples, Spread, median_noise, pooled_spread, spread_of
 from dpscope.analysis.text.units import counted
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.store.folders import RunFolder
 
 TERMS = ("exposed", "compute", "idle", "tracer")
 _PARTS = ("exposed_us", "compute_us", "idle_us")
@@ -81,6 +85,27 @@ def begun_repeats(run: RunData) -> int:
     return max(*begun, *measured_repeats(run).values())
 
 
+def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
+    """What the finished repeats of each cell tell of its noise and of the time of one more; from samples, no trace is read.
+
+    Cells without an interval are left out.
+    """
+    cells = []
+    for planned in folder.manifest().plan:
+        done = [repeat for repeat in load_repeats(folder, planned.cell) if not repeat.samples.empty]
+        results = tuple(repeat.result for repeat in done)
+        samples = [repeat.samples.assign(repeat=repeat.index) for repeat in done]
+        if samples:
+            cells.append(CellData(planned.cell, None, results, samples=pd.concat(samples, ignore_index=True)))
+    pool = step_spread(cells)
+    noises = [(data, median_noise(data.step_samples(), pool)) for data in cells]
+    return {
+        data.cell.name: RepeatCost(noise, float(np.mean([result.duration_s for result in data.results])))
+        for data, noise in noises
+        if noise is not None
+    }
+
+
 def repeats_said(run: RunData) -> str:
     """Such as ``2 repeats of every cell`` or ``1 to 2 repeats of a cell``."""
     counts = measured_repeats(run).values()
@@ -92,8 +117,11 @@ def repeats_said(run: RunData) -> str:
 def repeat_findings(run: RunData) -> Iterator[Finding]:
     """Repeats that are missing, and what one repeat alone cannot tell."""
     counts, begun = measured_repeats(run), begun_repeats(run)
+    asked = {name: run.manifest.repeats_by_cell.get(name, begun) for name in counts}
     fewer = [
-        f"{name}: {count} of {counted(begun, 'repeat')} measured" for name, count in counts.items() if count < begun
+        f"{name}: {count} of {counted(asked[name], 'repeat')} measured"
+        for name, count in counts.items()
+        if count < asked[name]
     ]
     if fewer:
         yield RunCode.REPEATS_MISSING.finding(

@@ -7,7 +7,8 @@ Student's t for both. What comes of it is simulated in tests/analysis/stats/test
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from dpscope.analysis.stats.samples import CONFIDENCE, MOST_SHARED, Noise
 
@@ -28,14 +29,36 @@ def with_repeats(noise: Noise, repeats: int) -> Noise:
     return replace(noise, own_freedom=repeats - 1, shared_freedom=shared, repeats=repeats)
 
 
-def repeats_to_detect(first: Noise, second: Noise, change: float) -> int | None:
-    """The fewest repeats of both sides that show `change`; None where MOST_REPEATS do not."""
-    fewest = range(2, MOST_REPEATS + 1)
-    return next((one for one in fewest if detectable_change(*_repeated(first, second, one)) <= change), None)
+@dataclass(frozen=True)
+class RepeatCost:
+    """What is known of a cell after its first repeats: their noise, and how long one takes."""
+
+    noise: Noise
+    repeat_s: float
+
+    def detects(self, repeats: int) -> float:
+        """What two runs with that many repeats each would show of this cell: 0.05 is 5%."""
+        noise = self.noise if repeats == self.noise.repeats else with_repeats(self.noise, repeats)
+        return detectable_change(noise, noise)
 
 
-def _repeated(first: Noise, second: Noise, repeats: int) -> tuple[Noise, Noise]:
-    return with_repeats(first, repeats), with_repeats(second, repeats)
+def choose_repeats(cells: Mapping[str, RepeatCost], change: float, seconds: float) -> dict[str, int]:
+    """Repeats of each cell, those it has included, so that each shows `change`, as far as `seconds` more allow.
+
+    One repeat after the other goes to the cell that shows least, so that time is spent where the spread is.
+    """
+    chosen = {name: cell.noise.repeats for name, cell in cells.items()}
+    while True:
+        lacking = [
+            (cell.detects(chosen[name]), name)
+            for name, cell in cells.items()
+            if chosen[name] < MOST_REPEATS and cell.repeat_s <= seconds and cell.detects(chosen[name]) > change
+        ]
+        if not lacking:
+            return chosen
+        _, name = max(lacking)
+        chosen[name] += 1
+        seconds -= cells[name].repeat_s
 
 
 def _reach(noise: Noise) -> float:

@@ -32,6 +32,8 @@ def run(
     epochs: options.Epochs = None,
     traced_steps: options.TracedSteps = None,
     repeats: options.Repeats = None,
+    detect: options.Detect = None,
+    detect_limit: options.DetectLimit = None,
     seed: options.Seed = None,
     timeout: options.Timeout = None,
     device: options.Device = None,
@@ -55,6 +57,7 @@ def run(
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    options.check_seconds("--detect-limit", detect_limit)
     detail = options.detail(verbose, quiet)
     from rich.console import Console
 
@@ -63,16 +66,24 @@ def run(
 
     console = Console()
     settings = load_config(config, flags)
+    if detect is not None:
+        from dpscope.launch.commands.detect import first_round, parse_change, run_until_detected
+
+        change, settings = parse_change(detect), first_round(settings)
     if dry_run:
         describe_plan(settings, out, console, fresh)
         return
-    outcome = run_sweep(settings, out, fresh, console)
+    if detect is None:
+        outcome = run_sweep(settings, out, fresh, console)
+    else:
+        limit_s = options.DETECT_LIMIT_S if detect_limit is None else detect_limit
+        outcome = run_until_detected(settings, out, fresh, console, change, limit_s)
     from dpscope.analysis.output.analyze import Targets, show_run
 
     exit_after(outcome, lambda: show_run(out, Targets(), console, detail), console)
 
 
-_NOT_SETTINGS = ("config", "out", "fresh", "dry_run", "verbose", "quiet")
+_NOT_SETTINGS = ("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet")
 
 
 def calibrate(

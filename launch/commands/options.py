@@ -1,5 +1,6 @@
 """Options that several commands of `dpscope` share: type and help text of each flag. Imports typer alone."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +44,17 @@ Steps = Annotated[int | None, typer.Option(help="timed steps per repeat")]
 Epochs = Annotated[int | None, typer.Option(help="whole timed epochs instead, after one untimed")]
 TracedSteps = Annotated[int | None, typer.Option(help="whole traced steps; one more is traced")]
 Repeats = Annotated[int | None, typer.Option(help="interleaved repeats of every cell")]
+Detect = Annotated[
+    str | None,
+    typer.Option(metavar="CHANGE", help="instead of --repeats: as many as show a change of this size, such as 5%"),
+]
+DETECT_LIMIT_S = 1800.0
+DetectLimit = Annotated[
+    float | None,
+    typer.Option(
+        help=f"no repeat beyond the first three begins after so many seconds; {DETECT_LIMIT_S:g} unless given"
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="of weights and data")]
 Timeout = Annotated[float | None, typer.Option(help="seconds one cell's job may take")]
 Device = Annotated[str | None, typer.Option(help="auto, cuda or cpu")]
@@ -168,6 +180,12 @@ def check_targets(target_efficiency: float | None = None, target_accuracy: float
         raise DpscopeError(f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%")
     if target_efficiency is not None and not 0 < target_efficiency <= 1:
         raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
+
+
+def check_seconds(option: str, seconds: float | None) -> None:
+    """Raises DpscopeError for a limit of time that is none."""
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise DpscopeError(f"{option} {seconds:g}: must be above 0 seconds")
 
 
 def check_max_bytes(max_bytes: int | None) -> None:

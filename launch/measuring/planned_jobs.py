@@ -1,6 +1,7 @@
 """What a run would do on this machine, before it does anything: cells, jobs, commands, estimates. Imports no torch."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +75,14 @@ class PlanDescription:
         return sum(job.estimate.bytes for job in self.jobs if not job.done)
 
 
-def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescription:
-    """What `run_sweep` would do; starts and writes nothing. Raises DpscopeError for what cannot be run."""
+def plan_run(
+    config: RunConfig, out: Path, fresh: bool = False, repeats_by_cell: Mapping[str, int] | None = None
+) -> PlanDescription:
+    """What `run_sweep` would do; starts and writes nothing. Raises DpscopeError for what cannot be run.
+
+    `repeats_by_cell` has cells, by name, that get fewer repeats than `config` says.
+    """
+    fewer = repeats_by_cell or {}
     devices = resolve_devices(config.device)
     resolved = resolve(config, devices)
     check_data(resolved)
@@ -87,7 +94,7 @@ def plan_run(config: RunConfig, out: Path, fresh: bool = False) -> PlanDescripti
         _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
         for repeat in range(resolved.repeats)
         for planned in plan
-        if planned.skip_reason is None
+        if planned.skip_reason is None and repeat < fewer.get(planned.cell.name, resolved.repeats)
     )
     return PlanDescription(
         config=resolved,

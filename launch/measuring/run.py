@@ -1,5 +1,6 @@
 """A run: its plan, its calibration, its cells with repeats interleaved, resumed where it stopped. Imports no torch."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,21 +29,24 @@ from dpscope.profiling.store.ownership import remove_report
 __all__ = ["describe_plan", "run_sweep"]
 
 
-def run_sweep(config: RunConfig, out: Path, fresh: bool, console: Console) -> Outcome[Manifest, CellResult]:
+def run_sweep(
+    config: RunConfig, out: Path, fresh: bool, console: Console, repeats_by_cell: Mapping[str, int] | None = None
+) -> Outcome[Manifest, CellResult]:
     """Measure every cell of a run that is not measured yet, repeats interleaved (A B C A B C).
 
     A cell that fails is recorded as such and the others go on; one that ran out of memory or of time is not
     tried again in this sweep, nor are its larger batches. SIGINT and SIGTERM end the running cell with all its
-    processes and record it. Raises DpscopeError for a mistake of the user's, before anything is started.
+    processes and record it. `repeats_by_cell` is as in `plan_run`. Raises DpscopeError for a mistake of the user's, before
+    anything is started.
     """
-    description = plan_run(config, out, fresh)
+    description = plan_run(config, out, fresh, repeats_by_cell)
     print_plan(description, console)
     run = RunFolder(out)
 
     with held(run.path, console):
         if fresh or not is_run_folder(run.path):
             _remove_measurements(run)
-        manifest = _open_manifest(run, description, console)
+        manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}))
         download_data(description.config)
         sweep = _Sweep(run, manifest, description, console)
         return Outcome(manifest=manifest, results=tuple(sweep.work_off()), stop=sweep.stop)
@@ -55,7 +59,9 @@ def _remove_measurements(run: RunFolder) -> None:
     run.manifest_path.unlink(missing_ok=True)
 
 
-def _open_manifest(run: RunFolder, description: PlanDescription, console: Console) -> Manifest:
+def _open_manifest(
+    run: RunFolder, description: PlanDescription, console: Console, repeats_by_cell: dict[str, int]
+) -> Manifest:
     """The run's manifest, written if this is its beginning or resumes it with more repeats or another time limit.
 
     The collectives are timed before it is written: predictions of its cells then are forecasts.
@@ -75,7 +81,7 @@ def _open_manifest(run: RunFolder, description: PlanDescription, console: Consol
     changed = {field: getattr(description.config, field) for field in FIELDS_OF_THE_SWEEP}
     findings = tuple(one for one in had.findings if one.code != PlanCode.CALIBRATION_FAILED)
     config = msgspec.structs.replace(had.config, **changed)
-    kept = msgspec.structs.replace(had, config=config, findings=(*findings, *failures))
+    kept = msgspec.structs.replace(had, config=config, findings=(*findings, *failures), repeats_by_cell=repeats_by_cell)
     if kept != had:
         write_json(run.manifest_path, kept)
     return kept

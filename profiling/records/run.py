@@ -213,6 +213,7 @@ class Manifest(Stored, frozen=True):
     normalisation: str | None = (
         None  # by what images were normalised, in words; None where dpscope does not or did not tell
     )
+    repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)  # those --detect chose; else config.repeats
 
 
 class TimedBlock(Stored, frozen=True):

@@ -61,8 +61,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if": "analysis/text profiling/store",
     "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
     "analysis/traces/ranks analysis/traces/reading analysis/traces/steps profiling/store",
-    "launch/commands": "analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs analysis/text "
-    "analysis/what_if "
+    "launch/commands": "analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
+    "analysis/stats analysis/text analysis/what_if "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "
     "profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpscope.analysis.stats.detection import detectable_change, repeats_to_detect, with_repeats
+from dpscope.analysis.stats.detection import RepeatCost, choose_repeats, detectable_change, with_repeats
 from dpscope.analysis.stats.samples import (
     Estimate,
     Noise,
@@ -26,10 +26,7 @@ def test_by_hand() -> None:
     assert detectable_change(with_repeats(noise, 2), with_repeats(noise, 2)) == pytest.approx(
         math.exp(0.2816) - 1, rel=1e-3
     )
-    # 4: t of 3 is 3.182 and 0.978: 4.161 x 0.02 / 2 x sqrt 2 = 0.0588, so that 5% needs 5 and 6.1% 4
-    assert repeats_to_detect(noise, noise, 0.05) == 5
-    assert repeats_to_detect(noise, noise, 0.061) == 4
-    assert repeats_to_detect(noise, noise, 1e-6) is None
+    # 4: t of 3 is 3.182 and 0.978: 4.161 x 0.02 / 2 x sqrt 2 = 0.0588
 
 
 def test_other_cells_repeats_grow_too() -> None:
@@ -88,3 +85,20 @@ def test_one_repeat_tells_no_noise() -> None:
 def test_how_likely_a_slowdown_is(low: float, high: float, expected: float) -> None:
     assert chance_above(Estimate(math.sqrt(low * high), low, high, 20)) == pytest.approx(expected)
     assert chance_above(Estimate(1.0, None, None, 20)) is None
+
+
+def test_repeats_go_where_the_spread_is() -> None:
+    """3 repeats each: one cell spreads by 0.5%, one by 3%. (4.303 + 1.061) x 0.005 x sqrt(2 / 3) = 0.0219 shows 5% already."""
+    cells = {
+        "quiet": RepeatCost(Noise(0.005**2, own_freedom=2, shared_freedom=0, repeats=3), repeat_s=10.0),
+        "noisy": RepeatCost(Noise(0.03**2, own_freedom=2, shared_freedom=0, repeats=3), repeat_s=10.0),
+    }
+    chosen = choose_repeats(cells, 0.05, seconds=1e6)
+    assert chosen["quiet"] == 3
+    # 0.05 is 0.0488 in logarithms: t of 6 degrees 2.447 + 0.906: x 0.03 x sqrt(2 / 7) = 0.0538;
+    # of 8 (9 repeats): 3.195 x 0.01414 = 0.0452; of 7 (8): 2.365 + 0.896 = 3.261 x 0.015 = 0.0489, a hair over
+    assert chosen["noisy"] == 9
+    assert cells["noisy"].detects(9) < 0.05 < cells["noisy"].detects(8)
+    # 25 seconds are two repeats more, and both go to the noisy one
+    assert choose_repeats(cells, 0.001, seconds=25.0) == {"quiet": 3, "noisy": 5}
+    assert choose_repeats(cells, 0.05, seconds=9.0) == {"quiet": 3, "noisy": 3}

@@ -1,0 +1,79 @@
+"""`dpscope run --detect 5%`: repeats until two such runs would show a change that large, or the time is over."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from dpscope.analysis.runs.repeats import repeat_costs
+from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
+from dpscope.launch.jobs.job_queue import Outcome
+from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.measuring.run import run_sweep
+from dpscope.profiling.records.run import CellResult, Manifest, RunConfig
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
+
+FIRST_REPEATS = 3  # from which the noise is told
+MOST_ROUNDS = 4  # of choosing anew from what has been measured since
+
+
+def parse_change(text: str) -> float:
+    """``5%`` or ``0.05`` as 0.05; raises DpscopeError."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise DpscopeError(f"--detect {text}: not a change between 0 and 100%; write it as 5% or 0.05")
+    return value
+
+
+def first_round(config: RunConfig) -> RunConfig:
+    """The configuration of the first repeats; raises DpscopeError where a file gives repeats as well."""
+    if config.repeats != RunConfig().repeats:
+        raise DpscopeError(f"--detect and repeats = {config.repeats}: --detect chooses the repeats; give one of them")
+    return msgspec.structs.replace(config, repeats=FIRST_REPEATS)
+
+
+def run_until_detected(
+    config: RunConfig, out: Path, fresh: bool, console: Console, change: float, limit_s: float
+) -> Outcome[Manifest, CellResult]:
+    """Measure `config`'s first repeats of every cell, then as many more of each as `change` needs, within `limit_s` in all.
+
+    What the folder holds from before counts; what it was to hold is chosen anew.
+    """
+    began = time.monotonic()
+    stored = RunFolder(out).manifest().repeats_by_cell if is_run_folder(out) and not fresh else {}
+    outcome = run_sweep(config, out, fresh, console, stored)
+    for _ in range(MOST_ROUNDS):
+        if not outcome.ok:
+            break
+        cells = repeat_costs(RunFolder(out))
+        if not cells:
+            raise DpscopeError(f"--detect: {out} has too few timed steps to tell its noise; time more (--steps)")
+        left_s = max(0.0, limit_s - (time.monotonic() - began))
+        chosen = choose_repeats(cells, change, left_s)
+        console.print(choice_text(cells, chosen, change, limit_s), highlight=False, soft_wrap=True)
+        measured = all(chosen[name] == cell.noise.repeats for name, cell in cells.items())
+        if measured and chosen == stored:
+            break
+        most, stored = max(chosen.values()), chosen
+        outcome = run_sweep(msgspec.structs.replace(config, repeats=most), out, False, console, chosen)
+        if measured:
+            break
+    return outcome
+
+
+def choice_text(cells: Mapping[str, RepeatCost], chosen: Mapping[str, int], change: float, limit_s: float) -> str:
+    """What was chosen and why, a line per cell."""
+    lines = [f"Repeats that show a change of {100 * change:g}% between two such runs (in 4 of 5 cases):"]
+    for name, cell in cells.items():
+        had, now = cell.noise.repeats, chosen[name]
+        shows = cell.detects(now)
+        reason = "" if shows <= change else f"; the limit of {duration_text(limit_s)} or of repeats allows no more"
+        more = f"{now} repeats" if now == had else f"{had} repeats show {cell.detects(had):.1%}; {now}"
+        lines.append(f"  {name}: {more} show {shows:.1%}{reason}")
+    return "\n".join(lines)

@@ -1,0 +1,45 @@
+"""`run --detect`: repeats chosen from what the first ones show, and chosen anew when the command is given again."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.runs.repeats import repeat_costs, repeat_findings
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.launch.commands.detect import first_round, run_until_detected
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.sweeps import TINY
+
+NAME = "single-d1-b2"
+
+
+def run_detect(out: Path, change: float, limit_s: float) -> str:
+    flags = {name: value for name, value in TINY.items() if name != "repeats"}
+    config = first_round(load_config(None, {**flags, "strategy": "single", "devices": "1", "steps": 5}))
+    console = Console(file=io.StringIO(), width=200)
+    assert run_until_detected(config, out, False, console, change, limit_s).ok
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.process
+def test_repeats_are_chosen_and_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three where the limit allows no more; given again with time for one more, that one is measured and none is missing."""
+    monkeypatch.chdir(USER_MODELS)
+    out = tmp_path / "run"
+    told = run_detect(out, 0.0001, 0.1)
+    assert "Repeats that show a change of 0.01% between two such runs" in told
+    assert "the limit of 0 s or of repeats allows no more" in told
+    assert RunFolder(out).manifest().repeats_by_cell == {NAME: 3}
+
+    (cost,) = repeat_costs(RunFolder(out)).values()
+    assert cost.noise.repeats == 3
+    run_detect(out, 0.0001, 1.5 * cost.repeat_s)
+    run = load_run(out)
+    (measured,) = run.measured
+    assert len(measured.step_samples()) >= 4
+    assert run.manifest.repeats_by_cell == {NAME: len(measured.step_samples())}
+    assert "repeats_missing" not in [one.code for one in repeat_findings(run)]

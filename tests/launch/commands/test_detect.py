@@ -1,0 +1,28 @@
+"""`--detect`: what is refused."""
+
+import pytest
+
+from dpscope.launch.commands.detect import first_round, parse_change
+from dpscope.launch.commands.options import check_seconds
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.store.errors import DpscopeError
+
+
+def test_a_change_is_a_share_above_nothing() -> None:
+    assert parse_change("5%") == parse_change("0.05") == 0.05
+    for text in ("0", "100%", "much", "-5%", "nan"):
+        with pytest.raises(DpscopeError, match=f"--detect {text}: not a change"):
+            parse_change(text)
+
+
+def test_a_limit_is_a_time() -> None:
+    check_seconds("--detect-limit", None)
+    for seconds in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(DpscopeError, match=f"--detect-limit {seconds:g}: must be above 0 seconds"):
+            check_seconds("--detect-limit", seconds)
+
+
+def test_repeats_of_a_file_contradict() -> None:
+    assert first_round(load_config(None, {})).repeats == 3
+    with pytest.raises(DpscopeError, match="--detect and repeats = 4: --detect chooses the repeats"):
+        first_round(load_config(None, {"repeats": 4}))
