@@ -56,7 +56,9 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         _ONE_DETAIL,
         Idle(("repeats",), lambda values: values["detect"] is not None, "--detect chooses the repeats of each cell"),
         Idle(("detect_limit",), lambda values: values["detect"] is None, "it limits --detect, which is not given"),
-        Idle(("detect_limit",), lambda values: values["dry_run"], "--dry-run plans the first repeats and takes no time"),
+        Idle(
+            ("detect_limit",), lambda values: values["dry_run"], "--dry-run plans the first repeats and takes no time"
+        ),
     ),
     "analyze": (
         Idle(("classic",), lambda values: not _any_run(values), "trace files alone hold no epochs; give a run folder"),
