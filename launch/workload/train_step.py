@@ -1,7 +1,7 @@
 """One training step, the same code for every strategy.
 
-The timed pass runs it, so what it does beside training is kept under 50 us (benchmarks/timed_pass_cost.py): a call that does
-nothing costs several microseconds here, where the caches hold the model and not the interpreter.
+The timed pass runs it, so it does little beside training; what the pass adds to a bare loop is measured by
+benchmarks/timed_pass_cost.py and told in docs/measures.md.
 """
 
 from collections.abc import Callable
