@@ -27,7 +27,8 @@ def idle_fields(config: RunConfig) -> dict[str, str]:
         idle["scaling"] = "with one device, --devices 1, weak and strong are the same"
     if config.devices == (1,) or config.strategies == ("single",):
         idle |= dict.fromkeys(
-            ("link", "target_efficiency"), "nothing is measured on several devices, so there is no link and no scaling"
+            ("link", "target_efficiency", "calibrate"),
+            "nothing is measured on several devices, so there is no link and no scaling",
         )
     return idle
 

@@ -53,7 +53,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("whatif", ["TRACE", "--measured", "TRACE"], (["--per-node", "8"], ["--batch-size", "32"])),
     ("run", ["--dry-run"], (["--verbose"], ["--quiet"], ["--link", "100Gb/s"], ["--target-efficiency", "0.8"])),
     ("run", ["--quiet"], (["--verbose"],)),
-    ("run", ["--strategy", "single"], (["--link", "100Gb/s"], ["--target-efficiency", "0.8"])),
+    ("run", ["--strategy", "single"], (["--link", "100Gb/s"], ["--target-efficiency", "0.8"], ["--calibrate"])),
     (
         "run",
         ["--devices", "1"],
