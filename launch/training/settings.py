@@ -93,8 +93,6 @@ def _idle_fields(config: TrainConfig) -> dict[str, str]:
         idle["augment"] = "fake images are random already"
     if not config.milestones:
         idle["gamma"] = "there is no --milestones at which the learning rate falls"
-    elif min(config.milestones) >= config.epochs:
-        idle["milestones"] = f"the training ends with its epoch {config.epochs}"
     if config.run.scaling == "strong" and config.learning_rate_scaling != "none":
         idle["learning_rate_scaling"] = "under --scaling strong the global batch does not grow"
     return idle

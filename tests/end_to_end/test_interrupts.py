@@ -28,7 +28,7 @@ def workers_that_name(folder: Path) -> list[int]:
     [
         (["calibrate", "--devices", "2"], "nothing is saved: interrupted"),
         (["equal", "--device", "cpu", "--steps", "50"], "nothing is compared: interrupted"),
-        (["run", "--device", "cpu", "--strategy", "ddp"], "the same command resumes the run"),
+        (["run", "--device", "cpu", "--strategy", "ddp", "--no-calibrate"], "the same command resumes the run"),
         (["train", "--device", "cpu", "--strategy", "ddp", "--data", "fake"], "interrupted"),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_variants_precision_and_weak_scaling(tmp_path: Path) -> None:
     outcome, _ = trained(
         tmp_path / "run", strategy="ddp", scaling="weak", learning_rate_scaling="linear", amp="bf16", accumulate=2,
-        comm_hook="fp16", overlap="off", warmup_epochs=1, milestones="", workers=1,
+        comm_hook="fp16", overlap="off", warmup_epochs=1, milestones="", gamma=None, workers=1,
     )  # fmt: skip
     assert outcome.ok, [result.message for result in outcome.results]
     first, second = epochs_of(tmp_path / "run", "ddp")

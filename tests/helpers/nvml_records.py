@@ -122,7 +122,10 @@ class TwoGpuNvml:
         return int(link < self.answers["NvLinks"][handle])
 
     def __getattr__(self, name: str) -> Any:
-        answers = self.answers[name.removeprefix("nvmlDeviceGet")]
+        question = name.removeprefix("nvmlDeviceGet")
+        if question not in self.answers:  # as bindings that lack a function
+            raise AttributeError(name)
+        answers = self.answers[question]
 
         def answer(handle: int, *arguments: int) -> Any:
             if answers[handle] is None:

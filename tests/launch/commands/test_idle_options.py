@@ -80,7 +80,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("run", ["--detect", "5%", "--dry-run"], (["--detect-limit", "60"],)),
     ("train", ["--device", "cpu", "--workers-total", "2"], (["--workers", "1"], ["--pin-memory"])),
     ("train", ["--data", "fake"], (["--augment"], ["--data-dir", "x"])),
-    ("train", ["--epochs", "3"], (["--gamma", "0.2"], ["--milestones", "3,5"], ["--learning-rate-scaling", "linear"])),
+    ("train", ["--epochs", "3"], (["--gamma", "0.2"], ["--learning-rate-scaling", "linear"])),
 ]
 
 WHAT = "it says what is read or where it is written"
@@ -125,6 +125,7 @@ ALWAYS: dict[str, dict[str, str]] = {
     },
     "doctor": {},
     "train": {
+        "milestones": "one beyond the last epoch is warned of: more epochs may go on from there",
         **dict.fromkeys(
             ("strategy", "devices", "batch_size", "seeds", "accumulate"),
             "they make the trainings; what makes none is an error",

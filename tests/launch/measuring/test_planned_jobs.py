@@ -92,7 +92,7 @@ def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path
 
 def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
     printed = io.StringIO()
-    flags = {**TINY, "strategy": "ddp", "overlap": "off", "comm_hook": "fp16", "accumulate": "2"}
+    flags = {**TINY, "strategy": "ddp", "overlap": "off", "comm_hook": "fp16", "accumulate": "2", "calibrate": False}
     describe_plan(load_config(None, flags), tmp_path / "run", Console(file=printed, width=80))
     table = printed.getvalue().partition("cpu,")[0]
     assert "│ ddp-d2-b4-overlap-off-hook-fp16-accumulate-2 │ 2       │" in table
