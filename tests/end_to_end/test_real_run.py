@@ -112,7 +112,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     figures = {"batch", "waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
     assert page.tags.count("svg") == len(figures)
     tables = list(make_report(load_run(run_folder), parse_link("1GB/s")).tables.values())
-    beside = 1 + 6  # the formulas, and for each cell the collectives of a step
+    beside = 2 + 6  # the summary under the answers, the formulas, and for each cell the collectives of a step
     assert page.tags.count("table") == len(tables) + beside
     assert {"Predicted against measured, per step", "Effective bandwidth, three ways"} <= {one.title for one in tables}
     assert page.outside == []
