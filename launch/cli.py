@@ -79,7 +79,8 @@ def main() -> None:
         sys.stderr.write(f"dpscope: {_denied(error)}\n")
         sys.exit(2)
     finally:
-        gc.freeze()  # what is left ends with the process: searching it for cycles takes a quarter of a short command's time
+        if "torch" not in sys.modules:  # its bindings call what is not freed at the end a leak, on standard error
+            gc.freeze()  # what is left ends with the process: searching it for cycles takes a quarter of a short command's time
 
 
 def _denied(error: PermissionError) -> str:
