@@ -1,6 +1,7 @@
 """A real calibration: gloo processes under torchrun, what is saved of it, and how it ends when it does not end well."""
 
 import io
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -18,32 +19,23 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.sweeps import processes_of
 
 
 def console() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def processes_of_calibrations() -> list[str]:
-    """Command lines of live calibration workers and their torchruns."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().decode(errors="replace").replace("\0", " ")
-        except OSError:
-            continue
-        if "dpscope.launch.calibration.worker" in command:
-            found.append(command)
-    return found
-
-
 @pytest.fixture(scope="module")
-def measured() -> Calibration:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
     settings = calibration_settings(
         device="cpu", devices="2,3", min_bytes="4K", max_bytes="64KiB", iterations=5, warmup_iterations=1, timeout_s=120
     )
-    calibration = run_calibration(settings, console(), parse_link("2GB/s"))
-    assert processes_of_calibrations() == []
+    folder = tmp_path_factory.mktemp("calibration")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        calibration = run_calibration(settings, console(), parse_link("2GB/s"))
+    assert processes_of(folder) == []
     return calibration
 
 
@@ -120,12 +112,14 @@ def test_a_file_of_its_own(all_reduces: Calibration, tmp_path: Path) -> None:
         save_calibration(all_reduces, tmp_path / "file" / "run")
 
 
-def test_a_job_that_passes_its_time_limit_dies_whole() -> None:
+def test_a_job_that_passes_its_time_limit_dies_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings = calibration_settings(device="cpu", devices="2", timeout_s=1.0)
     with pytest.raises(DpscopeError, match=r"nothing is saved: passed its time limit of 1 s") as raised:
         run_calibration(settings, console())
     assert "\n" not in str(raised.value)
-    assert processes_of_calibrations() == []
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sizes_that_cannot_be_held_are_no_crash() -> None:
@@ -136,10 +130,12 @@ def test_sizes_that_cannot_be_held_are_no_crash() -> None:
         run_calibration(settings, console())
 
 
-def test_a_job_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
     shown = console()
     with pytest.raises(DpscopeError, match=r"calibration failed, nothing is saved: rank \d: ") as raised:
         run_calibration(calibration_settings(device="cpu", devices="2", timeout_s=60), shown)
     assert "\n" not in str(raised.value)
-    assert processes_of_calibrations() == []
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
