@@ -1,7 +1,8 @@
 """DDP's own runtime counters against the trace of the same steps: an oracle nobody here wrote."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -42,16 +43,19 @@ def check_counters(
     rank: int,
     sent_share: float = 1.0,
     factored: bool = False,
+    backward_ends_us: Mapping[int | None, float] = MappingProxyType({}),
 ) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
 
     DDP's backward_comm_us is a span, first bucket launched to last gradient copied out: it is compared with the span from
-    the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order. `sent_share` is how
-    much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them. DDP's span holds the hook's
-    casts and the copying out of the last bucket as well, and the all-reduces' does not: with a hook, or with all gradients
-    in one bucket, these are no longer small beside it (up to a third on a CPU), and it is an upper bound only; as it is on a
-    CPU where both are under CPU_SHORTEST_US. Of `factored` gradients (PowerSGD) several small messages stand for a bucket:
-    their bytes are checked over the step (`traffic_check`), not bucket by bucket.
+    the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order. On a device the
+    copying out goes on for milliseconds after the last all-reduce: there the span by the trace ends with the last event
+    that the backward pass launched (`backward_ends_us`, by step), and where that is not told DDP's is an upper bound only.
+    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them. DDP's
+    span holds the hook's casts and, on a CPU, the copying out of the last bucket as well, and the trace's does not: with a
+    hook, or there with all gradients in one bucket, these are no longer small beside it (up to a third on a CPU), and it
+    is an upper bound only; as it is on a CPU where both are under CPU_SHORTEST_US. Of `factored` gradients (PowerSGD)
+    several small messages stand for a bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket.
     """
     ratios, agree, within, buckets_equal = [], [], [], True
     own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
@@ -63,13 +67,16 @@ def check_counters(
             continue
         starts = step["start_us"].to_numpy(dtype=float)
         ends = starts + step["duration_us"].to_numpy(dtype=float)
-        span_us, busy_us = ends.max() - starts.min(), intervals.length(intervals.union(starts, ends))
+        backward_end_us = backward_ends_us.get(counter.step)
+        last_us = ends.max() if backward_end_us is None else max(ends.max(), backward_end_us)
+        span_us, busy_us = last_us - starts.min(), intervals.length(intervals.union(starts, ends))
         allowed_us = SPAN_TOLERANCE * counter.backward_comm_us + slack_us
         ratios.append(span_us / counter.backward_comm_us)
         sizes = [int(size) if pd.notna(size) else -1 for size in step["bytes"]]
         buckets_equal &= factored or sorted(sizes) == sorted(round(sent_share * size) for size in counter.bucket_bytes)
-        short = on_cpu and max(span_us, counter.backward_comm_us) < CPU_SHORTEST_US
-        upper_bound_only = short or sent_share < 1 or len(counter.bucket_bytes) == 1
+        short = max(span_us, counter.backward_comm_us) < CPU_SHORTEST_US
+        without_copying_out = short or len(counter.bucket_bytes) == 1 if on_cpu else backward_end_us is None
+        upper_bound_only = without_copying_out or sent_share < 1
         excess_us = span_us - counter.backward_comm_us
         agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
         within.append(busy_us <= counter.backward_comm_us + allowed_us)

@@ -56,6 +56,8 @@ def record_trace(
                 outcomes.append(outcome)
             if step == WARMUP_STEPS + recorded_steps - 1:
                 timer.boundary()
+            if step == WARMUP_STEPS - 1:
+                synchronise()  # else what is still queued would run in the recorded window, launched in none of its steps
             profiler.step()
     synchronise()
     durations = zip(timer.step_durations_us(), timer.data_waits_us(), outcomes, strict=True)

@@ -103,7 +103,8 @@ class TraceCode(FindingCode):
     EVENTS_OF_NO_STEP = (
         "events_of_no_step",
         "warning",
-        "Some device events were launched in no traced step: they count in the step during which they ran, or in none.",
+        "More than 1% of the device's time is of events launched in no traced step: these count in the step during which "
+        "they ran, or in none.",
         "usual at a trace's edges and for replayed CUDA graphs; if they are many, trace more steps after a warm-up",
     )
     STEPS_OUTLASTED = (

@@ -1,6 +1,6 @@
 """One trace file to the small tables of its ranks: what a worker process sends back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +12,7 @@ from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
-from dpscope.analysis.traces.steps.breakdown import step_breakdown
+from dpscope.analysis.traces.steps.breakdown import backward_ends_us, step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
@@ -34,6 +34,9 @@ class TraceSummary:
         True  # False: it must have communicated, or computed on devices, and nothing of it is there
     )
     timeline: StepTimeline | None = None  # one whole step to draw
+    backward_ends_us: dict[int | None, float] = field(
+        default_factory=dict
+    )  # step -> when its backward ends on the device
     zero_ns: int = 0  # the trace's clock, as `Trace` tells it
     host: str | None = None
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
@@ -79,6 +82,7 @@ def _summary(attribution: Attribution) -> TraceSummary:
         parallelism=parallelism_evidence(attribution),
         communication_shown=_communication_shown(attribution),
         timeline=step_timeline(attribution),
+        backward_ends_us=backward_ends_us(attribution),
         zero_ns=attribution.trace.zero_ns,
         host=attribution.trace.host,
         cut_short=attribution.trace.cut_short,

@@ -141,6 +141,20 @@ def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
     return np.where(inside, codes[np.maximum(index, 0)], -1)
 
 
+def backward_ends_us(attribution: Attribution) -> dict[int | None, float]:
+    """When the last device event launched in each step's backward pass ends, by the step's number.
+
+    Microseconds after the trace's start, over all devices of the process. Empty on a CPU timeline and without dpscope's ranges.
+    """
+    phase_of_row = _phase_of_launch(attribution) if attribution.on_device else None
+    if phase_of_row is None:
+        return {}
+    launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
+    in_backward = launched & (phase_of_row == list(_PHASE_COLUMNS.values()).index(phases.BACKWARD))
+    rows_of_step = zip(attribution.steps.numbers, attribution.by_step(in_backward), strict=True)
+    return {number: float(attribution.events.end_us[rows].max()) for number, rows in rows_of_step if len(rows)}
+
+
 def _device_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: np.ndarray | None) -> dict[str, object]:
     """Device time of the work launched in each phase, communication left out; NA without ranges."""
     if phase_of_row is None:

@@ -17,6 +17,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
+_LEAST_SHARE = 0.01  # of device time, in events of no step: less is usual at a trace's edges
 _NAMED = 3  # kernels of unknown libraries that are told by name
 _LONGEST_NAME = 80
 _NO_ARGS = CommunicationArgs()
@@ -112,8 +113,9 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace = attribution.trace
     kinds = DEVICE_KINDS if attribution.on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)
     outside = attribution.rows(*kinds) & (attribution.step == NO_STEP)
-    if attribution.on_device and (outside.any() or attribution.by_time.any()):
-        yield _events_of_no_step(attribution, outside)
+    if attribution.on_device:
+        if _share_of_device_time(attribution, outside | attribution.by_time) > _LEAST_SHARE:
+            yield _events_of_no_step(attribution, outside)
     elif outside.any():
         total_us = float(attribution.events.duration_us[outside].sum())
         yield TraceCode.EVENTS_OF_NO_STEP.finding(
@@ -127,6 +129,13 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
         )
     if len(attribution.windows.outlasting) or attribution.windows.hidden.any():
         yield _outlasted(attribution)
+
+
+def _share_of_device_time(attribution: Attribution, rows: BoolColumn) -> float:
+    """What part of the time of all device events these rows are; all of it where none of them took any."""
+    durations_us = attribution.events.duration_us
+    own_us, all_us = (float(durations_us[one].sum()) for one in (rows, attribution.rows(*DEVICE_KINDS)))
+    return own_us / all_us if all_us > 0 else float(rows.any())
 
 
 def _events_of_no_step(attribution: Attribution, outside: BoolColumn) -> Finding:

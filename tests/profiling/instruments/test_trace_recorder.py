@@ -55,6 +55,32 @@ def test_a_trace_holds_one_step_more_than_asked_and_matches_its_samples(tmp_path
     assert [path.name for path in path.parent.iterdir()] == ["0_0.pt.trace.json.gz"]
 
 
+def noted(name: str, do: Callable[[torch.profiler.profile], None], order: list[str]) -> Callable[..., None]:
+    def doing(profiler: torch.profiler.profile) -> None:
+        order.append(name)
+        do(profiler)
+
+    return doing
+
+
+def test_warm_up_work_is_done_before_the_recording_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work of a warm-up step that is still queued on a device would run in the recorded window, and belong to no step of it."""
+    order: list[str] = []
+    for name in ("start_trace", "stop_trace"):
+        monkeypatch.setattr(torch.profiler.profile, name, noted(name, getattr(torch.profiler.profile, name), order))
+
+    def noted_step(batch_arrived: Callable[[], None]) -> StepCounts:
+        order.append("step")
+        return step(batch_arrived)
+
+    def synchronise() -> None:
+        order.append("synchronise")
+
+    record_trace(noted_step, 1, tmp_path / "0_0.pt.trace.json.gz", HOST, all_threads=False, synchronise=synchronise)
+    warm_up = ["synchronise", "step", "step", "synchronise"]
+    assert order == [*warm_up, "start_trace", "step", "step", "stop_trace", "synchronise"]
+
+
 class SimulatedGpu:
     """A clock in milliseconds for the host, and when the work queued on the device so far will be done."""
 

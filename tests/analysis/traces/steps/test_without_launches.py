@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.helpers.made_traces import Event, launch, on_device, step, write
@@ -74,6 +75,14 @@ def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> Non
     rows, analysis = times(tmp_path, work)
     assert rows == [[220, 200, 0, 0, 20, 0], [420, 100, 0, 0, 320, 0]]
     assert "1 (60.0 us, 0 of them collectives) are in no step's sums" in message(analysis, "events_of_no_step")
+
+
+@pytest.mark.parametrize(("left_over_us", "told"), [(10, False), (11, True)])
+def test_a_hundredth_of_the_device_time_may_be_of_no_step(tmp_path: Path, left_over_us: float, told: bool) -> None:
+    """10 us of 1,010 are 0.99% and 11 of 1,011 are 1.09%: less than 1% is a trace's edge and no news."""
+    work = [step(1, 0, 2_000), on_device("gemm", 10, left_over_us), launch(1, 50), on_device("gemm", 100, 1_000, 1)]
+    _, analysis = times(tmp_path, work)
+    assert ("events_of_no_step" in {one.code for one in analysis.findings}) == told
 
 
 def steps_with(copy: tuple[float, float], *, category: str = "gpu_memcpy", stream: int = 30) -> list[Event]:
