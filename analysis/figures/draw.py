@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -64,16 +64,19 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
     return kept
 
 
-def write_files(folder: Path, drawn: Mapping[str, Figure]) -> dict[str, str]:
-    """Write every figure as PNG, SVG and PDF; returns the SVG by name."""
+def write_files(folder: Path, drawn: Mapping[str, Figure], formats: Sequence[str]) -> dict[str, str]:
+    """Write every figure in the formats, of "png", "svg" and "pdf"; returns the SVG by name."""
     for figure in drawn.values():  # laid out once, not anew for every file
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
     svg = {name: to_svg(figure) for name, figure in drawn.items()}
     for name, figure in drawn.items():
-        write_bytes(folder / f"{name}.png", to_png(figure))
-        write_text(folder / f"{name}.svg", svg[name])
-        write_bytes(folder / f"{name}.pdf", to_pdf(figure))
+        if "png" in formats:
+            write_bytes(folder / f"{name}.png", to_png(figure))
+        if "svg" in formats:
+            write_text(folder / f"{name}.svg", svg[name])
+        if "pdf" in formats:
+            write_bytes(folder / f"{name}.pdf", to_pdf(figure))
     return svg
 
 
@@ -87,7 +90,7 @@ def to_png(figure: Figure) -> bytes:
 def to_pdf(figure: Figure) -> bytes:
     """The figure as PDF, the same bytes for the same figure."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "dpscope"})
     return buffer.getvalue()
 
 
@@ -95,7 +98,7 @@ def to_svg(figure: Figure) -> str:
     """The figure as an SVG element, without the XML prologue."""
     buffer = io.StringIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "dpscope"})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 

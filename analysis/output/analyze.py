@@ -1,28 +1,29 @@
-"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns whether it passed."""
+"""What the commands print of run folders, by rich on a terminal and as text elsewhere; each returns whether it passed.
+
+What makes a report is imported where one is made: a report that is current is printed as it was kept.
+"""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.summary import print_summary
-from dpscope.analysis.report import comparison_tables as tables
-from dpscope.analysis.report.all_tables import terminal_tables
-from dpscope.analysis.report.build import Report, make_report, write_report
-from dpscope.analysis.report.calibration import calibration_path, load_calibration
-from dpscope.analysis.report.classic_tables import classic_tables
-from dpscope.analysis.report.training_report import print_training, show_training
-from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.report.printed import PrintedReport
+from dpscope.analysis.report.stamp import current_report, data_digest
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table, print_tables, reading
 from dpscope.analysis.text.units import sentence
-from dpscope.analysis.training.data import load_training
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.store.folders import is_run_folder
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
+
+if TYPE_CHECKING:
+    from dpscope.analysis.report.build import Report
+    from dpscope.analysis.runs.run_data import RunData
 
 Detail = Literal["summary", "everything", "path"]
 OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
@@ -39,14 +40,19 @@ class Targets:
     accuracy: float | None = None  # percent
 
 
-def load(path: Path, target_accuracy: float | None = None) -> RunData:
+def load(path: Path, target_accuracy: float | None = None) -> "RunData":
     """Load a run, telling on standard error which cell is being read."""
+    from dpscope.analysis.runs.run_data import load_run
+
     with reading() as tell:
         return load_run(path, tell, target_accuracy)
 
 
-def report_of(path: Path, targets: Targets) -> Report:
+def report_of(path: Path, targets: Targets) -> "Report":
     """The report of a run, with the calibration that lies in its folder, if one does."""
+    from dpscope.analysis.report.build import make_report
+    from dpscope.analysis.report.calibration import calibration_path, load_calibration
+
     calibration = load_calibration(path) if calibration_path(path).exists() else None
     run = load(path, targets.accuracy)
     return make_report(run, targets.link, calibration, targets.efficiency or run.manifest.config.target_efficiency)
@@ -57,30 +63,50 @@ def write_tensorboard(path: Path, link: LinkRate | None) -> Path:
     from dpscope.analysis.output.tensorboard import export_tensorboard, export_trainings
 
     if not is_run_folder(path) and holds_epochs(path):
+        from dpscope.analysis.training.data import load_training
+
         return export_trainings(load_training(path))
     return export_tensorboard(report_of(path, Targets(link)))
 
 
-def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "summary") -> bool:
-    """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these."""
+def show_run(
+    path: Path,
+    targets: Targets,
+    console: Console,
+    detail: Detail = "summary",
+    figure_formats: Sequence[str] | None = None,
+) -> bool:
+    """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
+
+    The report is made only if the one that stands there was made from something else. `figure_formats` are as in
+    `write_report`.
+    """
     if not is_run_folder(path):
-        return show_training(path, targets.accuracy, console)
-    report = report_of(path, targets)
-    page = write_report(report)
+        from dpscope.analysis.report.training_report import show_training
+
+        return show_training(path, targets.accuracy, console, figure_formats)
+    made_from = data_digest(path, repr(targets))
+    folder = RunFolder(path).report_path
+    page = folder / "report.html"
+    if (printed := current_report(folder, made_from, figure_formats)) is None:
+        from dpscope.analysis.report.build import write_report
+
+        report = report_of(path, targets)
+        page, printed = write_report(report, figure_formats, made_from), report.printed
     if detail == "path":
         console.print(str(page), highlight=False, soft_wrap=True)
     elif detail == "summary":
-        print_summary(console, report, page)
+        print_summary(console, printed, page)
     else:
-        _print_everything(console, report, page)
-    return report.sound
+        _print_everything(console, printed, page)
+    return printed.sound
 
 
-def _print_everything(console: Console, report: Report, page: Path) -> None:
+def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:
     print_summary(console, report, page, findings=False)
     console.print(f"\n[bold]{sentence(report.headline)}[/]", highlight=False)
     console.print(report.setting, style="dim", highlight=False)
-    for table in terminal_tables(report.tables):
+    for table in report.tables:
         print_table(console, table)
     print_missing(console, report.missing)
     print_findings(console, [finding for finding in report.findings if finding.code not in _IN_TABLES])
@@ -90,13 +116,21 @@ def _print_everything(console: Console, report: Report, page: Path) -> None:
 def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: Targets, console: Console) -> bool:
     """A run in a format other programs read, or its classic tables; nothing is written."""
     if not is_run_folder(path) and not classic:
+        from dpscope.analysis.report.training_report import print_training
+
         return print_training(path, output_format, targets.accuracy)
     report = report_of(path, targets)
     if output_format == "json":
+        from dpscope.analysis.output.run_json import run_json
+
         sys.stdout.write(run_json(report) + "\n")
     elif output_format == "csv" and not classic:
-        sys.stdout.write(tables.comparison_csv(report.comparison))
+        from dpscope.analysis.report.comparison_tables import comparison_csv
+
+        sys.stdout.write(comparison_csv(report.comparison))
     elif classic:
+        from dpscope.analysis.report.classic_tables import classic_tables
+
         study = classic_tables(report.run, report.comparison)
         print_tables(study.tables, output_format, console)
         apart = console if output_format == "table" else Console(stderr=True)  # data stays data

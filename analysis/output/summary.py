@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.report.build import Report
+from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.text.terminal import print_table
 from dpscope.analysis.text.units import counted, sentence
 from dpscope.profiling.records.finding import Finding
@@ -17,16 +17,16 @@ _LABELS = ("Which", "Cost", "To do")  # of the answers
 _STYLES = {"error": "bold red", "warning": "yellow"}
 
 
-def print_summary(console: Console, report: Report, page: Path, findings: bool = True) -> None:
+def print_summary(console: Console, report: PrintedReport, page: Path, findings: bool = True) -> None:
     """About 25 lines at 80 columns; `--verbose` prints what the page holds."""
     console.print()
-    if report.answers.caveat:
-        console.print(Text(report.answers.caveat, style="yellow"))
+    if report.caveat:
+        console.print(Text(report.caveat, style="yellow"))
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for label, one in zip(_LABELS, report.answers.all, strict=True):
-        grid.add_row(label, Text(one.text))
+    for label, answer in zip(_LABELS, report.answers, strict=True):
+        grid.add_row(label, Text(answer))
     console.print(grid)
     print_table(console, report.summary)
     if findings:

@@ -1,6 +1,6 @@
 """The report folder: comparison.csv, comparison.md, report.html, figures. Written from a loaded run alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,14 @@ from dpscope.analysis.findings.answers import Answers, answer
 from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.straggler import straggler_of
-from dpscope.analysis.report.all_tables import report_tables
+from dpscope.analysis.report.all_tables import report_tables, terminal_tables
 from dpscope.analysis.report.comparison_tables import comparison_csv, missing_reasons, summary_table
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
+from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.report.setting import environment_facts, setting_of
-from dpscope.analysis.report.stamp import data_digest, is_current, write_stamp
+from dpscope.analysis.report.stamp import formats_there, replace_stamp
 from dpscope.analysis.report.timeline import timeline_views
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render
@@ -29,7 +30,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.files import write_text
-from dpscope.profiling.store.ownership import FIGURE_FORMATS, check_report
+from dpscope.profiling.store.ownership import check_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +61,22 @@ class Report:
     @property
     def sound(self) -> bool:
         """False when a cell failed or an error finding stands against the numbers."""
-        return not any(finding.severity == "error" for finding in self.findings)
+        return self.printed.sound
+
+    @cached_property
+    def printed(self) -> PrintedReport:
+        """The part of it that a terminal shows."""
+        which, cost, action = self.answers.all
+        return PrintedReport(
+            headline=self.headline,
+            setting=self.setting,
+            caveat=self.answers.caveat,
+            answers=(which.text, cost.text, action.text),
+            summary=self.summary,
+            tables=tuple(terminal_tables(self.tables)),
+            missing=self.missing,
+            findings=self.findings,
+        )
 
     @cached_property
     def figures(self) -> "Mapping[str, Figure]":
@@ -107,23 +123,28 @@ def _untrained(run: RunData) -> list[str]:
     return [reason for table in shown for reason in table.missing]
 
 
-def write_report(report: Report) -> Path:
-    """Write the report folder of the run, unless the same report stands there already; returns the page's path."""
-    folder = report.run.folder.report_path
-    texts = {"comparison.csv": comparison_csv(report.comparison), "comparison.md": render_markdown(report)}
-    made_from = data_digest(
-        report.run.folder.path, (*texts.values(), repr(report.sources), repr(report.comparison.target_efficiency))
-    )
-    if not is_current(folder, made_from):
-        from dpscope.analysis.figures.draw import write_files
+def write_report(report: Report, figure_formats: Sequence[str] | None = None, made_from: str = "") -> Path:
+    """Write the report folder of the run; returns the page's path.
 
-        check_report(report.run.folder.path, report.figures)
-        svg = write_files(folder / "figures", report.figures)
-        texts["report.html"] = render_page(make_page(report, svg))
-        for name, text in texts.items():
-            write_text(folder / name, text)
-        drawn = [f"figures/{name}{suffix}" for name in svg for suffix in FIGURE_FORMATS]
-        write_stamp(folder, made_from, (*texts, *drawn))
+    `figure_formats`, of "png", "svg" and "pdf", say which files lie in figures/ beside the page, which holds its own; None:
+    those of the report that stands there, PNG for the first one. `made_from` is what `data_digest` gave before the run was
+    loaded: by it the report is known as current later.
+    """
+    from dpscope.analysis.figures.draw import write_files
+
+    folder = report.run.folder.report_path
+    formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
+    files = [f"{name}.{one}" for name in report.figures for one in formats]
+    check_report(report.run.folder.path, files)
+    svg = write_files(folder / "figures", report.figures, formats)
+    texts = {
+        "comparison.csv": comparison_csv(report.comparison),
+        "comparison.md": render_markdown(report),
+        "report.html": render_page(make_page(report, svg)),
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    replace_stamp(folder, made_from, (*texts, *(f"figures/{name}" for name in files)), formats, report.printed)
     return folder / "report.html"
 
 

@@ -1,10 +1,13 @@
-"""Whether a report that stands in its folder is the one that would be written now."""
+"""Whether a report that stands in its folder is the one that would be made now. Loads nothing that reads traces or draws."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
+from dpscope.analysis.report.printed import PrintedReport
 from dpscope.profiling.records.report_stamp import ReportStamp
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
@@ -13,38 +16,74 @@ from dpscope.profiling.store.layout import files_in
 from dpscope.profiling.store.ownership import STAMP_NAME
 from dpscope.profiling.store.training_folders import TRAININGS_NAME
 
-_CODE = Path(__file__).parents[1]  # all of analysis: figures and page with what they show
+DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page holds its own
+_CODE = [Path(__file__).parents[2] / top for top in ("analysis", "profiling")]
+_COMPUTED_BY = ("numpy", "pandas", "scipy", "matplotlib", "jinja2")
 
 
-def data_digest(run: Path, said: Iterable[str]) -> str:
-    """A digest of a run's measured files (by size and time of change), of what is said of them, and of the code."""
+def data_digest(run: Path, asked: str) -> str:
+    """A digest of a run's measured files (by size and time of change), of its name, of what is asked of it and of the code."""
     digest = hashlib.blake2b(digest_size=16)
     measured = [path for place in (CELLS_NAME, TRAININGS_NAME) for path in files_in(run / place)]
-    measured += run.glob("*.json")  # manifests
+    measured += run.glob("*.json")  # manifests, a calibration
     kept = [path for path in measured if not path.name.endswith(TABLES_SUFFIX) and not path.name.startswith(".tmp-")]
     for path in sorted(kept):
         told = path.stat()
-        digest.update(f"{path.relative_to(run)}\0{told.st_size}\0{told.st_mtime_ns}\0".encode())
-    for text in (*said, metadata.version("matplotlib")):
+        digest.update(f"{path.relative_to(run)}\0{told.st_size}\0{told.st_mtime_ns}\0".encode(errors="surrogatepass"))
+    for text in (str(run), asked, *map(metadata.version, _COMPUTED_BY)):
         digest.update(text.encode(errors="surrogatepass") + b"\0")
-    for path in sorted(path for path in files_in(_CODE) if path.suffix in (".py", ".html", ".css", ".js")):
+    code = [path for folder in _CODE for path in files_in(folder)]
+    for path in sorted(path for path in code if path.suffix in (".py", ".html", ".css", ".js")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def is_current(folder: Path, made_from: str) -> bool:
-    """Whether the folder holds a report made from the same, with every file as it was written."""
+def current_report(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> PrintedReport | None:
+    """What a terminal shows of the report in a folder, if it was made from the same and every file is as it was written.
+
+    None as well where its figures are of other formats than those asked for, if any are.
+    """
+    stamp = _stamp(folder)
+    if stamp is None or stamp.made_from != made_from or stamp.printed is None:
+        return None
+    if figure_formats is not None and set(figure_formats) != set(stamp.figure_formats):
+        return None
     try:
-        stamp = read_json_if_there(folder / STAMP_NAME, ReportStamp)
-        return stamp is not None and stamp.made_from == made_from and _files(folder, stamp.files) == stamp.files
+        return msgspec.convert(stamp.printed, PrintedReport) if _files(folder, stamp.files) == stamp.files else None
+    except (OSError, msgspec.ValidationError):
+        return None
+
+
+def formats_there(folder: Path) -> tuple[str, ...]:
+    """The formats of the figures of the report in a folder; where there is none, those of a new one."""
+    stamp = _stamp(folder)
+    return DEFAULT_FORMATS if stamp is None else stamp.figure_formats
+
+
+def replace_stamp(
+    folder: Path, made_from: str, names: Iterable[str], figure_formats: Sequence[str], printed: PrintedReport
+) -> None:
+    """Say of which data the named files were made; files of the report before that are none of this one are removed.
+
+    One that was changed since is not: it is somebody's work.
+    """
+    written = _files(folder, names)
+    before = _stamp(folder)
+    for name, told in before.files.items() if before is not None else ():
+        if name not in written and _files(folder, [name], missing_ok=True).get(name) == told:
+            (folder / name).unlink()
+    shown = msgspec.to_builtins(printed)
+    stamp = ReportStamp(made_from=made_from, files=written, figure_formats=tuple(figure_formats), printed=shown)
+    write_json(folder / STAMP_NAME, stamp)
+
+
+def _stamp(folder: Path) -> ReportStamp | None:
+    try:
+        return read_json_if_there(folder / STAMP_NAME, ReportStamp)
     except (DpscopeError, OSError):
-        return False
+        return None
 
 
-def write_stamp(folder: Path, made_from: str, names: Iterable[str]) -> None:
-    """Say of which data the named files were made."""
-    write_json(folder / STAMP_NAME, ReportStamp(made_from=made_from, files=_files(folder, names)))
-
-
-def _files(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    return {name: (told.st_size, told.st_mtime_ns) for name in names for told in [(folder / name).lstat()]}
+def _files(folder: Path, names: Iterable[str], missing_ok: bool = False) -> dict[str, tuple[int, int]]:
+    there = [name for name in names if not missing_ok or (folder / name).is_file()]
+    return {name: (told.st_size, told.st_mtime_ns) for name in there for told in [(folder / name).lstat()]}

@@ -1,11 +1,13 @@
 """Trainings without measurements, on a terminal and in the report folder: page, training.md, training.csv, curves."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from dpscope.analysis.report.page import render_page
+from dpscope.analysis.report.stamp import DEFAULT_FORMATS
 from dpscope.analysis.report.training_page import training_page
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import render
@@ -19,8 +21,10 @@ from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.ownership import check_report
 
 
-def show_training(folder: Path, target_accuracy: float | None, console: Console) -> bool:
-    """Print a run folder's trainings and write their files; whether nothing speaks against them."""
+def show_training(
+    folder: Path, target_accuracy: float | None, console: Console, figure_formats: Sequence[str] | None = None
+) -> bool:
+    """Print a run folder's trainings and write their files, as `write_training` does; whether nothing speaks against them."""
     data = load_training(folder, target_accuracy)
     shown = training_tables(data)
     for table in shown.values():
@@ -30,7 +34,7 @@ def show_training(folder: Path, target_accuracy: float | None, console: Console)
     findings = training_findings(data)
     if findings:
         print_findings(console, findings)
-    path = write_training(data)
+    path = write_training(data, figure_formats)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     return not any(finding.severity == "error" for finding in findings)
 
@@ -48,8 +52,8 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
     return not any(finding.severity == "error" for finding in training_findings(data))
 
 
-def write_training(data: TrainingData) -> Path:
-    """Write training.md, training.csv, the curves and the page into the report folder; returns the page's path.
+def write_training(data: TrainingData, figure_formats: Sequence[str] | None = None) -> Path:
+    """Write training.md, training.csv, the curves (in these formats, else PNG) and the page; returns the page's path.
 
     The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
     """
@@ -58,8 +62,9 @@ def write_training(data: TrainingData) -> Path:
 
     folder = RunFolder(data.folder).report_path
     drawn = training_figures(data)
-    check_report(data.folder, drawn)
-    svg = write_files(folder / "figures", drawn)
+    formats = DEFAULT_FORMATS if figure_formats is None else figure_formats
+    check_report(data.folder, [f"{name}.{one}" for name in drawn for one in formats])
+    svg = write_files(folder / "figures", drawn, formats)
     write_text(folder / "training.csv", training_csv(data))
     write_text(folder / "training.md", training_markdown(data))
     if is_run_folder(data.folder):

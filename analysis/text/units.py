@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
 NA = "NA"
 
@@ -77,10 +75,10 @@ def show(value: object, unit: Unit) -> str:
 
 def plain(value: object) -> object:
     """A table's entry as plain Python: numpy scalars unwrapped, every kind of missing value as None."""
-    pandas = sys.modules.get("pandas")  # its missing values exist only where somebody has loaded it
+    pandas, numpy = map(sys.modules.get, ("pandas", "numpy"))  # their values exist only where somebody has loaded them
     if value is None or (pandas and (value is pandas.NA or value is pandas.NaT)):
         return None
-    if isinstance(value, np.generic):
+    if numpy and isinstance(value, numpy.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -67,6 +67,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             _no_report,
             "only a run's report, without --format and --tables, is told in more or less",
         ),
+        Idle(("figures",), _no_report, "only a run's report, without --format and --tables, has figures"),
         _ONE_DETAIL,
         Idle(
             ("link", "target_efficiency", "target_accuracy"),

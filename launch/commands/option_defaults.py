@@ -9,6 +9,10 @@ from dpscope.launch.planning.run_config import flag_name, load_config, shown
 from dpscope.launch.training.cells import DEFAULT_BATCH_SIZE
 from dpscope.launch.training.settings import MEASURING_FIELDS, load_train_config
 
+_OF_READING = {
+    "analyze": {"--figures": "those of the report that is there; png for the first"},
+    "compare": {"--fail-over": "5%"},
+}
 _DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
 
 
@@ -29,7 +33,7 @@ def defaults(command: str) -> dict[str, str]:
         batch_size = _by_device(str(EQUAL_BATCH_SIZES["cuda"]), str(EQUAL_BATCH_SIZES["cpu"]))
         settings = _told(load_config(None, EQUAL_SETTINGS)) | {"--batch-size": batch_size}
         return {option: default for option, default in settings.items() if option != "--samples"}
-    return {"compare": {"--fail-over": "5%"}}.get(command, {})
+    return _OF_READING.get(command, {})
 
 
 def _told(config: Any) -> dict[str, str]:

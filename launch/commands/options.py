@@ -117,6 +117,10 @@ Link = Annotated[
 ]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
+Figures = Annotated[
+    str | None,
+    typer.Option(help="files of figures beside the page: png, svg, pdf or some of them, or none"),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
 MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
@@ -180,6 +184,16 @@ def check_targets(target_efficiency: float | None = None, target_accuracy: float
         raise DpscopeError(f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%")
     if target_efficiency is not None and not 0 < target_efficiency <= 1:
         raise DpscopeError(f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%")
+
+
+def read_figures(text: str | None) -> tuple[str, ...] | None:
+    """The formats that --figures names; raises DpscopeError for another."""
+    if text is None or text == "none":
+        return None if text is None else ()
+    formats = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [one for one in formats if one not in ("png", "svg", "pdf")]:
+        raise DpscopeError(f"--figures {text}: {unknown[0]!r} is no format; choose from png, svg and pdf, or none")
+    return formats
 
 
 def check_seconds(option: str, seconds: float | None) -> None:

@@ -18,6 +18,7 @@ def analyze(
     link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
     target_accuracy: options.TargetAccuracy = None,
+    figures: options.Figures = None,
     max_bytes: options.MaxBytes = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
@@ -26,6 +27,7 @@ def analyze(
     stated = options.read_link(link)
     options.check_targets(target_efficiency, target_accuracy)
     options.check_max_bytes(max_bytes)
+    figure_formats = options.read_figures(figures)
     runs = [path for path in paths if _is_run(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
@@ -41,7 +43,7 @@ def analyze(
 
     targets = Targets(stated, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
-        sound = show_run(runs[0], targets, console, detail)
+        sound = show_run(runs[0], targets, console, detail, figure_formats)
     else:
         sound = print_run(runs[0], output_format, classic, targets, console)
     raise typer.Exit(0 if sound else 1)

@@ -8,7 +8,6 @@ these paths and marks too. Everything else stays where it is; where it is in the
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,7 @@ TENSORBOARD_NAME = "tensorboard"
 CALIBRATION_FIGURE_NAME = "calibration.png"
 STAMP_NAME = "made_from.json"  # in the report's folder
 REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md", STAMP_NAME)
-FIGURE_FORMATS = (".pdf", ".svg", ".png")  # the PNG, which bears the mark of all three, is removed last
+FIGURE_FORMATS = (".pdf", ".svg", ".png")  # the PNG, whose mark older versions let stand for all three, is removed last
 EVENTS_SUFFIX = ".dpscope"  # of the names of event files; older versions' are told by what is in them
 
 MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -75,13 +74,13 @@ def check_place(out: Path, place: str, without_manifest: bool = False) -> None:
 
 
 def check_report(out: Path, figures: Iterable[str] = ()) -> None:
-    """Raise DpscopeError unless the report's files, and the named figures, are absent or dpscope's, and no folder is a link."""
+    """Raise DpscopeError unless the report's files, and those of figures, are absent or dpscope's, and no folder is a link."""
     check_folder(out / REPORT_NAME)
     check_folder(out / REPORT_NAME / "figures")
     for name in REPORT_FILES:
         check_overwritable(out / REPORT_NAME / name)
-    for name, suffix in product(figures, FIGURE_FORMATS):
-        check_overwritable(out / REPORT_NAME / "figures" / f"{name}{suffix}")
+    for name in figures:
+        check_overwritable(out / REPORT_NAME / "figures" / name)
 
 
 def check_training_events(out: Path) -> None:
@@ -114,8 +113,6 @@ def bears_mark(path: Path) -> bool:
     """Whether a file's content (of event files also the name) says that dpscope wrote it."""
     if "tfevents" in path.name:
         return path.name.endswith(EVENTS_SUFFIX) or _told_by_events(_head(path))
-    if path.suffix in (".svg", ".pdf"):
-        return bears_mark(path.with_suffix(".png"))
     told = _MARKS.get(path.suffix)
     return told is not None and path.is_file() and told(path)
 
@@ -175,6 +172,17 @@ def _head(path: Path) -> bytes:
         return file.read(_HEAD_BYTES)
 
 
+def _tail(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
+        return file.read()
+
+
+def _beside_marked_png(path: Path) -> bool:
+    """Whether the same figure stands there as a PNG of dpscope's: what marked the other formats in older versions."""
+    return bears_mark(path.with_suffix(".png"))
+
+
 class _Equality(msgspec.Struct):
     """What tells equality.json from other JSON."""
 
@@ -201,4 +209,6 @@ _MARKS: dict[str, Callable[[Path], bool]] = {
     ".md": lambda path: _head(path).startswith((b"# dpscope: ", b"# Trainings: ")),
     ".csv": lambda path: _head(path).startswith(b"cell,strategy,devices,"),
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
+    ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path) or _beside_marked_png(path),
+    ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path) or _beside_marked_png(path),
 }

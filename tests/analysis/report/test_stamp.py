@@ -1,50 +1,79 @@
-"""A report that stands is drawn again only if its data, its words, its files or the code that drew it changed."""
+"""A report that stands is made again only if its data, what is asked, its files or the code that made it changed."""
 
+import io
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from dpscope.analysis.figures import draw
-from dpscope.analysis.report import build
-from dpscope.analysis.report.build import make_report, write_report
-from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.output import analyze
+from dpscope.analysis.output.analyze import Detail, Targets, show_run
+from dpscope.analysis.report.stamp import data_digest
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.ownership import ForeignFileError, bears_mark, remove_report
 from tests.helpers.paths import EXAMPLE_RUN
 
+NAMES = {"waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
+
+
+def shown(
+    run: Path, detail: Detail = "summary", *, asked: Targets | None = None, formats: list[str] | None = None
+) -> str:
+    """What the terminal shows of a run."""
+    console = Console(file=io.StringIO(), width=100)
+    assert show_run(run, asked or Targets(), console, detail, formats)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example run with its report."""
-    run = shutil.copytree(
-        EXAMPLE_RUN, tmp_path_factory.mktemp("stamp") / "run", ignore=shutil.ignore_patterns("report")
-    )
-    write_report(make_report(load_run(run)))
-    return run
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The example run with its report, what was shown when it was made, and all that is shown of one just made."""
+    run = tmp_path_factory.mktemp("stamp") / "run"
+    shutil.copytree(EXAMPLE_RUN, run, ignore=shutil.ignore_patterns("report"))
+    everything = shown(run, "everything")
+    shutil.rmtree(run / "report")
+    return run, shown(run), everything
 
 
 @pytest.fixture
-def run(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, in which drawing a figure fails the test that did not ask for it."""
+def run(analyzed: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That run, of which making a report fails the test that did not ask for it."""
 
     def refused(*_: object) -> None:
-        raise RuntimeError("drawn again")
+        raise RuntimeError("made again")
 
-    monkeypatch.setattr(draw, "write_files", refused)
-    return shutil.copytree(written, tmp_path / "run")
+    monkeypatch.setattr(analyze, "report_of", refused)
+    return analyzed[0]
 
 
-def test_the_same_report_is_not_drawn_again(run: Path) -> None:
-    stamp = run / "report" / "made_from.json"
+@pytest.fixture
+def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it under the same name, to change."""
+    shutil.copytree(run, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    stamp = tmp_path / "run" / "report" / "made_from.json"
+    made_from = data_digest(Path("run"), repr(Targets()))  # a copy lies elsewhere, which findings may tell
+    write_text(stamp, stamp.read_text().replace(data_digest(run, repr(Targets())), made_from))
+    return Path("run")
+
+
+def test_the_same_is_shown_and_no_file_is_written(run: Path, analyzed: tuple[Path, str, str]) -> None:
     times = {path: path.stat().st_mtime_ns for path in (run / "report").rglob("*")}
-    assert write_report(make_report(load_run(run))) == run / "report" / "report.html"
+    assert (shown(run), shown(run, "everything")) == analyzed[1:]
+    assert shown(run, "path") == f"{run}/report/report.html\n"
     assert {path: path.stat().st_mtime_ns for path in (run / "report").rglob("*")} == times
+
+
+def test_the_stamp_goes_with_the_report(copied: Path) -> None:
+    assert shown(copied)
+    stamp = copied / "report" / "made_from.json"
     assert bears_mark(stamp)
-    remove_report(run)
+    remove_report(copied)
     assert not stamp.exists()
 
 
@@ -52,27 +81,58 @@ def test_the_same_report_is_not_drawn_again(run: Path) -> None:
     "change",
     [
         lambda run: os.utime(next(run.rglob("samples_0_0.parquet"))),
-        lambda run: (run / "report" / "figures" / "busbw.pdf").unlink(),
+        lambda run: (run / "report" / "figures" / "busbw.png").unlink(),
         lambda run: write_text(run / "report" / "report.html", "<title>dpscope: mine</title>"),
         lambda run: write_text(run / "report" / "made_from.json", '{"made_from": "?", "files": {}}'),
+        lambda run: write_text(run / "calibration.json", "{}"),
     ],
 )
-def test_a_changed_file_draws_it_again(run: Path, change: Callable[[Path], object]) -> None:
-    change(run)
-    with pytest.raises(RuntimeError, match="drawn again"):
-        write_report(make_report(load_run(run)))
+def test_a_changed_file_makes_it_again(copied: Path, change: Callable[[Path], object]) -> None:
+    change(copied)
+    with pytest.raises(RuntimeError, match="made again"):
+        shown(copied)
 
 
-def test_another_question_or_other_code_draws_it_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_run(run)
-    with pytest.raises(RuntimeError, match="drawn again"):
-        write_report(make_report(loaded, LinkRate(5.0, "PCIe", "told")))
-    monkeypatch.setattr(build, "data_digest", lambda *_: "of other code")
-    with pytest.raises(RuntimeError, match="drawn again"):
-        write_report(make_report(loaded))
+def test_another_question_another_format_or_other_code_makes_it_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asked in (Targets(LinkRate(5.0, "PCIe", "told")), Targets(efficiency=0.9), Targets(accuracy=50.0)):
+        with pytest.raises(RuntimeError, match="made again"):
+            shown(run, asked=asked)
+    assert shown(run, formats=["png"])
+    for formats in ([], ["png", "svg"]):
+        with pytest.raises(RuntimeError, match="made again"):
+            shown(run, formats=formats)
+    monkeypatch.setattr(analyze, "data_digest", lambda *_: "of other code")
+    with pytest.raises(RuntimeError, match="made again"):
+        shown(run)
 
 
-def test_a_file_of_that_name_that_is_not_dpscopes_is_refused(run: Path) -> None:
-    (run / "report" / "made_from.json").write_text('{"mine": 1}')
+def test_figures_are_of_the_formats_asked_for_and_stay_so(tmp_path: Path) -> None:
+    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+
+    def files() -> set[str]:
+        return {path.name for path in run.glob("report/figures/*")}
+
+    shown(run, formats=["svg", "pdf"])
+    assert files() == {f"{name}.{one}" for name in NAMES for one in ("svg", "pdf")}
+    (run / "report/figures/waits.svg").write_text("<svg>edited by hand</svg>")
+    os.utime(run / "manifest.json")
+    with pytest.raises(ForeignFileError, match=r"waits\.svg was not written by dpscope"):
+        shown(run)
+    shown(run, formats=["pdf"])
+    assert files() == {f"{name}.pdf" for name in NAMES} | {"waits.svg"}, "what was edited stays"
+    os.utime(run / "manifest.json")
+    shown(run)
+    assert files() == {f"{name}.pdf" for name in NAMES} | {"waits.svg"}
+    shown(run, formats=[])
+    assert files() == {"waits.svg"}
+
+
+def test_a_file_of_that_name_that_is_not_dpscopes_is_refused(tmp_path: Path) -> None:
+    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    written = run / "report" / "made_from.json"
+    written.parent.mkdir()
+    written.write_text('{"mine": 1}')
     with pytest.raises(ForeignFileError, match=r"made_from\.json was not written by dpscope"):
-        write_report(make_report(load_run(run)))
+        shown(run)

@@ -334,7 +334,7 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
     epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
     epochs += plain_epochs("ddp", 2, 0, [80.0, 91.0], [2.0, 2.0], variant=hostile)
-    page = write_training(load_training(write_train_json(tmp_path, epochs)))
+    page = write_training(load_training(write_train_json(tmp_path, epochs)), ("png", "svg", "pdf"))
     text = page.read_text()
     assert page == tmp_path / "report" / "report.html"
     assert "alert(1)" in text

@@ -273,14 +273,28 @@ def test_every_file_of_a_run_that_an_older_version_wrote_is_known(tmp_path: Path
 
 def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
-    show_run(out, Targets(), QUIET)
+    every = ("png", "svg", "pdf")
+    show_run(out, Targets(), QUIET, figure_formats=every)
     report = out / "report"
     unmarked = [path for path in report.rglob("*") if path.is_file() and not bears_mark(path)]
     assert len(list(report.rglob("*.*"))) > 10
     assert unmarked == []
+    for name in ("report.html", "figures/waits.png"):  # ours, and no longer what was written
+        os.utime(report / name)
     show_run(out, Targets(), QUIET)
-    written(out, "report/figures/step_split.png")
-    refuses(lambda out: show_run(out, Targets(), QUIET), out, r"step_split\.pdf was not written by dpscope")
+    written(out, "report/figures/step_split.pdf", "report/figures/step_split.png")
+    refuses(lambda out: show_run(out, Targets(), QUIET), out, r"step_split\.png was not written by dpscope")
+    show_run(out, Targets(), QUIET, figure_formats=["svg"])
+    assert (report / "figures/step_split.pdf").read_text() == "precious"
+    assert {path.suffix for path in (report / "figures").iterdir()} == {".pdf", ".png", ".svg"}
+
+
+def test_figures_of_an_older_version_are_known_by_the_png_beside_them(tmp_path: Path) -> None:
+    """Their SVG and PDF bore no mark of their own."""
+    (tmp_path / "scaling.png").write_bytes(to_png(Figure()))
+    written(tmp_path, "scaling.svg", "scaling.pdf", "mine.svg", text="<svg/>")
+    known = {path.name: bears_mark(path) for path in tmp_path.iterdir()}
+    assert known == {"scaling.png": True, "scaling.svg": True, "scaling.pdf": True, "mine.svg": False}
 
 
 def test_tensorboard_replaces_its_own_runs_and_no_others(tmp_path: Path) -> None:
