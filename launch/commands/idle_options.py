@@ -82,6 +82,11 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "nothing was trained in this folder",
         ),
         Idle(
+            ("target_accuracy",),
+            lambda values: values["output_format"] == "csv" or values["classic"],
+            "the times to an accuracy are in no CSV and in none of --tables; use --format table, json, markdown or latex",
+        ),
+        Idle(
             ("target_efficiency",),
             lambda values: values["output_format"] in ("csv", "markdown", "latex") or values["classic"],
             "it is judged in the findings, which these tables do not hold; use --format table or json",

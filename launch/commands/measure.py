@@ -62,10 +62,12 @@ def run(
     from rich.console import Console
 
     from dpscope.launch.measuring.run import describe_plan, run_sweep
+    from dpscope.launch.planning.cells import check_idle_here
     from dpscope.launch.planning.run_config import load_config
 
     console = Console()
     settings = load_config(config, flags)
+    check_idle_here(settings, flags)
     if detect is not None:
         from dpscope.launch.commands.detect import first_round, parse_change, run_until_detected
 

@@ -1,12 +1,13 @@
 """What will be measured: the cells of a run, for this machine. Imports no torch unless a model's name needs it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.jobs.devices import Devices, DeviceType
+from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
+from dpscope.launch.planning.idle_settings import check_idle, idle_fields
 from dpscope.launch.planning.variants import check_variants, ddp_options, other_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
@@ -57,6 +58,14 @@ def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None
     _check_split(resolved)
     check_variants(resolved, {})
     return resolved
+
+
+def check_idle_here(config: RunConfig, flags: Collection[str]) -> None:
+    """Raise DpscopeError for one of the `flags` (fields) that does nothing with the devices that this machine has."""
+    needing_several = {"link", "target_efficiency", "calibrate", "scaling"} & set(flags)
+    if config.devices is None and needing_several:
+        here = resolve(config, resolve_devices(config.device))
+        check_idle(idle_fields(here), {field: f"--{field.replace('_', '-')}" for field in needing_several})
 
 
 def _default_device_counts(devices: Devices) -> tuple[int, ...]:

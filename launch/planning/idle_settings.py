@@ -24,7 +24,7 @@ def idle_fields(config: RunConfig) -> dict[str, str]:
     if config.device == "cpu":
         idle["pin_memory"] = "batches are copied to no GPU with --device cpu"
     if config.devices == (1,):
-        idle["scaling"] = "with one device, --devices 1, weak and strong are the same"
+        idle["scaling"] = "on one device weak and strong are the same"
     if config.devices == (1,) or config.strategies == ("single",):
         idle |= dict.fromkeys(
             ("link", "target_efficiency", "calibrate"),

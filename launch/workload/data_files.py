@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import tempfile
 from pathlib import Path
 
 from dpscope.profiling.records.run import RunConfig
@@ -74,9 +75,25 @@ def download_data(config: RunConfig) -> None:
                 "move it away, or name another folder with --data-dir"
             )
     try:
-        CIFAR10(config.data_dir, train=True, download=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-cifar10-", dir=folder) as name:  # whole or not at all
+            fresh = Path(name)
+            if (folder / CIFAR10.filename).exists():
+                (fresh / CIFAR10.filename).symlink_to((folder / CIFAR10.filename).resolve())
+            CIFAR10(fresh, train=True, download=True)
+            _move(fresh / CIFAR10.base_folder, folder / CIFAR10.base_folder)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
             f"--download: CIFAR-10 could not be fetched into {config.data_dir} ({error}); "
             "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
         ) from error
+
+
+def _move(fresh: Path, place: Path) -> None:
+    """A folder to its place: at once, or where some of it is there already, file by file what is not."""
+    if not place.exists():
+        fresh.rename(place)
+        return
+    for path in fresh.iterdir():
+        if not (place / path.name).exists():
+            path.rename(place / path.name)

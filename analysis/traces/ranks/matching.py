@@ -41,7 +41,8 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     """
     table = pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
     if table.empty:
-        return MatchedCollectives(table.reindex(columns=[*table.columns, *MATCHED_COLUMNS]), 0, ())
+        empty = table.reindex(columns=[*table.columns, *MATCHED_COLUMNS])
+        return MatchedCollectives(empty.astype(dict.fromkeys(MATCHED_COLUMNS, "Float64") | {"match": "Int64"}), 0, ())
     rank = table["rank"].fillna(-1)
     keys = _same_collective(table.assign(group=_group(table)))
     groups = table.join(keys).groupby(list(keys.columns), dropna=False, sort=False)

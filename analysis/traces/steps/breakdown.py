@@ -35,20 +35,20 @@ _PHASE_COLUMNS = {
 
 
 def step_breakdown(attribution: Attribution) -> pd.DataFrame:
-    """One row per (rank, device, step), COLUMNS; times in microseconds, unknown is NA.
+    """One row per (rank, device, step), COLUMNS; times in microseconds, Float64 also where all are unknown (NA).
 
     step_us = compute_us + exposed_us + idle_us. `device` is NA on a CPU timeline, `step` where the trace marks none.
     """
     rows = _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
     frame = pd.DataFrame(list(rows), columns=[column for column in COLUMNS if column != "rank"])
     frame.insert(0, "rank", attribution.trace.rank)
+    if communication_lost(attribution):  # nothing shown is not nothing done
+        frame[["communication_us", "hidden_us", "exposed_us"]] = pd.NA
     whole = ["rank", "device", "step", "collective_count"]
     frame[whole] = frame[whole].astype("Int64")
     times = [column for column in COLUMNS if column.endswith("_us")]
     frame[times] = frame[times].astype("Float64")
     frame["partial_window"] = frame["partial_window"].astype("boolean")
-    if communication_lost(attribution):  # nothing shown is not nothing done
-        frame[["communication_us", "hidden_us", "exposed_us"]] = pd.NA
     return frame
 
 

@@ -45,6 +45,8 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["RUN", "--format", "json"], (["--tables"],)),
     ("analyze", ["RUN", "--tables"], (["--target-efficiency", "0.8"],)),
     ("analyze", ["TRAINED"], (*JUDGING[:2], ["--max-bytes", "1000000"])),
+    ("analyze", ["TRAINED", "--format", "csv"], (["--target-accuracy", "90"],)),
+    ("analyze", ["TRAINED", "--tables"], (["--target-accuracy", "90"],)),
     ("analyze", ["TRACE"], (["--tables"], ["--verbose"], ["--quiet"], ["--figures", "svg"])),
     ("analyze", ["RUN", "--format", "json"], (["--verbose"], ["--quiet"], ["--figures", "svg"])),
     ("analyze", ["RUN", "--tables"], (["--verbose"], ["--quiet"], ["--figures", "svg"])),

@@ -3,7 +3,8 @@
 import pytest
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.planning.cells import make_plan, plan_findings, resolve
+from dpscope.launch.planning import cells
+from dpscope.launch.planning.cells import check_idle_here, make_plan, plan_findings, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
@@ -92,3 +93,26 @@ def test_too_few_workers_for_all_processes_are_a_finding(workers: int, codes: li
 def test_what_cannot_be_measured_is_refused(machine: Devices, flags: dict[str, object], said: str) -> None:
     with pytest.raises(DpscopeError, match=said):
         plan(machine, **flags)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "refused"),
+    [
+        (ONE_GPU, {"link": "100Gb/s"}, "--link"),
+        (ONE_GPU, {"target_efficiency": 0.8}, "--target-efficiency"),
+        (ONE_GPU, {"scaling": "strong"}, "--scaling"),
+        (ONE_GPU, {"warmup_steps": 9}, None),
+        (FOUR_GPUS, {"link": "100Gb/s", "scaling": "strong"}, None),
+        (HOST, {"link": "100Gb/s"}, None),
+    ],
+)
+def test_what_one_device_makes_idle_is_refused_also_where_the_machine_has_no_more(
+    monkeypatch: pytest.MonkeyPatch, machine: Devices, flags: dict[str, object], refused: str | None
+) -> None:
+    monkeypatch.setattr(cells, "resolve_devices", lambda requested: machine)
+    config = load_config(None, flags)
+    if refused is None:
+        check_idle_here(config, flags)
+        return
+    with pytest.raises(DpscopeError, match=rf"^{refused} does nothing here: .*; omit it$"):
+        check_idle_here(config, flags)

@@ -4,7 +4,10 @@ import hashlib
 import pickle
 import shutil
 import tarfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -18,6 +21,11 @@ PARTS = {
     "data_batch_1": pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [7]}),
     "batches.meta": pickle.dumps({"label_names": ["cat"]}),
 }
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Tell nobody of requests."""
 
 
 def md5(data: bytes) -> str:
@@ -69,3 +77,31 @@ def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path, name: str) 
     assert str(raised.value).startswith(f"--download: {theirs} is not CIFAR-10's {theirs.name}")
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == [theirs]
     assert theirs.read_text() == "a thesis"
+
+
+def test_what_is_fetched_is_there_whole_or_not_at_all(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (archive.parent / "half").write_bytes(archive.read_bytes()[:-20])
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=archive.parent)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/half")
+        with pytest.raises(DpscopeError, match=r"CIFAR-10 could not be fetched"):
+            download(tmp_path / "data")
+        assert list((tmp_path / "data").iterdir()) == []
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+        download(tmp_path / "data")
+        server.shutdown()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-py"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").glob("*/*")} == PARTS
+
+
+def test_files_that_are_missing_join_those_that_are_whole(tmp_path: Path, archive: Path) -> None:
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    shutil.copy(archive, tmp_path / "data")
+    (folder / "batches.meta").write_bytes(PARTS["batches.meta"])
+    (folder / "notes.txt").write_text("mine")
+    download(tmp_path / "data")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {**PARTS, "notes.txt": b"mine"}

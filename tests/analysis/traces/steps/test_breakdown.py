@@ -1,5 +1,6 @@
 """Breakdown and collectives of generated traces against literals worked out by hand, independent of the analysis."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,18 @@ def test_events_of_no_step_are_counted_and_left_out(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     assert "events_of_no_step" not in {one.code for one in analyzed(other, ddp_trace(0, 2)).findings}
+
+
+def test_columns_keep_their_types_whether_known_or_not(tmp_path: Path) -> None:
+    # The same trace whole, and without its communication kernels, of which nothing is known then.
+    whole = ddp_trace(0, 2, DdpOptions())
+    events = [event for event in whole.trace["traceEvents"] if "nccl" not in event.get("name", "")]
+    lost = replace(whole, trace={**whole.trace, "traceEvents": events})
+    for folder in ("whole", "lost"):
+        (tmp_path / folder).mkdir()
+    known, unknown = analyzed(tmp_path / "whole", whole), analyzed(tmp_path / "lost", lost)
+    assert known.steps["exposed_us"].notna().any()
+    assert unknown.steps[["communication_us", "hidden_us", "exposed_us"]].isna().all(axis=None)
+    assert unknown.collectives.empty
+    assert unknown.steps.dtypes.to_dict() == known.steps.dtypes.to_dict()
+    assert unknown.collectives.dtypes.to_dict() == known.collectives.dtypes.to_dict()
