@@ -16,9 +16,10 @@ from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
-from dpscope.launch.workload.models import build_workload, parameter_sizes
+from dpscope.launch.workload.models import build_workload
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
+from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.machine.environment import (
     collect_environment,

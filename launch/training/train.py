@@ -25,9 +25,10 @@ from dpscope.launch.workload.augmentation import random_words
 from dpscope.launch.workload.image_sets import check_classes, test_images
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
-from dpscope.launch.workload.models import Workload, build_workload, parameter_sizes
+from dpscope.launch.workload.models import Workload, build_workload
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
+from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import precision_of
 from dpscope.profiling.records.training import EpochRecord, TrainResult

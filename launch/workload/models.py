@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dpscope.launch.workload.model_names import CIFAR_RESNET, OWN_MODELS, SMALL_RESNET
 from dpscope.launch.workload.small_resnet import SmallResNet
-from dpscope.profiling.records.run import ParameterSizes, TensorSize
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -86,30 +85,6 @@ def classification_models() -> list[str]:
     from torchvision import models
 
     return sorted(models.list_models(module=models))
-
-
-def parameter_sizes(model: nn.Module) -> ParameterSizes:
-    """What a strategy has to move for this model; shared parameters count once."""
-    parameters = list(model.parameters())
-    buffers = list(model.buffers())
-    return ParameterSizes(
-        parameter_count=sum(parameter.numel() for parameter in parameters),
-        parameter_bytes=_total_bytes(parameters),
-        gradient_bytes=_total_bytes([parameter for parameter in parameters if parameter.requires_grad]),
-        buffer_bytes=_total_bytes(buffers),
-        gradient_elements=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        gradient_shapes=tuple(tuple(parameter.shape) for parameter in parameters if parameter.requires_grad),
-        parameter_tensors=tuple(_tensor_size(parameter) for parameter in parameters),
-        buffer_tensors=tuple(_tensor_size(buffer) for buffer in buffers),
-    )
-
-
-def _total_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _tensor_size(tensor: Tensor) -> TensorSize:
-    return TensorSize(dtype=str(tensor.dtype).removeprefix("torch."), bytes=tensor.numel() * tensor.element_size())
 
 
 def _check_torchvision_name(name: str) -> None:

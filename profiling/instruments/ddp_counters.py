@@ -15,6 +15,7 @@ from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, record_tr
 from dpscope.profiling.records.run import DdpCounters
 
 _NEVER = 1_000_000_000
+_BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate
 _ALWAYS_COUNTED_ITERATIONS = 10  # DDP collects in these whatever the rate
 
 
@@ -28,6 +29,30 @@ def stop_counting(model: DistributedDataParallel) -> None:
     model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
 
 
+def count_by_default(model: DistributedDataParallel) -> None:
+    """Let DDP collect its counters as often as it does by itself."""
+    model._set_ddp_runtime_logging_sample_rate(_BY_DEFAULT)  # type: ignore[no-untyped-call]
+
+
+class StepCounters:
+    """DDP's counters read step by step, of the steps that a `StepTrace` records.
+
+    The counters read after iteration k describe iteration k - 1 (`set_runtime_stats_and_log` runs at the start of an
+    iteration's forward), so one more step runs after the traced ones. Call `stop_counting` when all are read.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.counters: list[DdpCounters] = []
+        self._model = model
+        model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+
+    def read_previous(self, step: int) -> None:
+        """After step `step`, counted from the trace's first: read the counters of the step before it."""
+        if step - 1 >= WARMUP_STEPS:
+            logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+            self.counters.append(_counters(step - 1, logged))
+
+
 def record_counters(
     model: DistributedDataParallel,
     run_step: RunStep,
@@ -36,24 +61,13 @@ def record_counters(
     device: torch.device,
     synchronise: Callable[[], None],
 ) -> list[DdpCounters]:
-    """Count and trace the same steps; `step` of a counter is the number in the trace's ``ProfilerStep#``.
-
-    The counters read after iteration k describe iteration k - 1 (`set_runtime_stats_and_log` runs at the start of
-    an iteration's forward), so one more step runs after the traced ones.
-    """
-    counters: list[DdpCounters] = []
-
-    def read_previous(step: int) -> None:
-        if step - 1 >= WARMUP_STEPS:
-            logged = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-            counters.append(_counters(step - 1, logged))
-
-    model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-    record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=read_previous)
+    """Count and trace the same steps; `step` of a counter is the number in the trace's ``ProfilerStep#``."""
+    counting = StepCounters(model)
+    record_trace(run_step, traced_steps, trace_path, device, False, synchronise, after_step=counting.read_previous)
     run_step(nothing)
-    read_previous(WARMUP_STEPS + traced_steps + 1)
+    counting.read_previous(WARMUP_STEPS + traced_steps + 1)
     stop_counting(model)
-    return counters
+    return counting.counters
 
 
 def _counters(step: int, logged: Mapping[str, object]) -> DdpCounters:

@@ -1,5 +1,6 @@
 """Untraced timing: a boundary between every two steps, and one synchronised block around all of them."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -50,7 +51,12 @@ class StepTimer:
         return [_between_us(first, second) for first, second in pairwise(self._boundaries)]
 
     def data_waits_us(self) -> list[float]:
-        """Of every step, microseconds from its start until its batch was there; call after a synchronisation."""
+        """Of every step, microseconds from its start until its batch was there; call after a synchronisation.
+
+        Missing (NaN) of every step where no batch's arrival was ever marked.
+        """
+        if not self._arrivals:
+            return [math.nan] * (len(self._boundaries) - 1)
         return [
             _between_us(start, arrival) for start, arrival in zip(self._boundaries[:-1], self._arrivals, strict=True)
         ]

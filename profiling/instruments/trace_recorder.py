@@ -10,10 +10,89 @@ from isal import igzip
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from dpscope.profiling.instruments.named_ranges import ranges_recorded
-from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer, nothing
+from dpscope.profiling.instruments.step_timer import RunStep, StepCounts, StepSample, StepTimer
 from dpscope.profiling.store.files import atomic_path
 
 WARMUP_STEPS = 2  # run under a profiler that is on and discards: its start costs the first steps time
+
+
+class StepTrace:
+    """A trace that is recorded step by step: started between two steps, then told of the end of every step.
+
+    It covers `traced_steps` whole steps and the one before them, after WARMUP_STEPS under a profiler that discards, and is
+    saved (gzip) at `path` when the last of its `steps` ends. `all_threads` also records Python threads that the profiler has
+    not seen before, as those of DataParallel. `synchronise` waits for the device's work, and may wait for other processes.
+    """
+
+    def __init__(
+        self,
+        traced_steps: int,
+        path: Path,
+        device: torch.device,
+        all_threads: bool,
+        synchronise: Callable[[], None],
+    ) -> None:
+        self.steps = WARMUP_STEPS + traced_steps + 1
+        self.complete = False
+        self._path = path
+        self._synchronise = synchronise
+        self._step = 0
+        self._timer = StepTimer(device)
+        self._outcomes: list[StepCounts] = []
+        self._profiler = profile(
+            activities=_activities(device),
+            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=traced_steps + 1, repeat=1),
+            on_trace_ready=self._save,
+            record_shapes=True,
+            experimental_config=_all_threads_config() if all_threads else None,
+        )
+
+    def start(self) -> None:
+        """Begin the first step."""
+        self._synchronise()
+        self._profiler.start()
+
+    def batch_arrived(self) -> None:
+        """Mark that the batch of the step that runs is there."""
+        if self._step >= WARMUP_STEPS:
+            self._timer.batch_arrived()
+
+    def step_ended(self, outcome: StepCounts) -> bool:
+        """End a step and begin the next; returns whether that was the last one, whose trace is saved by then."""
+        step = self._step
+        last = step == self.steps - 1
+        if step >= WARMUP_STEPS:
+            self._outcomes.append(outcome)
+        if last:
+            self._timer.boundary()
+            self.complete = True
+        if step == WARMUP_STEPS - 1:
+            self._synchronise()  # else what is still queued would run in the recorded window, launched in none of its steps
+        self._profiler.step()
+        self._step += 1
+        if WARMUP_STEPS <= self._step < self.steps:
+            self._timer.boundary()
+        return last
+
+    def stop(self) -> None:
+        """Switch the profiler off; a trace whose last step has not ended is not saved."""
+        self._profiler.stop()
+
+    def samples(self) -> list[StepSample]:
+        """One for every recorded step, `step` being the number in the trace's ``ProfilerStep#``; after a synchronisation.
+
+        A step's time runs from its start to the start of the next, the last one's to its end: what the tracer does during
+        steps is in it, writing the trace is not. Its wait is missing where no batch's arrival was told.
+        """
+        durations = zip(self._timer.step_durations_us(), self._timer.data_waits_us(), self._outcomes, strict=True)
+        return [
+            StepSample("traced", None, WARMUP_STEPS + index, step_us, wait_us, outcome.samples)
+            for index, (step_us, wait_us, outcome) in enumerate(durations)
+        ]
+
+    def _save(self, profiler: profile) -> None:
+        if self.complete:
+            _export(profiler, self._path)
 
 
 def record_trace(
@@ -25,46 +104,23 @@ def record_trace(
     synchronise: Callable[[], None],
     after_step: Callable[[int], None] | None = None,
 ) -> list[StepSample]:
-    """Trace `traced_steps` whole steps and the one before them, and save the trace (gzip) at `path`.
+    """Run and trace steps as `StepTrace` has it; returns a sample of every recorded step.
 
-    Returns a sample of every recorded step, `step` being the number in the trace's ``ProfilerStep#`` ranges.
-    A step's time runs from its start to the start of the next, the last one's to its end: what the tracer does
-    during steps is in it, writing the trace is not. `all_threads` also records Python threads the profiler has
-    not seen before, as those of DataParallel. `after_step` is called with each finished step's number.
+    `after_step` is called with each finished step's number.
     """
-    recorded_steps = traced_steps + 1
-    timer = StepTimer(device)
-    outcomes: list[StepCounts] = []
+    trace = StepTrace(traced_steps, path, device, all_threads, synchronise)
+    with ranges_recorded():
+        trace.start()
+        try:
+            for step in range(trace.steps):
+                outcome = run_step(trace.batch_arrived)
+                if after_step is not None:
+                    after_step(step)
+                trace.step_ended(outcome)
+        finally:
+            trace.stop()
     synchronise()
-    with (
-        ranges_recorded(),
-        profile(
-            activities=_activities(device),
-            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=recorded_steps, repeat=1),
-            on_trace_ready=lambda profiler: _export(profiler, path),
-            record_shapes=True,
-            experimental_config=_all_threads_config() if all_threads else None,
-        ) as profiler,
-    ):
-        for step in range(WARMUP_STEPS + recorded_steps):
-            if step >= WARMUP_STEPS:
-                timer.boundary()
-            outcome = run_step(timer.batch_arrived if step >= WARMUP_STEPS else nothing)
-            if after_step is not None:
-                after_step(step)
-            if step >= WARMUP_STEPS:
-                outcomes.append(outcome)
-            if step == WARMUP_STEPS + recorded_steps - 1:
-                timer.boundary()
-            if step == WARMUP_STEPS - 1:
-                synchronise()  # else what is still queued would run in the recorded window, launched in none of its steps
-            profiler.step()
-    synchronise()
-    durations = zip(timer.step_durations_us(), timer.data_waits_us(), outcomes, strict=True)
-    return [
-        StepSample("traced", None, WARMUP_STEPS + index, step_us, wait_us, outcome.samples)
-        for index, (step_us, wait_us, outcome) in enumerate(durations)
-    ]
+    return trace.samples()
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:

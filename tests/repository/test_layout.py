@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, str] = {
     "launch/planning": "launch/jobs launch/workload profiling/machine profiling/records profiling/store",
     "launch/measuring": "launch/calibration launch/jobs launch/planning launch/workload profiling/instruments profiling/machine "
     "profiling/records profiling/store",
-    "launch/training": "launch/jobs launch/planning launch/workload profiling/machine profiling/mirrors "
+    "launch/training": "launch/jobs launch/planning launch/workload profiling/instruments profiling/machine profiling/mirrors "
     "profiling/records profiling/store",
     "launch/equality": "launch/jobs launch/planning launch/workload profiling/records profiling/store",
     "analysis/stats": "",

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch.workload.models import build_workload, check_model, parameter_sizes
+from dpscope.launch.workload.models import build_workload, check_model
+from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from dpscope.profiling.instruments.step_timer import StepCounts, save_samples, time_block
-from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace, record_trace
 from dpscope.profiling.records.run import SAMPLE_COLUMNS
 
 HOST = torch.device("cpu")
@@ -154,3 +155,21 @@ def test_samples_are_saved_with_their_columns(tmp_path: Path) -> None:
     assert len(frame) == 2
     assert frame.epoch.isna().all()
     assert (frame.measuring_pass == "timed").all()
+
+
+def test_a_trace_that_is_stopped_before_its_last_step_is_not_saved(tmp_path: Path) -> None:
+    for steps in (0, WARMUP_STEPS + 1):
+        path = tmp_path / f"{steps}.pt.trace.json.gz"
+        trace = StepTrace(1, path, HOST, all_threads=False, synchronise=lambda: None)
+        trace.start()
+        assert not any(trace.step_ended(StepCounts(samples=1)) for _ in range(steps))
+        trace.stop()
+        assert not path.exists()
+    trace = StepTrace(1, path, HOST, all_threads=False, synchronise=lambda: None)
+    trace.start()
+    ends = [trace.step_ended(StepCounts(samples=3)) for _ in range(WARMUP_STEPS + 2)]
+    trace.stop()
+    assert ends == [False, False, False, True]
+    assert path.exists()
+    assert [(sample.step, sample.samples) for sample in trace.samples()] == [(2, 3), (3, 3)]
+    assert all(math.isnan(sample.data_wait_us) for sample in trace.samples())  # nobody told when a batch was there
