@@ -25,6 +25,7 @@ from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
@@ -167,6 +168,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             continue
         ranks += [(repeat, rank) for rank in loaded.ranks]
         findings += [finding for rank in loaded.ranks for finding in rank.findings]
+        findings += _slower_clocks(loaded.ranks)
         samples.append(loaded.samples.assign(repeat=repeat))
         if not (traces := done.traces()):
             findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
@@ -208,6 +210,12 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
 def _incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
     next_step = f"files were lost after it was measured: {MEASURE_AGAIN}"
     return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
+
+
+def _slower_clocks(ranks: Sequence[RankResult]) -> list[Finding]:
+    """Of GPUs at their power limit those that are slower than the others' of all ranks: a rank knows its own alone."""
+    states = [state for rank in ranks for state in rank.device_states_after]
+    return [finding for finding in power_cap_findings(states) if finding.severity != "info"]
 
 
 def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -> TrafficCheck:

@@ -43,7 +43,7 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
         raise DpscopeError(f"nothing could be timed: {measured.left_out[0].reason}; see --collectives and --max-bytes")
     nvml = open_nvml() if settings.device == "cuda" else None
     links = interconnect(nvml, measured.device_uuids)
-    environment = collect_environment(nvml)
+    environment = collect_environment(nvml, on_gpus=settings.device == "cuda")
     return Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),

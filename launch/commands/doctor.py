@@ -11,10 +11,12 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices
 from dpscope.profiling.machine.environment import (
     device_findings,
     device_states,
+    platform_version,
     usable_cores,
 )
 from dpscope.profiling.machine.interconnect import interconnect
@@ -44,6 +46,7 @@ def run_doctor() -> list[Check]:
         _device_health,
         _links,
         _backends,
+        _all_reduce,
         _peer_access,
         _shared_memory,
         _tracer,
@@ -65,7 +68,7 @@ def print_checks(checks: list[Check], console: Console) -> bool:
 def _cuda_usable() -> bool:
     import torch
 
-    return present_gpus() is not None and torch.cuda.is_available()
+    return torch.cuda.is_available()
 
 
 def _devices() -> Check:
@@ -85,7 +88,10 @@ def _driver() -> Check:
     import torch
 
     driver = driver_version(open_nvml())
-    built = f"torch {torch.__version__}, built for CUDA {torch.version.cuda or 'none'}"
+    platform = platform_version(torch.version)
+    built = f"torch {torch.__version__}, built for {platform if torch.version.cuda is None else f'CUDA {platform}'}"
+    if torch.version.hip is not None and _cuda_usable():
+        return Check("driver", "ok", f"torch uses AMD's driver, NVML does not know it; {built}")
     if present_gpus() is None:
         return Check("driver", "not applicable", f"no GPU; {built}")
     if driver is None:
@@ -125,6 +131,20 @@ def _backends() -> Check:
     if not available[needed]:
         return Check("backends", "failed", detail, f"install a torch with {needed}")
     return Check("backends", "ok", detail)
+
+
+def _all_reduce() -> Check:
+    """NCCL at work, over all GPUs: whether it is in torch says little."""
+    import torch
+
+    count = torch.cuda.device_count() if _cuda_usable() else 0
+    if not count:
+        return Check("all-reduce", "not applicable", "no GPU")
+    try:
+        engine = all_reduce_once("cuda", count, Console(stderr=True))
+    except DpscopeError as error:
+        return Check("all-reduce", "failed", str(error), "set NCCL_DEBUG=INFO and run dpscope doctor again to see why")
+    return Check("all-reduce", "ok", f"4 MB over {count} GPU(s) by {engine}")
 
 
 def _peer_access() -> Check:

@@ -49,6 +49,14 @@ def _meeting_of_this_attempt(timeout: timedelta) -> dict[str, Any]:
     return {"store": PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
+def nccl_engine(device: torch.device) -> str | None:
+    """Class of the process group behind NCCL, None without NCCL: torch >= 2.15 has two."""
+    if device.type != "cuda" or not distributed.is_initialized():
+        return None
+    group = distributed.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__
+
+
 def synchronise(devices: Sequence[torch.device]) -> None:
     """Wait for a process's devices and for the other processes of its job."""
     _finish_work(devices)

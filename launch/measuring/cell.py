@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.process_group import devices_of, join_process_group
+from dpscope.launch.jobs.process_group import devices_of, join_process_group, nccl_engine
 from dpscope.launch.measuring.cell_passes import CellProcess, Measured, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
@@ -161,7 +161,7 @@ def _rank_result(
         device_names=_device_names(job.cell, process.devices),
         threads=torch.get_num_threads(),
         backend=distributed.get_backend() if distributed.is_initialized() else None,
-        nccl_engine=_nccl_engine(process.devices[0]),
+        nccl_engine=nccl_engine(process.devices[0]),
         loader_workers=process.step.batches.loader_workers,
         steps_per_epoch=process.step.batches.steps_per_epoch,
         model=sizes,
@@ -179,18 +179,10 @@ def _environment_of_host(job: WorkerJob, place: TorchrunPlace) -> Environment | 
     """That of another host than rank 0's, whose own is in the manifest."""
     if place.node == 0 or place.local_rank > 0:
         return None
-    return collect_environment(open_nvml() if job.kind == "cuda" else None)
+    return collect_environment(open_nvml() if job.kind == "cuda" else None, on_gpus=job.kind == "cuda")
 
 
 def _device_names(cell: Cell, devices: tuple[torch.device, ...]) -> tuple[str, ...]:
     if devices[0].type == "cuda":
         return tuple(torch.cuda.get_device_name(device) for device in devices)
     return ("cpu",) * (cell.devices if cell.strategy == "dp-host" else 1)
-
-
-def _nccl_engine(device: torch.device) -> str | None:
-    """Class of the process group behind NCCL, None without NCCL: torch >= 2.15 has two."""
-    if device.type != "cuda" or not distributed.is_initialized():
-        return None
-    group = distributed.distributed_c10d._get_default_group()
-    return type(group._get_backend(device)).__name__

@@ -28,7 +28,7 @@ def new_manifest(
     on_this_host: int | None = None,
 ) -> Manifest:
     """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it."""
-    environment = collect_environment(open_nvml() if kind == "cuda" else None)
+    environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda")
     findings = plan_findings(config, kind, on_this_host)
     return Manifest(
         schema_version=SCHEMA_VERSION,

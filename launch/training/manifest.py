@@ -33,7 +33,8 @@ def open_train_manifest(folder: TrainFolder, description: TrainDescription) -> T
 
 def _new(description: TrainDescription) -> TrainManifest:
     devices = description.config.run.devices
-    environment = collect_environment(open_nvml() if description.device_type == "cuda" else None)
+    on_gpus = description.device_type == "cuda"
+    environment = collect_environment(open_nvml() if on_gpus else None, on_gpus)
     return TrainManifest(
         schema_version=TRAIN_SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),

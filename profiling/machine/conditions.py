@@ -22,8 +22,10 @@ _OF_NO_EFFECT = (
     "CUDA_HOME",
     "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES",  # which GPUs; that they are alike is checked
+    "HIP_VISIBLE_DEVICES",
     "MKL_NUM_THREADS",  # dpscope sets the threads itself, and torchrun the variable
     "OMP_NUM_THREADS",
+    "PYTORCH_KERNEL_CACHE_PATH",
     "TORCH_CPP_LOG_LEVEL",
     "TORCH_HOME",
     "TORCH_SHOW_CPP_STACKTRACES",

@@ -18,13 +18,18 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import DeviceState, Environment
 
-_SETTING_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "MKL_", "KINETO_")
+_SETTING_PREFIXES = (
+    *("NCCL_", "RCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DDP_", "OMP_", "MKL_", "KINETO_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "HIP_", "HSA_"),
+)
+_POWER_CAP = "sw_power_cap"
+_SLOWER_CLOCK = 0.95  # of the fastest GPU's: below it a power limit makes a GPU the slow one
 
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
 
 # NVML's clock throttle (event) reasons, nvml.h; idle and applications-clock settings do not slow a busy device.
 _THROTTLE_REASONS = {
-    0x0000000000000004: "sw_power_cap",
+    0x0000000000000004: _POWER_CAP,
     0x0000000000000008: "hw_slowdown",
     0x0000000000000010: "sync_boost",
     0x0000000000000020: "sw_thermal_slowdown",
@@ -128,11 +133,14 @@ def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
     return None if processes is None else tuple(process.pid for process in processes)
 
 
-def collect_environment(nvml: Any | None) -> Environment:
-    """This machine as it is now. Imports torch."""
+def collect_environment(nvml: Any | None, on_gpus: bool = False) -> Environment:
+    """This machine as it is now. Imports torch; `on_gpus`: GPUs that NVML does not know, as AMD's, are named by torch."""
     import torch
 
     accelerators = device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if on_gpus and not accelerators and torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        accelerators = tuple(DeviceState(index=index, name=name) for index, name in enumerate(names))
     return Environment(
         hostname=socket.gethostname(),
         platform=platform.platform(),
@@ -142,13 +150,19 @@ def collect_environment(nvml: Any | None) -> Environment:
         python_version=platform.python_version(),
         torch_version=str(torch.__version__),
         torchvision_version=_version("torchvision"),
-        cuda_version=torch.version.cuda,
+        cuda_version=platform_version(torch.version),
         nccl_version=_nccl_version(torch),
         driver_version=driver_version(nvml),
         accelerators=accelerators,
         settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
         interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators]) if nvml is not None else None,
     )
+
+
+def platform_version(version: Any) -> str | None:
+    """What torch was built for, by `torch.version`: CUDA's version, or ROCm's with its name; None for a CPU build."""
+    cuda: str | None = version.cuda
+    return cuda or (f"ROCm {hip}" if (hip := getattr(version, "hip", None)) else None)
 
 
 def _nccl_version(torch: Any) -> str | None:
@@ -181,13 +195,19 @@ def _memory_bytes() -> int | None:
 
 def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], devices: int) -> list[Finding]:
     """What about this machine's first `devices` GPUs makes times unfair, or cannot be told; none on the CPU."""
-    if kind == "cpu" or environment.accelerators:
-        return device_findings(environment.accelerators[:devices])
-    return [
-        PlanCode.DEVICE_STATE_UNKNOWN.finding(
-            "NVML says nothing about the GPUs in use: whether they are slowed down, shared or unlike each other is not known."
+    states = environment.accelerators[:devices]
+    findings = device_findings(states)
+    if kind == "cuda" and all(
+        msgspec.structs.replace(one, name=None) == DeviceState(index=one.index) for one in states
+    ):
+        unknown = (
+            "whether they are slowed down or shared"
+            if states
+            else "whether they are slowed down, shared or unlike each other"
         )
-    ]
+        told = f"NVML says nothing about the GPUs in use: {unknown} is not known."
+        return [PlanCode.DEVICE_STATE_UNKNOWN.finding(told), *findings]
+    return findings
 
 
 def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
@@ -203,14 +223,8 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
                     f"GPU {state.index} does not answer its driver: it may have fallen off the bus."
                 )
             )
-        if state.throttle_reasons:
-            findings.append(
-                PlanCode.DEVICE_THROTTLED.finding(
-                    message=f"GPU {state.index} is slowed down by {', '.join(state.throttle_reasons)}"
-                    + (f" at {state.temperature_c} C" if state.temperature_c is not None else "")
-                    + ": its times are those of a slower device."
-                )
-            )
+        if set(state.throttle_reasons or ()) - {_POWER_CAP}:
+            findings.append(_throttled(state))
         if state.other_process_ids:
             listed = ", ".join(str(process) for process in state.other_process_ids)
             findings.append(
@@ -219,11 +233,42 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
                     "their work is in the measured times."
                 )
             )
-    findings = list(dict.fromkeys(findings))
+    findings = [*dict.fromkeys([*findings, *power_cap_findings(states)])]
     findings += _mixed(states, "name", PlanCode.MIXED_DEVICES, "GPU models differ")
     findings += _mixed(states, "pcie_width", PlanCode.MIXED_LINKS, "PCIe link widths differ")
     findings += _mixed(states, "active_nvlinks", PlanCode.MIXED_NVLINKS, "Numbers of active NVLinks differ")
     return findings
+
+
+def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
+    """Of GPUs that are held at their power limit and by nothing else: a warning of those whose clock is below the others'.
+
+    A busy GPU is held there most of the time, and all alike: no news of one whose clock is as high as the others'. The
+    states are of one moment, under load.
+    """
+    clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
+    found = []
+    for state in states:
+        if state.throttle_reasons != (_POWER_CAP,):
+            continue
+        slower = state.sm_clock_mhz is not None and state.sm_clock_mhz < _SLOWER_CLOCK * max(clocks)
+        found.append(_throttled(state, max(clocks)) if slower else _power_capped(state))
+    return list(dict.fromkeys(found))
+
+
+def _power_capped(state: DeviceState) -> Finding:
+    return PlanCode.DEVICE_POWER_CAPPED.finding(
+        f"GPU {state.index} is held at its power limit, as a busy GPU usually is."
+    )
+
+
+def _throttled(state: DeviceState, fastest_mhz: int | None = None) -> Finding:
+    reasons = ", ".join(state.throttle_reasons or ())
+    at = f" at {state.temperature_c} C" if state.temperature_c is not None else ""
+    beside = "" if fastest_mhz is None else f" to {state.sm_clock_mhz} MHz, where another GPU has {fastest_mhz}"
+    return PlanCode.DEVICE_THROTTLED.finding(
+        f"GPU {state.index} is slowed down by {reasons}{beside}{at}: its times are those of a slower device."
+    )
 
 
 def _tells_nothing(state: DeviceState) -> bool:

@@ -66,6 +66,12 @@ class PlanCode(FindingCode):
         "A GPU is slowed down by heat or a power limit, so its times are those of a slower device.",
         "Let it cool or raise its power limit, and measure again.",
     )
+    DEVICE_POWER_CAPPED = (
+        "device_power_capped",
+        "info",
+        "A GPU is held at its power limit, as busy GPUs usually are.",
+        "No action needed; compare runs only under the same power limit (nvidia-smi -q -d POWER).",
+    )
     DEVICE_STATE_UNKNOWN = (
         "device_state_unknown",
         "warning",

@@ -188,13 +188,13 @@ class Environment(Stored, frozen=True):
     python_version: str
     torch_version: str | None
     torchvision_version: str | None
-    cuda_version: str | None  # the one torch was built with
+    cuda_version: str | None  # the one torch was built with, or "ROCm" and its version
     nccl_version: str | None
     driver_version: str | None
     accelerators: tuple[DeviceState, ...] = ()
     settings: dict[str, str] = msgspec.field(
         default_factory=dict
-    )  # NCCL_*, GLOO_*, TORCH_*, OMP_*, CUDA_* variables that are set
+    )  # the variables that times may depend on and that are set: NCCL_*, TORCH_*, CUDA_*, ...
     interconnect: Interconnect | None = None  # links of the visible GPUs, by NVML; None: not asked, or no NVML
 
 

@@ -7,7 +7,8 @@ from tests.generated_traces import dp_schedule as schedule
 from tests.generated_traces.builder import DeviceWork, TraceBuilder
 from tests.generated_traces.dp_expected import dp_expected
 from tests.generated_traces.dp_schedule import StepPlan
-from tests.generated_traces.model import GeneratedTrace
+from tests.generated_traces.model import GeneratedTrace, Trace
+from tests.generated_traces.nccl_names import KERNEL_NAMES
 
 Transport = Literal["nccl", "peer_copy"]
 Inputs = Literal["host", "device"]
@@ -22,6 +23,7 @@ def dp_trace(
     inputs: Inputs = "host",
     named_ranges: bool = True,
     lag: bool = False,
+    rccl: bool = False,
 ) -> GeneratedTrace:
     """Three steps, ProfilerStep#5 to 7, on 2 or 4 devices.
 
@@ -29,15 +31,33 @@ def dp_trace(
     `inputs`: batches scattered from the host, or moved to device 0 first and scattered from there by peer copies.
     `named_ranges`: with dpscope's own ranges, or without, as any other program's trace.
     `lag`: the CPU has launched all three steps before the devices have finished the first.
-    The last two change no expected value, except that without named ranges there are no times by range.
+    `rccl`: kernels and calls as AMD's: no kernel's name tells which collective it is, no copy's which devices.
+    The last three change no expected value, except that without named ranges there are no times by range.
     """
     if devices not in (2, 4):
         raise ValueError(f"devices is {devices}; the schedule has 2 or 4")
-    program = _Program(devices, transport, inputs, named_ranges)
+    program = _Program(devices, transport, inputs, named_ranges, rccl)
     for index, step in enumerate(STEPS):
         program.step(index, step, lag)
-    trace = program.builder.trace(["NVIDIA A100-SXM4-80GB"] * devices)
+    trace = program.builder.trace(["AMD Instinct MI300X" if rccl else "NVIDIA A100-SXM4-80GB"] * devices)
+    if rccl:
+        as_rocm_names(trace)
     return GeneratedTrace(trace, dp_expected(devices, transport, inputs, named_ranges, STEPS))
+
+
+def as_rocm_names(trace: Trace) -> None:
+    """Kernels of RCCL, copies of ROCm's tracer, and the calls that launch copies between devices."""
+    between = set()
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "kernel" and event["name"].startswith("ncclDevKernel"):
+            event["name"] = KERNEL_NAMES["rccl"]["broadcast"]
+        if event.get("cat") == "gpu_memcpy":
+            if "PtoP" in event["name"]:
+                between.add(event["args"]["correlation"])
+            event["name"] = "CopyHostToDevice" if "HtoD" in event["name"] else "CopyDeviceToDevice"
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "cuda_runtime" and event["args"].get("correlation") in between:
+            event["name"] = "hipMemcpyPeerAsync"
 
 
 def _dims(*elements: int) -> dict[str, object]:
@@ -49,8 +69,8 @@ def _dims(*elements: int) -> dict[str, object]:
 class _Program:
     """The training loop; each method is one part of a step and launches that part's work."""
 
-    def __init__(self, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool) -> None:
-        self.builder = TraceBuilder(pid=MAIN)
+    def __init__(self, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool, rccl: bool) -> None:
+        self.builder = TraceBuilder(pid=MAIN, hip=rccl)
         self.devices = devices
         self.transport = transport
         self.inputs = inputs

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.exposed import device_exposed_us
 from dpscope.analysis.traces.data_parallel.host_phases import host_phase_rows
-from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, launch_phases
+from dpscope.analysis.traces.data_parallel.launches import OTHER, PHASES, LaunchPhases, kinds_by_phase, launch_phases
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps import intervals
@@ -60,6 +60,11 @@ def is_data_parallel(attribution: Attribution) -> bool:
     if len(np.unique(events.device[device])) < 2:
         return False
     return any(_DP_NAME.match(name) for name in events.names)
+
+
+def collective_kinds(attribution: Attribution) -> dict[int, str]:
+    """`kinds_by_phase` of a trace of DataParallel on devices; of any other trace nothing."""
+    return kinds_by_phase(attribution) if attribution.on_device and is_data_parallel(attribution) else {}
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:

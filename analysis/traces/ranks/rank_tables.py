@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.peer_copies import peer_copies
-from dpscope.analysis.traces.data_parallel.phases import dp_phases
+from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phases
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
@@ -64,7 +64,7 @@ def rank_tables(trace: Trace) -> RankTables:
     attribution = attribute(trace)
     return RankTables(
         steps=step_breakdown(attribution),
-        collectives=collectives(attribution),
+        collectives=collectives(attribution, collective_kinds(attribution)),
         dp_phases=dp_phases(attribution),
         exposed=exposed_stretches(attribution),
         summary=_summary(attribution),

@@ -23,6 +23,7 @@ from dpscope.analysis.traces.steps.event_kind import (
     cpu_event_kinds,
     event_kinds,
     named_annotations,
+    with_peer_calls,
 )
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
 from dpscope.analysis.traces.steps.windows import NO_STEP, Windows, windows_of
@@ -106,6 +107,7 @@ def attribute(trace: Trace) -> Attribution:
         return Attribution(trace, steps, kind, none, never, step, by_time, windows_of(events, kind, none, len(steps)))
     kind = event_kinds(events)
     launch_row = _launch_rows(events, is_among(kind, DEVICE_KINDS))
+    kind = with_peer_calls(events, kind, launch_row)
     if trace.world_size != 1:
         kind = with_engine_copies(events, kind, launch_row)
     launch_us = np.where(launch_row >= 0, events.start_us[np.maximum(launch_row, 0)], np.nan)

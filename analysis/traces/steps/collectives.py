@@ -2,8 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -36,7 +37,7 @@ _RECORD = re.compile(r"record_param_comms$")
 _OPERATOR = re.compile(r"_?c10d(?:_functional)?::")
 
 
-def collectives(attribution: Attribution) -> pd.DataFrame:
+def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> pd.DataFrame:
     """One row per collective of one rank, COLUMNS, in order of launch (gloo: of creation).
 
     `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
@@ -44,12 +45,15 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     time a work of gloo's waited for a worker thread, `ready_us`
     when its data were ready, `concurrent` how many others of the rank were in flight on its device at some time of its own (a
     link that they share gives each a part). Unknown is NA. `step` is NA for a collective that no traced step launched.
+    `kind_of_row` is the kind of event rows of which neither a record nor a name tells, as RCCL's kernels in DataParallel.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     when = attribution.launch_us if attribution.on_device else attribution.events.start_us
     launched = np.where(np.isfinite(when[rows]), when[rows], attribution.events.start_us[rows])
     rows = rows[np.argsort(launched, kind="stable")]
-    frame = pd.DataFrame(list(_rows(attribution, rows)), columns=[name for name in COLUMNS if name not in _ADDED])
+    frame = pd.DataFrame(
+        list(_rows(attribution, rows, kind_of_row)), columns=[name for name in COLUMNS if name not in _ADDED]
+    )
     frame.insert(0, "rank", attribution.trace.rank)
     frame.insert(COLUMNS.index("order"), "order", frame.groupby(["group", "group_ranks"], dropna=False).cumcount())
     whole = ["rank", "device", "step", "sequence", "order", "bytes", "group_size"]
@@ -63,11 +67,12 @@ def collectives(attribution: Attribution) -> pd.DataFrame:
     return frame
 
 
-def _rows(attribution: Attribution, rows: IntColumn) -> Iterator[dict[str, object]]:
+def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, str]) -> Iterator[dict[str, object]]:
     events = attribution.events
     ends = _ends(attribution, rows)
     queued = np.full(len(rows), np.nan) if attribution.on_device else queue_us(events, rows)
-    told = list(_told(attribution, rows))
+    named = list(_told(attribution, rows))
+    told = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
     sizes = [group_size(args, kind) for args, kind in told]
     assumed = _assumed_group_size(attribution, sizes)
     for index, row in enumerate(rows):

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.steps.communication_kernels import family_of, is_collective_kernel
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
@@ -71,6 +71,18 @@ def collective_kind(name: str) -> str | None:
         if word in letters:
             return kind
     return None
+
+
+def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
+    """The kinds, with copies that a call for two devices launched (hipMemcpyPeerAsync) as peer copies, whatever their names.
+
+    ROCm's tracer calls a copy from one device to another and one within a device alike: CopyDeviceToDevice.
+    """
+    peer_call = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)
+    launched = (launch_row >= 0) & peer_call[events.name[np.maximum(launch_row, 0)]] if len(events) else launch_row >= 0
+    return np.where(
+        launched & (kind == Kind.COPY) & events.is_category(Category.MEMCPY), np.uint8(Kind.PEER_COPY), kind
+    )
 
 
 def is_peer_copy(name: str) -> bool:

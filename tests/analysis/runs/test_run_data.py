@@ -1,5 +1,6 @@
 """Run folders that lost something: told, and left out of every sum."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -
 def test_counters_that_are_gone_are_told(run: Path) -> None:
     shutil.rmtree(run / REPEAT / "counters")
     assert "counters_not_compared" in codes(run)
+
+
+@pytest.mark.parametrize(("slower_mhz", "told"), [(1_340, False), (1_338, True)])
+def test_a_rank_that_its_power_limit_makes_the_slow_one_is_told(run: Path, slower_mhz: int, told: bool) -> None:
+    """Each rank knows its own GPU alone; 95% of 1,410 MHz is 1,339.5."""
+    for rank, clock_mhz in ((0, 1_410), (1, slower_mhz)):
+        path = run / REPEAT / f"rank_0_{rank}.json"
+        state = {"index": rank, "sm_clock_mhz": clock_mhz, "throttle_reasons": ["sw_power_cap"]}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"device_states_after": [state]}))
+    assert ("device_throttled" in codes(run)) == told
 
 
 def test_communication_without_a_trace_is_not_known(run: Path) -> None:

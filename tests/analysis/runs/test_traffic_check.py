@@ -91,6 +91,30 @@ def test_dp_passes_by_nccl_and_by_copies(tmp_path: Path, transport: str, devices
     assert check(tmp_path, Cell(strategy="dp", devices=devices, batch_size=4), generated) == []
 
 
+@pytest.mark.parametrize("named_ranges", [True, False])
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+def test_dp_on_amd_passes_though_no_name_tells_a_collective_or_a_peer(
+    tmp_path: Path, transport: str, named_ranges: bool
+) -> None:
+    """Four broadcasts and two reduces a step on each device, all of them by kernels of one name, or copies of one name."""
+    generated = dp_trace(2, transport, named_ranges=named_ranges, rccl=True)  # type: ignore[arg-type]
+    names = {one["name"] for one in generated.trace["traceEvents"] if one.get("cat") in ("kernel", "gpu_memcpy")}
+    assert not [name for name in names if "Broadcast" in name or "Reduce" in name or "PtoP" in name]
+    assert check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated) == []
+    collectives = analyze_traces([tmp_path]).collectives
+    counts = collectives.groupby(["device", "step", "kind"]).size()
+    assert counts.tolist() == ([4, 2] * 6 if transport == "nccl" else [])
+
+
+def test_dp_on_amd_with_its_reduces_cut_out_is_incomplete(tmp_path: Path) -> None:
+    generated = dp_trace(2, "nccl", rccl=True)
+    reduced = launched_in(generated.trace, "ReduceAddCoalesced")
+    generated.trace["traceEvents"] = [one for one in generated.trace["traceEvents"] if one not in reduced]
+    (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
+    assert finding.code == "trace_incomplete"
+    assert "4 and 0 on device 0" in finding.message
+
+
 @pytest.mark.parametrize(("transport", "word"), [("nccl", "Reduce"), ("nccl", "Broadcast"), ("peer_copy", "PtoP")])
 def test_dp_with_its_traffic_cut_out_is_incomplete(tmp_path: Path, transport: str, word: str) -> None:
     generated = dp_trace(2, transport)  # type: ignore[arg-type]

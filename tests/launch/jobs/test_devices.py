@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from dpscope.launch.commands import doctor
 from dpscope.launch.commands.doctor import run_doctor
 from dpscope.launch.jobs import devices
+from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import Devices, resolve_devices
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -49,7 +52,45 @@ def test_cuda_without_any_gpu_is_an_error() -> None:
 
 def test_the_doctor_looks_at_everything() -> None:
     checks = {check.name: check for check in run_doctor()}
-    assert {"devices", "driver", "backends", "peer access", "shared memory", "tracer", "disk"} <= set(checks)
+    named = {"devices", "driver", "backends", "all-reduce", "peer access", "shared memory", "tracer", "disk"}
+    assert named <= set(checks)
     assert checks["tracer"].status == "ok"
     assert "gloo available" in checks["backends"].detail
     assert all(check.next_step for check in checks.values() if check.status in ("failed", "warning"))
+
+
+def test_an_amd_gpu_needs_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has it, NVML, nvidia-smi and /dev/nvidia* do not: nothing fails for that."""
+    monkeypatch.setattr(doctor, "present_gpus", lambda: None)
+    monkeypatch.setattr(doctor, "open_nvml", lambda: None)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "all_reduce_once", lambda kind, count, _: f"{kind} on {count}")
+    driver, reduced = doctor._driver(), doctor._all_reduce()
+    assert (driver.status, "built for ROCm 6.4.43482" in driver.detail) == ("ok", True)
+    assert (reduced.status, reduced.detail) == ("ok", "4 MB over 1 GPU(s) by cuda on 1")
+    assert doctor._backends().status == ("ok" if torch.distributed.is_nccl_available() else "failed")
+
+
+def test_an_all_reduce_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> str:
+        raise DpscopeError("rank 1: DistBackendError: NCCL error: unhandled cuda error")
+
+    monkeypatch.setattr(doctor, "all_reduce_once", failing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check = doctor._all_reduce()
+    assert (check.status, check.detail) == ("failed", "rank 1: DistBackendError: NCCL error: unhandled cuda error")
+    assert "NCCL_DEBUG=INFO" in check.next_step
+
+
+@pytest.mark.process
+def test_an_all_reduce_in_a_job_of_its_own() -> None:
+    """The same job on the CPU: two processes, 1 + 2 = 3 everywhere, by gloo; a device that is not there fails in one line."""
+    console = Console(quiet=True)
+    assert all_reduce_once("cpu", 2, console) == "gloo"
+    if not torch.cuda.is_available():
+        with pytest.raises(DpscopeError, match="rank 0: "):
+            all_reduce_once("cuda", 1, console)

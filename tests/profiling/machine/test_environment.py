@@ -11,11 +11,13 @@ from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.measuring import cell as cell_job
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.machine import environment as environment_module
+from dpscope.profiling.machine.conditions import variable_differences
 from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
     device_states,
     machine_findings,
+    platform_version,
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
@@ -105,6 +107,68 @@ def test_findings_of_unfair_devices() -> None:
     assert "GPU 0 is shared with other processes (11)" in found["device_shared"].message
     assert "1 x 16, 1 x 8" in found["mixed_links"].message
     assert all(finding.next_step for finding in found.values())
+
+
+@pytest.mark.parametrize(("clocks_mhz", "severities"), [((1410, 1340), ["info"]), ((1410, 1338), ["warning"])])
+def test_a_power_limit_is_news_where_it_makes_a_gpu_the_slow_one(
+    clocks_mhz: tuple[int, int], severities: list[str]
+) -> None:
+    """95% of 1,410 MHz is 1,339.5: 1,340 is as fast as the other, 1,338 is not."""
+    states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x0, 0x4), ClockInfo=clocks_mhz), ())
+    found = device_findings(states)
+    assert [finding.severity for finding in found] == severities
+    assert ("to 1338 MHz, where another GPU has 1410" in found[0].message) == (severities == ["warning"])
+    assert [finding.severity for finding in device_findings(states[1:])] == ["info"]  # alone: nothing to be slower than
+
+
+def test_heat_is_told_whatever_the_clock() -> None:
+    states = device_states(TwoGpuNvml(CurrentClocksThrottleReasons=(0x4, 0x40)), ())
+    assert [(one.code, one.severity) for one in device_findings(states)] == [
+        ("device_throttled", "warning"),
+        ("device_power_capped", "info"),
+    ]
+
+
+def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As AMD's are: their names make machines unlike, their states stay unknown."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    names = {0: "AMD Instinct MI300X", 1: "AMD Instinct MI250X"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    environment = collect_environment(None, on_gpus=True)
+    assert [(one.index, one.name) for one in environment.accelerators] == [(0, names[0]), (1, names[1])]
+    found = [finding.code for finding in machine_findings(environment, "cuda", 2)]
+    assert found == ["device_state_unknown", "mixed_devices"]
+    assert [finding.code for finding in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
+    assert collect_environment(None).accelerators == ()  # of a run on the CPU
+
+
+def test_torch_for_rocm_tells_so() -> None:
+    assert platform_version(SimpleNamespace(cuda=None, hip="6.4.43482")) == "ROCm 6.4.43482"
+    assert platform_version(SimpleNamespace(cuda="13.2", hip=None)) == "13.2"
+    assert platform_version(SimpleNamespace(cuda=None, hip=None)) is None
+
+
+CHANGES_RESULTS = (
+    *("PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUDNN_LOGLEVEL_DBG"),
+    *("HIP_LAUNCH_BLOCKING", "HSA_ENABLE_SDMA", "RCCL_MSCCL_ENABLE", "DDP_SET_LAST_BUCKET_CAP", "NCCL_ALGO"),
+)
+
+
+@pytest.mark.parametrize("name", CHANGES_RESULTS)
+def test_variables_that_change_results_are_recorded_and_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name, raising=False)
+    without = collect_environment(None)
+    monkeypatch.setenv(name, "1")
+    differences = variable_differences(without, collect_environment(None))
+    assert [(one.what, one.then, one.now) for one in differences] == [(name, "unset", "1")]
+
+
+def test_a_variable_that_changes_nothing_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = collect_environment(None)
+    for name in ("HIP_VISIBLE_DEVICES", "PYTORCH_KERNEL_CACHE_PATH", "CUDA_HOME"):
+        monkeypatch.setenv(name, "elsewhere")
+    assert variable_differences(without, collect_environment(None)) == []
 
 
 def test_a_gpu_off_the_bus_is_a_finding() -> None:
