@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.costs.formulas import ddp_schedule, dp_nccl_us, dp_peer_copies_us
+from dpscope.analysis.costs.collective_streams import ddp_schedule
+from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks

@@ -5,7 +5,6 @@ implies. A fair prediction takes a calibration made before the run, and from the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 
@@ -77,61 +76,3 @@ def dp_peer_copies_us(
     """
     chunks = [*sent, *reduced]
     return (devices - 1) * sum(latency_us + size / bandwidth_gb_per_s / 1e3 for size in chunks)
-
-
-_DONE_US = 1e-6  # with less left a transfer has ended, whatever rounding says
-
-
-@dataclass(frozen=True)
-class BucketSchedule:
-    """When each bucket's all-reduce runs, and what backward does not hide; microseconds on the clock of the ready times."""
-
-    start_us: tuple[float, ...]
-    end_us: tuple[float, ...]
-    exposed_us: float
-
-
-def ddp_schedule(
-    ready_us: Sequence[float], cost_us: Sequence[float], servers: int = 1, slowdown: float = 2.0
-) -> BucketSchedule:
-    """DDP's all-reduces: each starts when its gradients are ready and one of `servers` is free, in order of readiness.
-
-    NCCL has one server, its stream. gloo has two, the workers of its process group, which share the link: `slowdown` is how
-    much longer each of two in flight takes than alone (2 shares every byte; latencies that hide each other give less), and each
-    further one adds as much. Exposed is what lies after the last bucket is ready: that bucket holds the gradients which backward
-    computes last, so backward ends then, and until then the device computes; of all-reduces at once it is their union. Source:
-    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2. Assumes costs
-    as without overlap (no contention with computing), and that no rank waits for another. Buckets in order of readiness.
-
-    >>> ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 5.0]).end_us  # 0-15, 15-30, 30-35; backward ends at 20
-    (15.0, 30.0, 35.0)
-    >>> ddp_schedule([0.0, 10.0], [20.0, 20.0], servers=2).end_us  # alone to 10, both at half speed to 30, alone to 40
-    (30.0, 40.0)
-    """
-    count = len(ready_us)
-    starts, ends = [0.0] * count, [0.0] * count
-    left = list(cost_us)
-    running: list[int] = []
-    now, waiting = 0.0, list(range(count))
-    while running or waiting:
-        if not running:
-            now = max(now, ready_us[waiting[0]])
-        while waiting and len(running) < servers and ready_us[waiting[0]] <= now:
-            starts[waiting[0]] = now
-            running.append(waiting.pop(0))
-        stretch = 1 + (slowdown - 1) * (len(running) - 1)
-        until = now + stretch * min(left[index] for index in running)
-        if waiting and len(running) < servers:
-            until = min(until, ready_us[waiting[0]])
-        for index in running:
-            left[index] -= (until - now) / stretch
-        now = until
-        ended = [index for index in running if left[index] <= _DONE_US]
-        for index in ended:
-            ends[index] = now
-        running = [index for index in running if index not in ended]
-    exposed, covered = 0.0, max(ready_us, default=0.0)
-    for start, end in sorted(zip(starts, ends, strict=True)):
-        exposed += max(0.0, end - max(start, covered))
-        covered = max(covered, end)
-    return BucketSchedule(tuple(starts), tuple(ends), exposed)

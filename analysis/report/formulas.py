@@ -17,7 +17,7 @@ from dpscope.analysis.comparison.predicted import (
 from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
-from dpscope.analysis.costs.formulas import ddp_schedule
+from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.estimate_gaps import records
 from dpscope.analysis.runs.run_data import CellData, RunData

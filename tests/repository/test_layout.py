@@ -58,6 +58,10 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/text profiling/records profiling/store",
+    "analysis/what_if/replay": "analysis/costs",
+    "analysis/what_if/profiles": "analysis/traces/ranks analysis/traces/reading analysis/traces/steps analysis/what_if/replay "
+    "profiling/records profiling/store",
+    "analysis/what_if/links": "analysis/costs profiling/records",
     "analysis/what_if": "analysis/text profiling/store",
     "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
     "analysis/traces/ranks analysis/traces/reading analysis/traces/steps profiling/store",

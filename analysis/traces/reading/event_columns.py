@@ -41,9 +41,10 @@ _CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
 # Kineto's own names: libkineto/include/ActivityType.h.
 _DEVICE_CATEGORY = re.compile(r"^(?:mtia|hpu|glow|collective_comm|npu|tpu|gcu|mlu|musa)|_(?:runtime|driver|kernel)$")
 
-# Whose shapes are read: what communicates, and DataParallel's two coalesced functions.
+# Whose shapes are read: what communicates, DataParallel's two coalesced functions, and what gradients become ready in.
 _COMMUNICATION_NAME = re.compile(
-    r"^(?:gloo:|_?c10d|record_param_comms|Broadcast$|ReduceAddCoalesced$)|nccl|rccl|msccl", re.IGNORECASE
+    r"^(?:gloo:|_?c10d|record_param_comms|Broadcast$|ReduceAddCoalesced$|torch::autograd::AccumulateGrad$)|nccl|rccl|msccl",
+    re.IGNORECASE,
 )
 _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
 _LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)(?:\.(\d{1,17})\d*)?')

@@ -1,0 +1,109 @@
+"""When collectives run on what carries them out: NCCL's one stream, or the workers of gloo, which share the link.
+
+The one schedule in the house: what a cell's buckets should have cost (`ddp_schedule`) and what another configuration would
+(`what_if`) both come from here. Pure functions, microseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_DONE_US = 1e-6  # with less left a transfer has ended, whatever rounding says
+
+
+@dataclass(frozen=True)
+class BucketSchedule:
+    """When each bucket's all-reduce runs, and what backward does not hide; microseconds on the clock of the ready times."""
+
+    start_us: tuple[float, ...]
+    end_us: tuple[float, ...]
+    exposed_us: float
+
+
+def run_collectives(
+    ready_us: Sequence[float],
+    latency_us: Sequence[float],
+    transfer_us: Sequence[float],
+    servers: int = 1,
+    slowdown: float = 2.0,
+    free_us: float = float("-inf"),
+    turn_us: float = 0.0,
+) -> tuple[list[float], list[float]]:
+    """Start and end of collectives that are served in the order given, each once it is ready and a server is free.
+
+    Each first waits its latency, which nothing shares, then moves its bytes, which all in flight share: `slowdown` is how much
+    longer the transfer of each of two takes than alone (2 shares every byte), and each further one adds as much. No server
+    is free before `free_us`; one stream needs `turn_us` from one collective to the next.
+
+    >>> run_collectives([0.0, 0.0], [5.0, 5.0], [10.0, 10.0], servers=2)  # latencies beside each other, then half speed each
+    ([0.0, 0.0], [25.0, 25.0])
+    """
+    if servers == 1:
+        return _one_after_another(ready_us, latency_us, transfer_us, free_us, turn_us)
+    count = len(ready_us)
+    starts, ends = [0.0] * count, [0.0] * count
+    waits, left = list(latency_us), list(transfer_us)
+    running: list[int] = []
+    now, following = free_us, 0
+    while running or following < count:
+        if not running:
+            now = max(now, ready_us[following])
+        while following < count and len(running) < servers and ready_us[following] <= now:
+            starts[following] = now
+            running.append(following)
+            following += 1
+        moving = sum(waits[index] <= _DONE_US for index in running)
+        stretch = 1 + (slowdown - 1) * max(0, moving - 1)
+        until = now + min(waits[index] if waits[index] > _DONE_US else stretch * left[index] for index in running)
+        if following < count and len(running) < servers:
+            until = min(until, max(now, ready_us[following]))
+        for index in running:
+            if waits[index] > _DONE_US:
+                waits[index] -= until - now
+            else:
+                left[index] -= (until - now) / stretch
+        now = until
+        ended = [index for index in running if waits[index] <= _DONE_US and left[index] <= _DONE_US]
+        for index in ended:
+            ends[index] = now
+        running = [index for index in running if index not in ended]
+    return starts, ends
+
+
+def _one_after_another(
+    ready_us: Sequence[float],
+    latency_us: Sequence[float],
+    transfer_us: Sequence[float],
+    free_us: float,
+    turn_us: float,
+) -> tuple[list[float], list[float]]:
+    starts, ends = [], []
+    for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):
+        start = max(ready, free_us)
+        ends.append(start + latency + transfer)
+        free_us = ends[-1] + turn_us
+        starts.append(start)
+    return starts, ends
+
+
+def ddp_schedule(
+    ready_us: Sequence[float], cost_us: Sequence[float], servers: int = 1, slowdown: float = 2.0
+) -> BucketSchedule:
+    """DDP's all-reduces: each starts when its gradients are ready and one of `servers` is free, in order of readiness.
+
+    NCCL has one server, its stream. gloo has two, the workers of its process group, which share the link: `slowdown` is as in
+    `run_collectives`. Exposed is what lies after the last bucket is ready: that bucket holds the gradients which backward
+    computes last, so backward ends then, and until then the device computes; of all-reduces at once it is their union. Source:
+    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2. Assumes costs
+    as without overlap (no contention with computing), and that no rank waits for another. Buckets in order of readiness.
+
+    >>> ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 5.0]).end_us  # 0-15, 15-30, 30-35; backward ends at 20
+    (15.0, 30.0, 35.0)
+    >>> ddp_schedule([0.0, 10.0], [20.0, 20.0], servers=2).end_us  # alone to 10, both at half speed to 30, alone to 40
+    (30.0, 40.0)
+    """
+    starts, ends = run_collectives(ready_us, [0.0] * len(ready_us), cost_us, servers, slowdown)
+    exposed, covered = 0.0, max(ready_us, default=0.0)
+    for start, end in sorted(zip(starts, ends, strict=True)):
+        exposed += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return BucketSchedule(tuple(starts), tuple(ends), exposed)

@@ -1,0 +1,210 @@
+"""What one collective costs on so many devices so placed, by the best source there is, named; sources are never mixed silently.
+
+In this order: (1) a calibration at that count, or the base's own transfers; (2) these carried to another count on the same level;
+(3) a hierarchy of levels, ring or tree, the smaller; (4) a link's specification: a bound, and labelled so. A link that the
+question states replaces what was measured on that level, at the efficiency that was measured on the old link, where known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.what_if.links.carried import carried_us
+from dpscope.profiling.records.calibration import Calibration, CollectiveFit
+from dpscope.profiling.records.links import LinkRate
+
+CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
+# Half a 90% band of a collective's own time, in logarithms, by its source.
+SPREADS = {CALIBRATED: 0.05, TRACED: 0.10, CARRIED: 0.15, HIERARCHY: 0.35, SPECIFIED: 0.35}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one collective alone on its link: latency, then transfer; `source` one of the above, `told` in words."""
+
+    latency_us: float
+    transfer_us: float
+    source: str
+    told: str
+    spread: float  # half a 90% band, in logarithms
+
+    @property
+    def total_us(self) -> float:
+        return self.latency_us + self.transfer_us
+
+
+@dataclass(frozen=True)
+class Links:
+    """What the question states of the links; None is as measured. `inter` is one node's, all its devices sharing it."""
+
+    intra: LinkRate | None = None
+    inter: LinkRate | None = None
+    latency_us: float | None = None  # of one hop on the stated link
+
+
+@dataclass(frozen=True)
+class Costs:
+    """`traced`: (kind, bytes) -> microseconds of the base's own collectives, at `devices` on nodes of `per_node`.
+
+    `specified` is the link that was measured on, where known; `alike` False where links between the devices differ in rate.
+    """
+
+    devices: int
+    per_node: int
+    traced: Mapping[tuple[str, float], float]
+    calibration: Calibration | None = None
+    specified: LinkRate | None = None
+    alike: bool = True
+    traced_bounded: bool = False  # the trace's transfers hold waiting
+    _known: dict[tuple[object, ...], "Cost | str"] = field(default_factory=dict, compare=False, repr=False)
+
+    def cost(self, kind: str, size_bytes: float, devices: int, per_node: int, links: Links = Links()) -> Cost | str:
+        """The cost of one collective, or the reason why it is not known."""
+        key = (kind, size_bytes, devices, per_node, links)
+        if key not in self._known:
+            self._known[key] = self._found(kind, size_bytes, devices, per_node, links)
+        return self._known[key]
+
+    def _found(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
+        if devices == 1:
+            return Cost(0.0, 0.0, CALIBRATED, "one device", 0.0)
+        nodes = -(-devices // per_node)
+        stated = links.inter if nodes > 1 else links.intra
+        if stated is not None:
+            return self._on_stated(kind, size, devices, per_node, links, stated)
+        measured_nodes = -(-self.devices // self.per_node)
+        if nodes > 1 and measured_nodes == 1:
+            return "nothing tells what the link between nodes costs: give --inter, such as --inter 100Gb/s"
+        if nodes > 1 and self.per_node != per_node and self.per_node != 1 and min(per_node, devices) > 1:
+            return (
+                f"measured with {self.per_node} devices a node, asked with {per_node}: give --inter, or calibrate there"
+            )
+        return self._as_measured(kind, size, devices, single_node=nodes == 1)
+
+    def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost | str:
+        """On the links that were measured."""
+        calibration = self.calibration
+        if calibration is not None and (fit := find_fit(calibration, kind, devices)) is not None:
+            return _calibrated(fit, size)
+        if devices == self.devices:
+            return self._traced(kind, size)
+        if not self.alike and single_node:
+            return (
+                f"the links between the devices differ in rate, and {devices} devices were not calibrated: run dpscope "
+                f"calibrate with --devices {devices}"
+            )
+        fits = [one for one in calibration.fits if one.collective == kind] if calibration is not None else []
+        if len(fits) > 1:
+            return _carried(kind, size, devices, fits)
+        here = _calibrated(fits[0], size) if fits else self._traced(kind, size)
+        return (
+            here if isinstance(here, str) else _by_ring(kind, here, fits[0].devices if fits else self.devices, devices)
+        )
+
+    def _traced(self, kind: str, size: float) -> Cost | str:
+        """A line through the base's own collectives of that kind; one size alone scales with its bytes."""
+        own = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
+        if not own:
+            return f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter"
+        told = f"transfers of the base on {self.devices} devices" + (", upper bounds" if self.traced_bounded else "")
+        exact = self.traced.get((kind, size))
+        latency, slope = _line(own)
+        total = latency + slope * size if exact is None else exact
+        spread = SPREADS[TRACED] * (2.0 if self.traced_bounded else 1.0)
+        return Cost(min(latency, total), max(0.0, total - latency), TRACED, told, spread)
+
+    def _on_stated(
+        self, kind: str, size: float, devices: int, per_node: int, links: Links, stated: LinkRate
+    ) -> Cost | str:
+        factor = bus_factor(kind, devices)
+        if factor is None:
+            return f"there is no model of {kind} by a link's rate"
+        efficiency, how = self._efficiency(kind)
+        nodes, inside = -(-devices // per_node), min(per_node, devices)
+        latency = links.latency_us if links.latency_us is not None else self._hop_us(kind)
+        hops = (2 if kind == "all_reduce" else 1) * (devices - 1)
+        rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
+        flat = Cost(hops * latency, factor * size / rate, SPECIFIED, f"{stated.name}: specification{how}, ring", 0.0)
+        options = [flat]
+        if nodes > 1 and inside > 1 and kind == "all_reduce":
+            options.append(self._hierarchy(size, nodes, inside, latency, rate, f"{stated.name}: specification{how}"))
+        if nodes > 1 and kind == "all_reduce":
+            steps = 2 * int(np.ceil(np.log2(nodes)))
+            options.append(
+                Cost(steps * latency, 2 * size / rate, SPECIFIED, f"{stated.name}: specification{how}, tree", 0.0)
+            )
+        best = min(options, key=lambda one: one.total_us)
+        return Cost(best.latency_us, best.transfer_us, best.source, best.told, SPREADS[best.source])
+
+    def _hierarchy(self, size: float, nodes: int, inside: int, latency: float, rate: float, told: str) -> Cost:
+        """Reduce-scatter inside a node, all-reduce of each share between nodes over the node's link, all-gather inside."""
+        within = self._as_measured("all_reduce", size, inside, single_node=True)
+        local = within.total_us if isinstance(within, Cost) else float("inf")
+        between = 2 * (nodes - 1) / nodes * size / rate  # the shares of a node's devices share its link
+        return Cost(2 * (nodes - 1) * latency, local + between, HIERARCHY, f"{told}, hierarchy", 0.0)
+
+    def _efficiency(self, kind: str) -> tuple[float, str]:
+        """What of a link's specification was reached, where a specification and a measurement of one link are known."""
+        if self.specified is None or self.calibration is None:
+            return 1.0, ", a lower bound"
+        fit = find_fit(self.calibration, kind, self.devices)
+        factor = bus_factor(kind, self.devices)
+        if fit is None or factor is None or (time := predict_us(fit, fit.largest_bytes).time_us) <= 0:
+            return 1.0, ", a lower bound"
+        reached = fit.largest_bytes / time / 1e3 * factor / self.specified.gb_per_s
+        if not 0.05 < reached <= 1.5:
+            return 1.0, ", a lower bound"
+        return reached, f" x {reached:.2f}, reached on {self.specified.name}"
+
+    def _hop_us(self, kind: str) -> float:
+        """The latency of one hop as it was measured; 0 where nothing tells."""
+        fit = find_fit(self.calibration, kind, self.devices) if self.calibration is not None else None
+        if fit is None:
+            return 0.0
+        hops = (2 if kind == "all_reduce" else 1) * (self.devices - 1)
+        return max(0.0, fit.pieces[0].alpha_us) / max(1, hops)
+
+
+def _calibrated(fit: CollectiveFit, size: float) -> Cost:
+    said = predict_us(fit, size)
+    latency = min(max(0.0, fit.pieces[0].alpha_us), said.time_us)
+    error = fit.prediction_relative_error
+    spread = SPREADS[CALIBRATED] if error is None else float(np.log1p(error))
+    told = f"calibrated on {fit.devices} devices" + (", beyond its sizes" if said.extrapolated else "")
+    return Cost(latency, said.time_us - latency, CALIBRATED, told, spread * (2.0 if said.extrapolated else 1.0))
+
+
+def _carried(kind: str, size: float, devices: int, fits: list[CollectiveFit]) -> Cost:
+    counts = [fit.devices for fit in fits]
+    total = carried_us({fit.devices: predict_us(fit, size).time_us for fit in fits}, devices)
+    latency = carried_us({fit.devices: max(0.0, fit.pieces[0].alpha_us) for fit in fits}, devices)
+    told = f"calibrated on {', '.join(map(str, sorted(counts)))} devices and carried to {devices}"
+    spread = SPREADS[CARRIED] * max(1.0, float(np.log2(devices / max(counts))) if devices > max(counts) else 1.0)
+    del kind
+    return Cost(min(latency, total), max(0.0, total - latency), CARRIED, told, spread)
+
+
+def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:
+    """One measured count alone carried by the ring: latency by hops, transfer by the bus factor."""
+    before, after = bus_factor(kind, measured), bus_factor(kind, devices)
+    if before is None or after is None:
+        return f"there is no model of {kind} on other numbers of devices"
+    told = f"{here.told}, carried to {devices} by the ring's formula"
+    latency = here.latency_us * (devices - 1) / (measured - 1)
+    return Cost(latency, here.transfer_us * after / before, CARRIED, told, 2 * SPREADS[CARRIED])
+
+
+def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Latency and microseconds a byte, both at least 0."""
+    from scipy.optimize import nnls
+
+    sizes = np.array([size for size, _ in points], dtype=float)
+    times = np.array([time for _, time in points], dtype=float)
+    if len(set(sizes.tolist())) < 2:
+        return 0.0, float(times.mean() / sizes.mean()) if sizes.mean() else 0.0
+    weights = 1 / np.maximum(times, 1.0)
+    (start, slope), _ = nnls(np.stack((weights, sizes * weights), axis=1), times * weights)
+    return float(start), float(slope)

@@ -1,0 +1,250 @@
+"""One rank's step on a device as a profile: launches, kernels, host's waits, what waits for a collective."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.traces.reading.event_table import Category
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.event_kind import Kind
+from dpscope.analysis.what_if.profiles import buckets as told
+from dpscope.analysis.what_if.profiles.gradients import (
+    INTERPOLATED,
+    PARTS,
+    UNKNOWN,
+    ReadyGradients,
+    ends_of,
+    ready_gradients,
+)
+from dpscope.analysis.what_if.replay.max_plus import NEVER
+from dpscope.analysis.what_if.replay.step_profile import Gradients, OtherCollective, StepProfile, Works
+
+_WAITS = ("Synchronize", "Memcpy")  # names of calls in which the host may wait for the device
+_SHORTEST_WAIT_US = 5.0
+_IN_ORDER_US = 1.5  # between two kernels of a stream that nothing holds up
+_ROUNDING_US = 1.0
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """The works of a step in order of launch, and what the host did between them; times from the trace's start."""
+
+    launch_us: np.ndarray
+    start_us: np.ndarray
+    end_us: np.ndarray
+
+
+def device_profile(
+    attribution: Attribution, step: int, rows: pd.DataFrame, exposed_us: float, parameter_bytes: Sequence[int] = ()
+) -> StepProfile:
+    """The profile of one step (index into the trace's steps); `rows` are its collectives with `launch_us` and `begin_us`."""
+    windows, events = attribution.windows, attribution.events
+    began, ended = float(windows.start_us[step]), float(windows.end_us[step])
+    works = _launched(attribution, step, began)
+    host_range = (float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step]))
+    split = told.split(rows, told.backward_span(events, host_range))
+    measured = told.measured_buckets(split.buckets, began)
+    launches = split.buckets["launch_us"].tolist()
+    found = ready_gradients(events, host_range, launches, [one.bytes for one in measured], parameter_bytes)
+    gradients = _gradients(works, found, launches, [one.bytes for one in measured])
+    others = _others(split.others, works)
+    table, first_host = _works(attribution, works, step, began, split, gradients)
+    start_gap, turn = told.gaps(measured)
+    lags = [launch - works.launch_us[max(0, _before(works, launch) - 1)] for launch in launches]
+    return StepProfile(
+        rank=attribution.trace.rank,
+        step=attribution.steps.numbers[step],
+        step_us=ended - began,
+        works=table,
+        gradients=gradients,
+        buckets=tuple(told.as_replayed(measured, start_gap, turn)),
+        others=tuple(others),
+        first_host_us=first_host,
+        bucket_ends=_ends(found, len(measured)),
+        launch_lag_us=float(np.median(lags)) if lags else 0.0,
+        start_gap_us=start_gap,
+        turn_us=turn,
+        exposed_us=exposed_us,
+        servers=1,
+    )
+
+
+def _launched(attribution: Attribution, step: int, began: float) -> _Launched:
+    events = attribution.events
+    mine = attribution.rows(Kind.COMPUTE, Kind.COPY) & (attribution.step == step)
+    rows = np.flatnonzero(mine)
+    rows = rows[~np.isin(rows, attribution.windows.outlasting)]
+    launch = attribution.launch_us[rows]
+    launch = np.where(
+        np.isfinite(launch), launch, events.start_us[rows]
+    )  # of no known launch: as late as it can have been
+    order = np.lexsort((events.start_us[rows], launch))
+    rows, launch = rows[order], launch[order]
+    ends = np.maximum.accumulate(np.maximum(events.end_us[rows], began)) if len(rows) else np.empty(0)
+    before = np.concatenate(([began], ends[:-1])) if len(rows) else ends
+    starts = np.minimum(np.maximum(events.start_us[rows], before), ends)
+    return _Launched(launch, starts, ends)  # what another stream does meanwhile takes no time of its own
+
+
+def _before(works: _Launched, when: float) -> int:
+    """How many works were launched before."""
+    return int(np.searchsorted(works.launch_us, when, side="left"))
+
+
+def _gradients(
+    works: _Launched, found: ReadyGradients | None, launches: Sequence[float], sizes: Sequence[float]
+) -> Gradients:
+    if found is not None:
+        after = np.searchsorted(works.launch_us, found.end_us, side="left")
+        return Gradients(found.bytes, np.maximum.accumulate(after).astype(np.int64), found.known)
+    places: list[int] = []
+    parts: list[float] = []
+    known = all(np.isfinite(sizes))
+    begin = 0
+    for launch, size in zip(launches, sizes, strict=True):
+        place = _before(works, launch)
+        first = begin if places else max(0, place - 1)
+        places += [round(first + (place - first) * (part + 1) / PARTS) for part in range(PARTS)]
+        parts += [(size if known else 1.0) / PARTS] * PARTS
+        begin = place
+    return Gradients(np.array(parts), np.array(places, dtype=np.int64), INTERPOLATED if known else UNKNOWN)
+
+
+def _ends(found: ReadyGradients | None, buckets: int) -> tuple[int, ...]:
+    return ends_of(found.bucket) if found is not None else tuple(PARTS * (one + 1) - 1 for one in range(buckets))
+
+
+def _shares(reduced: pd.DataFrame) -> np.ndarray:
+    """The share of the gradients' bytes that each bucket and those before it hold; of no known bytes each counts alike."""
+    sizes = reduced["bytes"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    sizes = np.ones(len(sizes)) if np.isnan(sizes).any() else sizes
+    return np.asarray(np.cumsum(sizes) / sizes.sum())
+
+
+def _others(rows: pd.DataFrame, works: _Launched) -> list[OtherCollective]:
+    found, before = [], NEVER
+    for row in rows.to_dict("records"):
+        end, place = row["start_us"] + row["duration_us"], _before(works, row["launch_us"])
+        blocks = place < len(works.start_us) and works.start_us[place] >= end - _ROUNDING_US
+        size = float(row["bytes"]) if pd.notna(row["bytes"]) else 0.0
+        ready = max(row["launch_us"], works.end_us[place - 1] if place else row["launch_us"])
+        gap = max(0.0, float(row["start_us"] - max(ready, before)))
+        found.append(OtherCollective(str(row["kind"]), size, place, float(row["duration_us"]), bool(blocks), gap))
+        before = end
+    return found
+
+
+def _works(
+    attribution: Attribution,
+    works: _Launched,
+    step: int,
+    began: float,
+    split: told.StepCollectives,
+    gradients: Gradients,
+) -> tuple[Works, float]:
+    """The columns of `Works`, and when the host was last known to be somewhere before the first launch."""
+    count = len(works.launch_us)
+    needs = _needs(works, split.buckets, gradients)
+    held = _held_until(works, split, needs, began)
+    wait = _waits(attribution, works, step, began)
+    host = np.diff(works.launch_us, prepend=wait.before_us)
+    host[1:][~np.isnan(wait.sync_us[:-1])] = (works.launch_us[1:] - wait.resumed_us[:-1])[~np.isnan(wait.sync_us[:-1])]
+    gap = np.maximum(0.0, works.start_us - np.maximum(works.launch_us, held))
+    by_launch = works.launch_us >= held
+    usual = float(np.median(gap[by_launch])) if by_launch.any() else 0.0
+    launch_gap = np.where(by_launch, gap, np.minimum(usual, works.start_us - works.launch_us))
+    order_gap = np.where(by_launch, np.minimum(gap, _IN_ORDER_US), gap)
+    duration = works.end_us - works.start_us
+    beside = duration <= 0  # hidden behind another stream's
+    return (
+        Works(
+            host_us=np.maximum(0.0, host),
+            device_us=duration,
+            launch_gap_us=np.where(beside, NEVER, launch_gap),
+            order_gap_us=np.where(beside, 0.0, order_gap),
+            sync_us=wait.sync_us,
+            needs=needs,
+            by_samples=np.arange(count) < (gradients.after[-1] if len(gradients.after) else count),
+        ),
+        wait.before_us - began,
+    )
+
+
+def _needs(works: _Launched, reduced: pd.DataFrame, gradients: Gradients) -> np.ndarray:
+    """The share of the gradients' bytes that each work waits for: only works launched after the last all-reduce do."""
+    needs = np.zeros(len(works.launch_us))
+    if reduced.empty:
+        return needs
+    shares = _shares(reduced)
+    ends = np.maximum.accumulate((reduced["start_us"] + reduced["duration_us"]).astype(float).to_numpy())
+    later = works.launch_us > float(reduced["launch_us"].max())
+    ended = np.searchsorted(ends, works.start_us + _ROUNDING_US, side="right")
+    needs[later] = np.concatenate(([0.0], shares))[ended[later]]
+    return np.asarray(np.maximum.accumulate(needs))
+
+
+def _held_until(works: _Launched, split: told.StepCollectives, needs: np.ndarray, began: float) -> np.ndarray:
+    """Until when each work is held up by the work before and by the collectives it waits for."""
+    held = np.concatenate(([began], works.end_us[:-1])) if len(works.end_us) else works.end_us
+    if not split.buckets.empty:
+        shares = _shares(split.buckets)
+        ends = np.maximum.accumulate(
+            (split.buckets["start_us"] + split.buckets["duration_us"]).astype(float).to_numpy()
+        )
+        waits_for = np.searchsorted(shares, needs - 1e-9, side="left")
+        held = np.where(needs > 0, np.maximum(held, ends[np.minimum(waits_for, len(ends) - 1)]), held)
+    for row in split.others.to_dict("records"):
+        end, place = row["start_us"] + row["duration_us"], _before(works, row["launch_us"])
+        if place < len(held) and works.start_us[place] >= end - _ROUNDING_US:
+            held[place] = max(held[place], end)
+    return np.asarray(np.minimum(held, works.start_us))
+
+
+@dataclass(frozen=True)
+class _HostWaits:
+    """After which work the host waited for the device: how long after its end the host went on, and when; NaN elsewhere."""
+
+    sync_us: np.ndarray
+    resumed_us: np.ndarray
+    before_us: float
+
+
+def _waits(attribution: Attribution, works: _Launched, step: int, began: float) -> _HostWaits:
+    events = attribution.events
+    count = len(works.launch_us)
+    sync, resumed = np.full(count, np.nan), np.full(count, np.nan)
+    named = events.has_name(np.array([any(word in name for word in _WAITS) for name in events.names], dtype=bool))
+    calls = np.flatnonzero(named & events.is_category(Category.RUNTIME) & (events.duration_us >= _SHORTEST_WAIT_US))
+    calls = calls[np.argsort(events.start_us[calls], kind="stable")]
+    first = works.launch_us[0] if count else began
+    following = _next_launch(attribution, step, works)
+    before = _last_launch(attribution, first)
+    for row in calls.tolist():
+        begin, end = float(events.start_us[row]), float(events.end_us[row])
+        if end <= first:
+            if before < end and end >= began - _ROUNDING_US and begin < began:
+                before = end  # the host waited for the step before
+            continue
+        place = _before(works, end) - 1
+        if end > following or place < 0 or not begin < works.end_us[place] <= end + _ROUNDING_US:
+            continue
+        sync[place], resumed[place] = max(0.0, end - works.end_us[place]), end
+    if not np.isfinite(before):  # the trace begins with this step: the host's way from step to step is its range
+        before = first - (first - attribution.steps.start_us[step])
+        before -= max(0.0, attribution.steps.end_us[step] - (works.launch_us[-1] if count else first))
+        before = before if np.isfinite(before) else first
+    return _HostWaits(sync, resumed, float(before))
+
+
+def _last_launch(attribution: Attribution, first: float) -> float:
+    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, Kind.COPY)]
+    earlier = launches[launches < first]
+    return float(earlier.max()) if len(earlier) else NEVER
+
+
+def _next_launch(attribution: Attribution, step: int, works: _Launched) -> float:
+    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, Kind.COPY)]
+    later = launches[launches > (works.launch_us[-1] if len(works.launch_us) else NEVER)]
+    return float(later.min()) if len(later) else float(attribution.steps.end_us[step])

@@ -1,0 +1,104 @@
+"""The profiles of a job: every whole step of every rank whose trace is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.traces.ranks.matching import match_ranks
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.steps.attribution import Attribution, attribute
+from dpscope.analysis.traces.steps.breakdown import step_breakdown
+from dpscope.analysis.traces.steps.collectives import collectives
+from dpscope.analysis.traces.steps.event_kind import Kind
+from dpscope.analysis.traces.steps.gloo import created_us, in_flight
+from dpscope.analysis.what_if.profiles.cpu import cpu_profile
+from dpscope.analysis.what_if.profiles.device import device_profile
+from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.profiling.store.errors import DpscopeError
+
+
+@dataclass(frozen=True)
+class JobProfile:
+    """`profiles` of one job; `kinds` of collectives it ran; `devices` None where no trace tells the world's size."""
+
+    profiles: tuple[StepProfile, ...]
+    ranks: int
+    devices: int | None
+    kinds: frozenset[str]
+    lacks: tuple[str, ...]
+
+    def typical(self, count: int = 1) -> tuple[StepProfile, ...]:
+        """The profiles whose steps are nearest to the median."""
+        middle = float(np.median([one.step_us for one in self.profiles]))
+        return tuple(sorted(self.profiles, key=lambda one: abs(one.step_us - middle))[:count])
+
+
+def job_profile(
+    paths: Sequence[Path], parameter_bytes: Sequence[int] = (), max_bytes: int = DEFAULT_MAX_BYTES
+) -> JobProfile:
+    """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
+    attributions = [attribute(trace) for path in paths for trace in read_traces(path, max_bytes)]
+    tables = [_with_times(one) for one in attributions]
+    matched = match_ranks(tables).table
+    bounds = np.cumsum([0, *map(len, tables)])
+    profiles = []
+    for place, attribution in enumerate(attributions):
+        rows = matched.iloc[bounds[place] : bounds[place + 1]]
+        profiles += _of_rank(attribution, rows, parameter_bytes)
+    if not profiles:
+        raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
+    kinds = frozenset(matched["kind"].dropna().astype(str)) if len(matched) else frozenset()
+    sizes = [one.trace.world_size for one in attributions if one.trace.world_size]
+    largest = matched["group_size"].max() if len(matched) else pd.NA
+    devices = sizes[0] if sizes else int(largest) if pd.notna(largest) else None
+    return JobProfile(
+        tuple(profiles), len(attributions), devices, kinds, tuple(_lacks(attributions, profiles, devices))
+    )
+
+
+def _with_times(attribution: Attribution) -> pd.DataFrame:
+    """The collectives of one rank with `launch_us` (on the CPU: when created) and `begin_us`, when a server took them up."""
+    events = attribution.events
+    rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
+    when = attribution.launch_us if attribution.on_device else events.start_us
+    launched = np.where(np.isfinite(when[rows]), when[rows], events.start_us[rows])
+    rows = rows[np.argsort(launched, kind="stable")]  # as `collectives` orders them
+    if attribution.on_device:
+        launch, begin = np.sort(launched, kind="stable"), events.start_us[rows]
+    else:
+        launch, begin = created_us(events, rows), in_flight(events, rows)[:, 0]
+        launch = np.where(np.isfinite(launch), launch, begin)
+    return collectives(attribution).assign(launch_us=launch, begin_us=begin)
+
+
+def _of_rank(attribution: Attribution, rows: pd.DataFrame, parameter_bytes: Sequence[int]) -> list[StepProfile]:
+    steps = step_breakdown(attribution)
+    make = device_profile if attribution.on_device else cpu_profile
+    found = []
+    for row in steps.to_dict("records"):
+        alone = len(steps) == 1
+        if pd.isna(row["step"]) or (row["partial_window"] and not alone) or pd.isna(row["step_us"]):
+            continue
+        index = attribution.steps.numbers.index(int(row["step"]))
+        mine = rows[rows["step"].eq(row["step"]).fillna(False).to_numpy(dtype=bool)]
+        exposed = float(row["exposed_us"]) if pd.notna(row["exposed_us"]) else float("nan")
+        found.append(make(attribution, index, mine, exposed, parameter_bytes))
+    return found
+
+
+def _lacks(attributions: Sequence[Attribution], profiles: Sequence[StepProfile], devices: int | None) -> list[str]:
+    """What the traces do not tell, in words."""
+    said = []
+    if devices is None:
+        said.append("the number of devices: give --base-devices")
+    if len(attributions) < (devices or 1):
+        said.append(
+            f"{(devices or 1) - len(attributions)} of {devices} ranks: transfers are upper bounds that hold waiting"
+        )
+    if any(one.buckets and one.gradients.known == "interpolated" for one in profiles):
+        said.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
+    return said

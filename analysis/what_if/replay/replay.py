@@ -1,0 +1,278 @@
+"""A traced step run again under other conditions: the same works, other buckets, costs, lateness.
+
+Host and device go through their works; a bucket is ready when its last gradient is, its all-reduce starts when the last rank
+is ready and a server is free; what needs a bucket (the optimizer, the copies out of it) waits for its end; the next forward waits
+for the optimizer. Two steps are run and the second is read, so that a host that runs ahead is in steady state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dpscope.analysis.costs.collective_streams import run_collectives
+from dpscope.analysis.what_if.replay.max_plus import NEVER, NO_WORK, Stretch, joined, stretches
+from dpscope.analysis.what_if.replay.step_profile import StepProfile, Works
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a step is run under. Buckets by the index of their last gradient; per bucket latency, transfer and the lateness of the
+    last rank; the cost of every other collective. `passes` forward and backward passes make a step, the last one reduces.
+
+    `gamma` is how much slower compute is while a collective runs; `slowdown` as in `run_collectives`.
+    """
+
+    bucket_ends: tuple[int, ...]
+    latency_us: tuple[float, ...]
+    transfer_us: tuple[float, ...]
+    late_us: tuple[float, ...]
+    other_us: tuple[float, ...]
+    passes: int = 1
+    gamma: float = 0.0
+    slowdown: float = 2.0
+
+
+@dataclass(frozen=True)
+class CollectiveSpan:
+    """One collective of a replayed step, from the step's start."""
+
+    kind: str
+    bytes: float
+    ready_us: float
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The steady step: its time, and what of it only waits for communication; `backward_us`: when the last gradient is ready."""
+
+    step_us: float
+    exposed_us: float
+    backward_us: float
+    collectives: tuple[CollectiveSpan, ...]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What is done to the compute of a step: works that samples make longer, all kernels, the host's own time; each a factor."""
+
+    by_samples: float = 1.0
+    device: float = 1.0
+    host: float = 1.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """Between two stretches of works: what happens there, and the stretch that follows."""
+
+    buckets: tuple[int, ...]  # that are ready
+    ends_backward: bool
+    others: tuple[int, ...]  # other collectives that are launched
+    needs: tuple[float, ...]  # shares of the gradients' bytes that the next work waits for
+    launch_us: float  # from where the host is to when its launch would let the next work start
+    following: Stretch
+
+
+class Prepared:
+    """A profile under one compute scale, its works joined between the points where anything else happens."""
+
+    def __init__(self, profile: StepProfile, compute: Compute = Compute()) -> None:
+        self.profile = profile
+        works = scaled(profile.works, compute)
+        gradients = profile.gradients
+        waits = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
+        self.needs = [(int(at), float(works.needs[at])) for at in waits]
+        self.after = gradients.after.tolist()
+        self.last_gradient = self.after[-1] if self.after else 0
+        places = {0, len(works), self.last_gradient, *self.after, *(at for at, _ in self.needs)}
+        self.cuts = sorted(places | {one.after for one in profile.others})
+        self.launches_us = (works.host_us * compute.host + works.launch_gap_us).tolist()
+        self.stretches = stretches(works, self.cuts, compute.host)
+        reach = np.cumsum(gradients.bytes)
+        self.reach = (reach / reach[-1]).tolist() if len(reach) else []
+        self._points: dict[tuple[int, ...], list[Point]] = {}
+
+    def points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
+        """The step under these buckets; kept, as scenarios differ in costs more often than in buckets."""
+        if bucket_ends not in self._points:
+            self._points[bucket_ends] = self._made_points(bucket_ends)
+        return self._points[bucket_ends]
+
+    def _made_points(self, bucket_ends: tuple[int, ...]) -> list[Point]:
+        ready: dict[int, list[int]] = {}
+        for bucket, end in enumerate(bucket_ends):
+            ready.setdefault(self.after[end], []).append(bucket)
+        needs: dict[int, list[float]] = {}
+        for place, share in self.needs:
+            needs.setdefault(place, []).append(share)
+        found: list[Point] = []
+        for index, cut in enumerate(self.cuts):
+            following = self.stretches[index] if index < len(self.stretches) else NO_WORK
+            happens = (ready.get(cut, []), cut == self.last_gradient, self.others_at.get(cut, []), needs.get(cut, []))
+            if found and not any(happens):
+                found[-1] = replace(found[-1], following=joined(found[-1].following, following))
+            else:
+                buckets, ends_backward, others, waits = happens
+                found.append(
+                    Point(tuple(buckets), ends_backward, tuple(others), tuple(waits), self._launch_us(cut), following)
+                )
+        return found
+
+    def _launch_us(self, place: int) -> float:
+        return self.launches_us[place] if place < len(self.launches_us) else NEVER
+
+    @cached_property
+    def others_at(self) -> dict[int, list[int]]:
+        """The other collectives by the works before them."""
+        found: dict[int, list[int]] = {}
+        for place, one in enumerate(self.profile.others):
+            found.setdefault(one.after, []).append(place)
+        return found
+
+    @cached_property
+    def one_pass(self) -> Stretch:
+        """Forward and backward without any collective."""
+        whole = self.stretches[0]
+        for one in self.stretches[1 : self.cuts.index(self.last_gradient)]:
+            whole = joined(whole, one)
+        return whole
+
+
+def scaled(works: Works, compute: Compute) -> Works:
+    """The works with their kernels' times scaled."""
+    factor = compute.device * np.where(works.by_samples, compute.by_samples, 1.0)
+    return works if np.all(factor == 1.0) else replace(works, device_us=works.device_us * factor)
+
+
+def replay(prepared: Prepared, conditions: Conditions, with_spans: bool = False) -> Replayed:
+    """The second of two steps in a row; its collectives are listed where asked for."""
+    host, device, free = prepared.profile.first_host_us, 0.0, NEVER
+    began = 0.0
+    for _ in range(2):
+        step = _Step(prepared, conditions, host, device, free)
+        step.run()
+        ended = max(step.device, step.free)
+        said = Replayed(
+            ended - began, step.exposed_us, step.backward_us - began, tuple(step.spans(began)) if with_spans else ()
+        )
+        host, device, free, began = step.host, step.device, step.free, ended
+    return said
+
+
+def first_step_us(prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> float:
+    """One step, given where the host is at its start, when the device ended its work before and the link is free."""
+    step = _Step(prepared, conditions, host, device, free)
+    step.run()
+    return max(step.device, step.free)
+
+
+class _Step:
+    """One step while it is run; times are absolute."""
+
+    def __init__(self, prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> None:
+        self.prepared, self.conditions, self.profile = prepared, conditions, prepared.profile
+        self.host, self.device, self.free = host, device, free
+        self.exposed_us, self.backward_us = 0.0, 0.0
+        self.ready: list[float] = []  # when this rank's buckets are
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        self.other_spans: list[CollectiveSpan] = []
+        self.other_free = NEVER  # collectives that are no buckets are on a stream of their own
+        self.waited = 0  # buckets whose end the device has waited for
+        self.busy_from = self.busy_to = NEVER
+
+    def run(self) -> None:
+        """Everything in order of launch."""
+        prepared, conditions = self.prepared, self.conditions
+        for _ in range(conditions.passes - 1):
+            self._go(prepared.one_pass)
+        for point in prepared.points(conditions.bucket_ends):
+            for bucket in point.buckets:
+                self._bucket_ready(bucket)
+            if point.ends_backward:
+                self.backward_us = self.device
+            for place in point.others:
+                self._other(place, point.launch_us)
+            for share in point.needs:
+                self._wait_for(share, point.launch_us)
+            self._go(point.following)
+        self._schedule()
+        self.free = max([self.free, self.other_free, *self.ends])
+
+    def _go(self, stretch: Stretch) -> None:
+        hh, dh, hd, dd = stretch
+        host, device = self.host, self.device
+        self.host = max(host + hh, device + dh)
+        self.device = max(host + hd, device + dd)
+        if self.conditions.gamma and self.busy_to > device:
+            beside = min(self.device, self.busy_to) - max(device, self.busy_from)
+            self.device += self.conditions.gamma * max(0.0, beside)
+
+    def _bucket_ready(self, bucket: int) -> None:
+        profile, conditions = self.profile, self.conditions
+        ready = max(self.device, self.host + profile.launch_lag_us) + profile.start_gap_us
+        self.ready.append(ready)
+        if conditions.gamma:  # roughly when it will run, which only contention has to know so early
+            start = max(ready + conditions.late_us[bucket], self.busy_to)
+            self.busy_from = start if start > self.busy_to else self.busy_from
+            self.busy_to = start + conditions.latency_us[bucket] + conditions.transfer_us[bucket]
+
+    def _other(self, place: int, launch_us: float) -> None:
+        one, cost = self.profile.others[place], self.conditions.other_us[place]
+        ready = max(self.device, self.host) + one.gap_us
+        start = max(ready, self.other_free)
+        self.other_free = start + cost
+        self.other_spans.append(CollectiveSpan(one.kind, one.bytes, ready, start, self.other_free))
+        if one.blocks:
+            self.exposed_us += max(0.0, self.other_free - max(self.device, self.host + launch_us))
+            self.device = max(self.device, self.other_free)
+
+    def _schedule(self) -> None:
+        """Ends of all buckets, once all are ready: nothing before the first wait depends on them."""
+        if len(self.ends) == len(self.ready):
+            return
+        conditions, count = self.conditions, len(self.ready)
+        last_ready = [one + late for one, late in zip(self.ready, conditions.late_us, strict=False)]
+        self.starts, self.ends = run_collectives(
+            last_ready,
+            conditions.latency_us[:count],
+            conditions.transfer_us[:count],
+            self.profile.servers,
+            conditions.slowdown,
+            self.free,
+            self.profile.turn_us,
+        )
+
+    def _wait_for(self, share: float, launch_us: float) -> None:
+        """The device waits for every bucket up to the one that holds this share of the gradients' bytes."""
+        self._schedule()
+        reach, ends = self.prepared.reach, self.conditions.bucket_ends
+        while self.waited < len(self.ends):
+            before = reach[ends[self.waited - 1]] if self.waited else 0.0
+            if before >= share - 1e-9:
+                break
+            end = self.ends[self.waited]
+            self.exposed_us += max(0.0, end - max(self.device, self.host + launch_us))
+            self.device = max(self.device, end)
+            self.waited += 1
+
+    def spans(self, began: float) -> list[CollectiveSpan]:
+        """The step's collectives, from its start."""
+        sizes = _bytes_of(self.profile, self.conditions.bucket_ends)
+        made = [
+            CollectiveSpan("all_reduce", size, ready - began, start - began, end - began)
+            for size, ready, start, end in zip(sizes, self.ready, self.starts, self.ends, strict=True)
+        ]
+        moved = [
+            replace(one, ready_us=one.ready_us - began, start_us=one.start_us - began, end_us=one.end_us - began)
+            for one in self.other_spans
+        ]
+        return [*moved, *made]
+
+
+def _bytes_of(profile: StepProfile, ends: Sequence[int]) -> list[float]:
+    reach = profile.gradients.bytes.cumsum()[list(ends)]
+    return [float(one) for one in np.diff(reach, prepend=0.0)]

@@ -1,0 +1,105 @@
+"""One rank's traced step as what a replay needs: host launches, compute, gradients, buckets, other collectives.
+
+Microseconds and bytes; no torch. A CPU's step has no launches: its works are stretches of time, and the host never holds them up.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Works:
+    """A step's compute in order of launch, an entry per work in every column.
+
+    A work starts at the later of (its launch + `launch_gap_us`) and (the end of the work before + `order_gap_us`). `host_us` is
+    the host's own time before the launch. Where `sync_us` is known the host goes on so long after the work's end and not before.
+    `needs` is the share of the gradients' bytes that must have been reduced before the work starts (0: none).
+    """
+
+    host_us: Floats
+    device_us: Floats
+    launch_gap_us: Floats
+    order_gap_us: Floats
+    sync_us: Floats  # NaN where the host does not wait
+    needs: Floats
+    by_samples: Bools  # whether a larger batch makes the work longer: not the optimizer, nor copies of gradients
+
+    def __len__(self) -> int:
+        return len(self.device_us)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """In order of readiness: bytes each, and how many works precede it. `known` is how their sizes are known."""
+
+    bytes: Floats
+    after: Ints
+    known: str
+
+    @property
+    def total_bytes(self) -> float:
+        return float(self.bytes.sum())
+
+
+@dataclass(frozen=True)
+class MeasuredBucket:
+    """An all-reduce of gradients; times count from the step's start.
+
+    `late_us` is by how much the last rank was ready after this one. `cost_us` is the transfer as it would be alone on the link:
+    of one rank's trace its whole duration, an upper bound that holds waiting (`bounded`).
+    """
+
+    bytes: float
+    ready_us: float
+    start_us: float
+    end_us: float
+    late_us: float
+    cost_us: float
+    bounded: bool = False
+
+
+@dataclass(frozen=True)
+class OtherCollective:
+    """One that is no bucket, such as a broadcast of buffers: after so many works, and whether the next work waits for it."""
+
+    kind: str
+    bytes: float
+    after: int
+    cost_us: float
+    blocks: bool
+    gap_us: float = 0.0  # from ready to start
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One whole step of one rank. `first_host_us` is when the host's last wait or launch before the step was, from its start.
+
+    `launch_lag_us` is from the launch of a bucket's last gradient to that of its all-reduce, `start_gap_us` from ready to start,
+    `turn_us` from the end of an all-reduce to the start of one that waited for it.
+    """
+
+    rank: int | None
+    step: int | None
+    step_us: float
+    works: Works
+    gradients: Gradients
+    buckets: tuple[MeasuredBucket, ...]
+    others: tuple[OtherCollective, ...]
+    first_host_us: float
+    bucket_ends: tuple[int, ...]  # the last gradient of each measured bucket
+    launch_lag_us: float
+    start_gap_us: float
+    turn_us: float
+    exposed_us: float
+    servers: int  # collectives in flight at once: 1 stream of NCCL, 2 workers of gloo
+    lacks: tuple[str, ...] = ()  # what the trace does not tell, in words
+
+    @property
+    def on_device(self) -> bool:
+        return bool(np.isfinite(self.first_host_us))

@@ -1,0 +1,55 @@
+"""When collectives run, by hand: one stream, two workers that share a link, latencies that nothing shares."""
+
+import pytest
+
+from dpscope.analysis.costs.collective_streams import ddp_schedule, run_collectives
+
+
+def test_buckets_wait_for_gradients_and_for_each_other() -> None:
+    # ready 0, 10, 20; 15 us each: 0-15, 15-30, 30-45; backward ends at 20, from 20 to 45 nothing hides them
+    schedule = ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 15.0])
+    assert schedule.start_us == (0, 15, 30)
+    assert schedule.end_us == (15, 30, 45)
+    assert schedule.exposed_us == 25
+    # fast links: 0-2, 10-12, 20-22: the last bucket alone shows
+    fast = ddp_schedule([0.0, 10.0, 20.0], [2.0, 2.0, 2.0])
+    assert (fast.start_us, fast.exposed_us) == ((0, 10, 20), 2)
+
+
+def test_without_overlap_everything_is_exposed() -> None:
+    schedule = ddp_schedule([100.0], [40.0])
+    assert (schedule.end_us, schedule.exposed_us) == ((140,), 40)
+    assert ddp_schedule([], []).exposed_us == 0
+
+
+def test_two_servers_share_the_link() -> None:
+    """Ready 0, 10, 12, 20 us each alone. Until 10 the first alone: 10 left. Both at half speed until it ends at 30, the second
+    then has 10 left; the third joins at 30, both at half speed until 50; the third's last 10 alone until 60."""
+    schedule = ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0], servers=2)
+    assert schedule.start_us == (0, 10, 30)
+    assert schedule.end_us == pytest.approx((30, 50, 60))
+    assert schedule.exposed_us == pytest.approx(60 - 12)  # their union after the last is ready, not 18 + 38 + 30
+    # one server needs as long for the same bytes
+    assert ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0]).end_us[-1] == 60
+
+
+def test_servers_that_do_not_slow_each_other_run_side_by_side() -> None:
+    schedule = ddp_schedule([0.0, 10.0, 12.0], [20.0, 20.0, 20.0], servers=2, slowdown=1.0)
+    assert schedule.end_us == pytest.approx((20, 30, 40))  # the third waits for a worker until 20
+    # half as much again: until 10 alone, 10 left; 15 us beside the second, which has 20 - 15 / 1.5 = 10 left at 25
+    assert ddp_schedule([0.0, 10.0], [20.0, 20.0], 2, 1.5).end_us == pytest.approx((25, 35))
+
+
+def test_latencies_run_beside_each_other_and_bytes_share_the_link() -> None:
+    """Ready 0 and 2; latency 10, 20 us of bytes each. The first moves from 10, the second from 12; until 12 the first has moved
+    2, then both at half speed: the first's 18 until 48, the second has 2 left, alone until 50."""
+    starts, ends = run_collectives([0.0, 2.0], [10.0, 10.0], [20.0, 20.0], servers=2)
+    assert starts == [0, 2]
+    assert ends == pytest.approx([48, 50])
+    # one server: 0-30, 30-60
+    assert run_collectives([0.0, 2.0], [10.0, 10.0], [20.0, 20.0])[1] == [30, 60]
+
+
+def test_no_server_is_free_before_it_is() -> None:
+    assert run_collectives([0.0], [1.0], [4.0], free_us=7.0) == ([7.0], [12.0])
+    assert run_collectives([0.0], [1.0], [4.0], servers=2, free_us=7.0)[1] == pytest.approx([12.0])

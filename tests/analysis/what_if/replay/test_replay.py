@@ -1,0 +1,165 @@
+"""Replays of steps made by hand: what bounds a step, and what changes when costs, buckets, lateness or the host do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.what_if.replay.base import base_error, late_us, measured_conditions
+from dpscope.analysis.what_if.replay.max_plus import NEVER
+from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Prepared, replay
+from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, OtherCollective, StepProfile, Works
+
+
+def works(device_us: list[float], host_us: list[float] | None = None, **columns: list[float]) -> Works:
+    """Kernels with nothing between them; without host times the host never holds them up."""
+    count = len(device_us)
+    zeros = np.zeros(count)
+    return Works(
+        host_us=np.array(host_us or zeros, dtype=float),
+        device_us=np.array(device_us, dtype=float),
+        launch_gap_us=zeros if host_us else np.full(count, NEVER),
+        order_gap_us=zeros,
+        sync_us=np.array(columns.get("sync_us", [np.nan] * count), dtype=float),
+        needs=np.array(columns.get("needs", [0.0] * (count - 1) + [1.0]), dtype=float),
+        by_samples=np.arange(count) < count - 1,
+    )
+
+
+def profile(table: Works, after: list[int], ends: tuple[int, ...], **more: object) -> StepProfile:
+    """Gradients of 1 MB each."""
+    gradients = Gradients(np.full(len(after), 1e6), np.array(after, dtype=np.int64), "recorded")
+    made = StepProfile(
+        rank=0,
+        step=1,
+        step_us=0.0,
+        works=table,
+        gradients=gradients,
+        buckets=(),
+        others=(),
+        bucket_ends=ends,
+        first_host_us=0.0 if table.launch_gap_us[0] == 0 else NEVER,
+        launch_lag_us=0.0,
+        start_gap_us=0.0,
+        turn_us=0.0,
+        exposed_us=0.0,
+        servers=1,
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def under(ends: tuple[int, ...], costs: list[float], **more: object) -> Conditions:
+    count = len(ends)
+    made = Conditions(ends, (0.0,) * count, tuple(costs), (0.0,) * count, ())
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+# Forward 100, two layers' backward 50 each (a gradient after each), optimizer 10.
+SIMPLE = profile(works([100.0, 50.0, 50.0, 10.0]), after=[2, 3], ends=(0, 1))
+
+
+def test_communication_hides_behind_backward_but_for_the_last_bucket() -> None:
+    # ready 150, 200; 20 us each: 150-170, 200-220; the optimizer 220-230
+    said = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0]), with_spans=True)
+    assert (said.step_us, said.exposed_us, said.backward_us) == (230, 20, 200)
+    assert [(one.start_us, one.end_us, one.bytes) for one in said.collectives] == [(150, 170, 1e6), (200, 220, 1e6)]
+    # 80 us each: 150-230, 230-310
+    slow = replay(Prepared(SIMPLE), under((0, 1), [80.0, 80.0]))
+    assert (slow.step_us, slow.exposed_us) == (320, 110)
+
+
+def test_one_bucket_hides_nothing() -> None:
+    said = replay(Prepared(SIMPLE), under((1,), [40.0]))
+    assert (said.step_us, said.exposed_us) == (250, 40)  # ready at 200, until 240, optimizer 10
+
+
+def test_the_last_rank_holds_all_up() -> None:
+    said = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], late_us=(0.0, 30.0)))
+    assert said.step_us == 260  # 200 + 30 + 20 + 10
+
+
+def test_micro_batches_repeat_forward_and_backward_without_reducing() -> None:
+    said = replay(Prepared(SIMPLE), under((0, 1), [20.0, 20.0], passes=3))
+    assert said.step_us == 200 + 200 + 230
+
+
+def test_a_faster_device_and_a_larger_batch_scale_what_they_scale() -> None:
+    fast = replay(Prepared(SIMPLE, Compute(device=0.5)), under((0, 1), [20.0, 20.0]))
+    assert fast.step_us == 100 + 20 + 5  # ready 75, 100
+    double = replay(Prepared(SIMPLE, Compute(by_samples=2.0)), under((0, 1), [20.0, 20.0]))
+    assert double.step_us == 400 + 20 + 10  # the optimizer takes as long
+
+
+def test_compute_beside_a_collective_is_slower_by_gamma() -> None:
+    # ready 150; 40 us beside the second backward of 50, of which 40 take half as much again: 200 -> 220
+    said = replay(Prepared(SIMPLE), under((0, 1), [40.0, 20.0], gamma=0.5))
+    assert said.backward_us == pytest.approx(220)
+    assert said.step_us == pytest.approx(250)
+
+
+def test_a_host_that_launches_too_slowly_bounds_the_step() -> None:
+    # four launches 100 us apart: a step takes 400, whatever the device; 20 us of the last bucket are in the host's shadow
+    table = works([10.0, 10.0, 10.0, 10.0], host_us=[100.0, 100.0, 100.0, 100.0])
+    slow_host = profile(table, after=[2, 3], ends=(0, 1))
+    said = replay(Prepared(slow_host), under((0, 1), [20.0, 20.0]))
+    assert (said.step_us, said.exposed_us) == (400, 0)
+    assert replay(Prepared(slow_host, Compute(device=0.1)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(400)
+    # half the host's time: the launches come 50 apart, and the 20 us still hide
+    assert replay(Prepared(slow_host, Compute(host=0.5)), under((0, 1), [20.0, 20.0])).step_us == pytest.approx(200)
+
+
+def test_a_host_that_waits_for_the_device_cannot_run_ahead() -> None:
+    """Launches 10 us apart, kernels 100: the device bounds a step of 400. When the host waits for the last kernel and goes on 7
+    us later, its next launch comes 10 us after that: 417."""
+    ahead = profile(works([100.0] * 4, host_us=[10.0] * 4, needs=[0.0] * 4), after=[3], ends=(0,))
+    assert replay(Prepared(ahead), under((0,), [1.0])).step_us == 400
+    held = works([100.0] * 4, host_us=[10.0] * 4, needs=[0.0] * 4, sync_us=[np.nan, np.nan, np.nan, 7.0])
+    assert replay(Prepared(profile(held, after=[3], ends=(0,))), under((0,), [1.0])).step_us == 417
+
+
+def test_a_broadcast_before_forward_is_waited_for() -> None:
+    other = OtherCollective("broadcast", 1e3, after=0, cost_us=30.0, blocks=True)
+    said = replay(Prepared(replace(SIMPLE, others=(other,))), under((0, 1), [20.0, 20.0], other_us=(30.0,)))
+    assert (said.step_us, said.exposed_us) == (260, 50)
+
+
+def test_joined_works_give_what_single_ones_do() -> None:
+    """A thousand random works, replayed one by one: the definition, written out."""
+    generator = np.random.default_rng(3)
+    count = 1000
+    table = Works(
+        host_us=generator.exponential(10.0, count),
+        device_us=generator.exponential(10.0, count),
+        launch_gap_us=generator.uniform(0, 5, count),
+        order_gap_us=generator.uniform(0, 2, count),
+        sync_us=np.where(generator.random(count) < 0.02, 5.0, np.nan),
+        needs=np.zeros(count),
+        by_samples=np.ones(count, dtype=bool),
+    )
+    one = profile(table, after=[count], ends=(0,), first_host_us=0.0)
+    host = device = 0.0
+    ends = []
+    for _ in range(2):
+        for index in range(count):
+            host += table.host_us[index]
+            start = max(host + table.launch_gap_us[index], device + table.order_gap_us[index])
+            device = start + table.device_us[index]
+            if not np.isnan(table.sync_us[index]):
+                host = max(host, device + table.sync_us[index])
+        ends.append(device)
+    assert replay(Prepared(one), under((0,), [0.0])).step_us == pytest.approx(ends[1] - ends[0])
+
+
+def test_the_base_is_replayed_from_where_it_began() -> None:
+    buckets = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0))
+    measured = replace(SIMPLE, buckets=buckets, step_us=230.0)
+    assert base_error(Prepared(measured)) == 0
+    assert measured_conditions(measured).transfer_us == (20, 20)
+    assert base_error(Prepared(replace(measured, step_us=200.0))) == pytest.approx(0.15)
+
+
+def test_lateness_lies_between_that_of_the_measured_buckets() -> None:
+    buckets = (MeasuredBucket(1e6, 0, 0, 0, 10.0, 0), MeasuredBucket(1e6, 0, 0, 0, 30.0, 0))
+    measured = replace(SIMPLE, buckets=buckets)
+    assert late_us(measured, (0, 1)) == (10, 30)
+    assert late_us(measured, (1,), factor=2.0) == (60,)
