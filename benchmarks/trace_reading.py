@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -229,53 +228,6 @@ def bounded(folder: Path) -> None:
     path.unlink()
 
 
-def parallel(copies: int, runs: int, folder: Path, ranks: int = 8) -> None:
-    """Many ranks at once over the cores against one after another: ratios of paired runs, all of `analyze_traces` included.
-
-    Beside it, from the same rounds, what these cores give two processes that share nothing: a loop of pure arithmetic.
-    """
-    from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-
-    paths = [folder / f"0_{rank}.pt.trace.json.gz" for rank in range(ranks)]
-    for rank, path in enumerate(paths):
-        events = make_trace(max(1, copies * 5 // 8), path, rank, ranks)
-
-    def seconds(executor: ThreadPoolExecutor | None) -> float:
-        start = time.perf_counter()
-        analyze_traces(paths, executor=executor)
-        return time.perf_counter() - start
-
-    cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(1) as one_by_one:
-        rounds = [(seconds(one_by_one), seconds(None), _arithmetic_ratio(cores)) for _ in range(runs)]
-    ratios = [one / many for one, many, _ in rounds]
-    given = [ratio for *_, ratio in rounds]
-    say(
-        f"{ranks} ranks of {events:,} events: one core {statistics.median(one for one, *_ in rounds):.2f} s, "
-        f"all {cores} {statistics.median(many for _, many, _ in rounds):.2f} s | "
-        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | "
-        f"arithmetic alone {statistics.median(given):.2f} ({min(given):.2f}-{max(given):.2f}) | n={len(rounds)}"
-    )
-
-
-def _arithmetic_ratio(processes: int) -> float:
-    """How much faster this many processes are than one at work that shares nothing, not even memory."""
-
-    def seconds(pool: ProcessPoolExecutor) -> float:
-        start = time.perf_counter()
-        list(pool.map(_arithmetic, [1_500_000] * 4 * processes))
-        return time.perf_counter() - start
-
-    with ProcessPoolExecutor(1) as alone, ProcessPoolExecutor(processes) as together:
-        for pool in (alone, together):
-            list(pool.map(_arithmetic, [1] * processes))  # its processes have started
-        return seconds(alone) / seconds(together)
-
-
-def _arithmetic(count: int) -> int:
-    return sum(number * number for number in range(count))
-
-
 def say(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(line + "\n")
@@ -302,7 +254,6 @@ def main() -> None:
         compare(path, arguments.runs, arguments.hta_python)
         compare_whole(path, arguments.runs, arguments.hta_python)
         linear(arguments.copies, 3, folder)
-        parallel(arguments.copies, arguments.runs, folder)
         if arguments.gib:
             bounded(folder)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz_reading import SECONDS, broken_invariant, case, wrong
+from benchmarks.fuzz_cases import case
+from benchmarks.fuzz_reading import SECONDS, broken_invariant, wrong
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import ddp_trace, write_trace
 
