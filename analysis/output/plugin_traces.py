@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from isal import igzip
+from isal import igzip, igzip_lib
 
 from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_peer_copy
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, natural_order
 
+_UNREADABLE = (OSError, ValueError, EOFError, RecursionError, igzip_lib.IsalError)
 Event = dict[str, Any]
 
 _CATEGORIES = {
@@ -133,7 +134,7 @@ def _load(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
         text = igzip.decompress(raw) if path.suffix == ".gz" else raw  # type: ignore[no-untyped-call]
         loaded = json.loads(text.decode("utf-8", errors="replace"), strict=False)
-    except (OSError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:  # type: ignore[misc]  # isal's stubs call its error a plain object
         raise DpscopeError(f"{path} cannot be copied for TensorBoard: {error}; trace again") from error
     if not isinstance(loaded, dict) or not isinstance(loaded.get("traceEvents"), list):
         raise DpscopeError(f'{path} cannot be copied for TensorBoard: it has no "traceEvents" list')

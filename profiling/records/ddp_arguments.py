@@ -33,6 +33,8 @@ def ddp_arguments(text: str) -> dict[str, object]:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
+        except RecursionError as error:
+            raise ValueError(f"{name} is nested too deeply") from error
     if found.get("mixed_precision", "bf16") not in ("bf16", "fp16"):
         raise ValueError("mixed_precision is bf16 or fp16")
     return found

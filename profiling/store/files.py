@@ -74,9 +74,10 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
         return None
     except OSError as error:
         raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DpscopeError(
-            f"{path} is not a {kind.__name__} this version of dpscope can read: {error}; "
+            f"{path} is not a {kind.__name__} this version of dpscope can read: {reason}; "
             "measure the run again, or read it with the dpscope that wrote it"
         ) from error
 

@@ -1,5 +1,6 @@
 """TensorBoard through its own HTTP endpoints, on servers that really run."""
 
+import gzip
 import shutil
 from pathlib import Path
 
@@ -80,9 +81,17 @@ def test_a_run_in_tensorboard(tmp_path: Path) -> None:
         assert get(address, f"{PLUGIN}/runs", until=lambda found: "ddp-d2-b8" in found["runs"])
 
 
-def test_a_damaged_trace_is_not_copied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "overwritten", "nested"])
+def test_a_damaged_trace_is_not_copied(tmp_path: Path, damage: str) -> None:
     broken = tmp_path / "0_0.pt.trace.json.gz"
-    broken.write_bytes(A100.read_bytes()[:100_000])
+    whole = A100.read_bytes()
+    broken.write_bytes(
+        {
+            "cut": whole[:100_000],
+            "overwritten": whole[:50_000] + b"\xff" * 1_000 + whole[51_000:],
+            "nested": gzip.compress(b'{"traceEvents": ' + b"[" * 100_000),
+        }[damage]
+    )
     with pytest.raises(DpscopeError, match="cannot be copied"):
         write_plugin_copies(broken, tmp_path / "copies", 0, 0)
     assert not list((tmp_path / "copies").glob("*"))

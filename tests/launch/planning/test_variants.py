@@ -85,6 +85,7 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         ({"ddp_args": "static_graph=true"}, ["static_graph", "--static-graph"]),
         ({"ddp_args": "process_group=1"}, ["process_group", "omit it"]),
         ({"ddp_args": "batched_grad_copy"}, ["not NAME=VALUE"]),
+        ({"ddp_args": "bucket_cap_mb_list=" + "[" * 100_000}, ["--ddp-args", "nested too deeply"]),
         ({"ddp_args": "mixed_precision=int8"}, ["mixed_precision is bf16 or fp16"]),
         ({"strategy": "single", "ddp_args": "batched_grad_copy=true"}, ["--ddp-args", "only DDP"]),
         ({"overlap": "maybe"}, ["--overlap maybe", "on, off"]),

@@ -8,7 +8,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order, read_json, write_json
-from dpscope.profiling.store.folders import RepeatFolder
+from dpscope.profiling.store.folders import RepeatFolder, is_run_folder
 from tests.helpers.paths import DATA
 
 
@@ -47,3 +47,12 @@ def test_a_field_that_never_was_is_still_refused(tmp_path: Path) -> None:
     path.write_text('{"gbps": 25.0, "name": "a", "source": "b", "lanes": 4}')
     with pytest.raises(DpscopeError, match="unknown field `lanes`"):
         read_json(path, LinkRate)
+
+
+def test_what_is_nested_too_deeply_is_told_in_one_line(tmp_path: Path) -> None:
+    """Deeper than any interpreter follows: somebody's data, or an attack."""
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(DpscopeError, match=r"manifest\.json is not a LinkRate .*nested too deeply") as raised:
+        read_json(tmp_path / "manifest.json", LinkRate)
+    assert "\n" not in str(raised.value)
+    assert not is_run_folder(tmp_path)
