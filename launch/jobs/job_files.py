@@ -4,6 +4,7 @@ Both lie in the repeat's folder while the job runs and are removed when it is re
 """
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,14 @@ _OUT_OF_MEMORY_SIGNS = (
     "status_alloc_failed",
     "not enough memory",
 )
+# What libraries say where they got no memory for themselves, and in other cases too.
+_LIBRARY_FAILURE_SIGNS = (
+    *("cublas_status_not_initialized", "cublas_status_internal_error", "cublas_status_execution_failed"),
+    *("cudnn_status_not_initialized", "cudnn_status_internal_error", "cudnn_status_execution_failed"),
+    *("cudnn_status_not_supported", "unable to find a valid cudnn algorithm", "unable to find an engine"),
+    *("unhandled cuda error", "ncclunhandledcudaerror"),
+)
+_FULL = 0.9  # of a device's memory: above it such a failure is taken for want of memory
 _PEER_LOST_SIGNS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -53,15 +62,43 @@ def looks_like_out_of_memory(text: str) -> bool:
     return any(sign in lowered for sign in _OUT_OF_MEMORY_SIGNS)
 
 
+def fullest_memory() -> float | None:
+    """How full the fullest GPU is that this process holds memory on, 0 to 1; None where torch uses none, or cannot tell."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    shares = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            if torch.cuda.memory_reserved(index) > 0:
+                free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+                shares.append(1 - free_bytes / total_bytes)
+        except RuntimeError:  # after some failures a device answers nothing
+            continue
+    return max(shares, default=None)
+
+
+def _library_lacked_memory(text: str) -> bool:
+    """Whether cuBLAS, cuDNN or NCCL failed as they do without memory of their own, on a GPU that was nearly full."""
+    lowered = text.lower()
+    if not any(sign in lowered for sign in _LIBRARY_FAILURE_SIGNS):
+        return False
+    share = fullest_memory()
+    return share is not None and share > _FULL
+
+
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
     """Leave a note on why this process ends."""
     text = str(error) if isinstance(error, DpscopeError) else f"{type(error).__name__}: {error}"
     first_line = next((line.strip() for line in text.splitlines() if line.strip()), text)
     lowered = text.lower()
+    if lacked := _library_lacked_memory(text):
+        first_line = f"GPU memory over {_FULL:.0%} full: {first_line}"
+    lacked = lacked or isinstance(error, MemoryError) or looks_like_out_of_memory(text)
     note = FailureNote(
         rank=rank,
         at_ns=time.time_ns(),
-        kind="out_of_memory" if isinstance(error, MemoryError) or looks_like_out_of_memory(text) else "crashed",
+        kind="out_of_memory" if lacked else "crashed",
         message=first_line[:400],
         peer_lost=any(sign in lowered for sign in _PEER_LOST_SIGNS),
     )

@@ -3,7 +3,7 @@
 Each question may go unanswered, and what is not answered stays unknown.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -36,7 +36,7 @@ _PEER_STATUS = {
     5: "not supported",
 }
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
-_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_TO_SWITCH, _TO_UNKNOWN = 2, 255  # nvmlIntNvLinkDeviceType_t
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
     `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no `torch_index`.
     """
     handles = gpu_handles(nvml)
-    gpus = [_gpu(nvml, handle, index, torch_uuids) for index, handle in enumerate(handles) if handle is not None]
+    seen = {_address(ask(nvml, "nvmlDeviceGetPciInfo", handle)) for handle in handles if handle is not None} - {None}
+    gpus = [_gpu(nvml, handle, index, torch_uuids, seen) for index, handle in enumerate(handles) if handle is not None]
     pairs = tuple(_pair(nvml, first, second) for first, second in combinations(gpus, 2))
     return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
 
 
-def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str]) -> _Gpu:
+def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str], seen: Collection[str | None]) -> _Gpu:
     active = active_nvlinks(nvml, handle)
     version = _nvlink_generation(nvml, handle, active[0]) if active else None
     name, uuid = (ask(nvml, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
@@ -79,14 +80,25 @@ def _gpu(nvml: Any | None, handle: Any, index: int, torch_uuids: Sequence[str]) 
         current_pcie_generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
         current_pcie_width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
     )
-    kinds = {ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active}
+    far_ends = tuple(_address(ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active)
+    kinds = [ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active]
     return _Gpu(
         handle=handle,
         address=_address(ask(nvml, "nvmlDeviceGetPciInfo", handle)),
         links=links,
-        far_ends=tuple(_address(ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) for link in active),
-        on_switch=kinds == {_SWITCH},
+        far_ends=far_ends,
+        on_switch=bool(active)
+        and all(_leads_to_switch(kind, end in seen) for kind, end in zip(kinds, far_ends, strict=True)),
     )
+
+
+def _leads_to_switch(kind: int | None, to_seen_gpu: bool) -> bool:
+    """Whether an active NVLink leads to an NVSwitch, by what NVML says of its far end.
+
+    A virtual machine does not see the switches (nor do most cloud instances): an active link whose far end is of no known
+    kind and no GPU here leads to one, as NCCL takes it (src/graph/xml.cc: "Assume NVSwitch").
+    """
+    return kind == _TO_SWITCH or (kind in (None, _TO_UNKNOWN) and not to_seen_gpu)
 
 
 def active_nvlinks(nvml: Any | None, handle: Any) -> list[int]:

@@ -1,6 +1,9 @@
 """Links from NVML's answers, replayed; what a group of GPUs is bounded by."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -68,6 +71,59 @@ def test_switched_gpus_use_all_links_for_every_peer() -> None:
     assert rate_of(links, 2) == rate_of(links, 4) == ("NVLink 3 x12", 300.0)
     assert {one.current_pcie_generation for one in links.devices} == {1}
     assert {one.pcie_generation for one in links.devices} == {4}
+
+
+class InVirtualMachine(ReplayedNvml):
+    """A record as a virtual machine shows it: of the far ends of NVLinks the kind is unknown, or not told, and no address is."""
+
+    def __init__(self, path: Path, kind: int | None, bus_id: str | None) -> None:
+        super().__init__(path)
+        self.kind, self.bus_id = kind, bus_id
+
+    def _or_not_supported(self, answer: object) -> Any:
+        if answer is None:
+            raise self.NVMLError("Not Supported")
+        return answer
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, *_: object) -> Any:  # noqa: N802 (NVML's names)
+        return self._or_not_supported(self.kind)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, *_: object) -> Any:  # noqa: N802
+        return self._or_not_supported(None if self.bus_id is None else SimpleNamespace(busId=self.bus_id))
+
+
+def in_virtual_machine(name: str, kind: int | None, bus_id: str | None) -> Interconnect:
+    nvml = InVirtualMachine(RECORDS / f"{name}.json", kind, bus_id)
+    return interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
+
+
+@pytest.mark.parametrize(("kind", "bus_id"), [(None, None), (255, None), (255, "00000000:00:00.0"), (2, None)])
+def test_switches_that_a_virtual_machine_does_not_show_are_switches(kind: int | None, bus_id: str | None) -> None:
+    """18 links of 25 GB/s are 450; by PCIe 5.0 x16 it would be 63. 12 links of an A100 are 300."""
+    for name, expected in (("h100_sxm5_x2", ("NVLink 4 x18", 450.0)), ("a100_sxm4_x4", ("NVLink 3 x12", 300.0))):
+        links = in_virtual_machine(name, kind, bus_id)
+        assert all(pair.through_nvswitch and pair.direct_nvlinks == 0 for pair in links.pairs)
+        assert rate_of(links, 2) == expected
+
+
+def test_links_to_a_gpu_that_is_not_shown_are_no_switch() -> None:
+    """Kind 0 is a GPU, one that this container was not given."""
+    links = in_virtual_machine("a100_pcie_x4_bridged", 0, "00000000:7F:00.0")
+    assert not any(pair.through_nvswitch for pair in links.pairs)
+    assert rate_of(links, 2) == ("PCIe 4.0 x16", 31.508)
+
+
+def test_a_link_to_a_gpu_that_is_shown_is_direct_though_its_kind_is_not_told() -> None:
+    """All links lead to GPU 0, which is here: to no switch."""
+    first = interconnect(ReplayedNvml(RECORDS / "a100_pcie_x4_bridged.json"))
+    address = next(
+        call["answer"]["busId"]
+        for call in json.loads((RECORDS / "a100_pcie_x4_bridged.json").read_text())
+        if call["call"] == "nvmlDeviceGetPciInfo" and call["arguments"] == ["gpu0"]
+    )
+    links = in_virtual_machine("a100_pcie_x4_bridged", None, address)
+    assert len(links.pairs) == len(first.pairs)
+    assert not any(pair.through_nvswitch for pair in links.pairs)
 
 
 def test_bridges_help_pairs_only() -> None:
