@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dpscope.launch.commands import learn, measure, read, what_if
+from dpscope.launch.commands import learn, measure, read, share, what_if
 from dpscope.launch.commands.options import DefaultsInHelp
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -30,6 +30,7 @@ _command()(read.tensorboard)
 _command()(read.estimate)
 _command()(what_if.whatif)
 _command()(measure.doctor)
+_command()(share.bundle)
 _command()(learn.train)
 _command()(learn.equal)
 

@@ -116,6 +116,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "it chooses a job of a run folder, and none is given",
         ),
     ),
+    "bundle": (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),),
     "whatif": (
         Idle(
             ("per_node", "batch_size"),

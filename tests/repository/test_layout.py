@@ -62,10 +62,11 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/profiles": "analysis/traces/ranks analysis/traces/reading analysis/traces/steps analysis/what_if/replay "
     "profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
+    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/what_if": "analysis/text profiling/store",
     "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
     "analysis/traces/ranks analysis/traces/reading analysis/traces/steps profiling/store",
-    "launch/commands": "analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
+    "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/what_if "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "
     "profiling/mirrors profiling/records profiling/store",

@@ -63,6 +63,11 @@ COLUMN_TYPES: dict[str, type] = {
 _Event = TypeVar("_Event", bound=Event)
 
 
+def is_read(category: str) -> bool:
+    """Whether events of a category stand in the table, or are counted as a device's that is not read."""
+    return category in _CATEGORY_CODES or _DEVICE_CATEGORY.search(category) is not None
+
+
 class TextBase:
     """Microseconds since 1970 with a fraction do not fit a float: they are shortened in the text, all by one number."""
 

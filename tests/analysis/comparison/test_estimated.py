@@ -19,9 +19,9 @@ from dpscope.analysis.runs.run_data import CellData, copies_between_devices
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.nvml_record import ReplayedNvml
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
-from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import all_reduces, calibration, cell_data, run_of, windows
 

@@ -5,8 +5,8 @@ import pytest
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.machine.nvml_record import ReplayedNvml
 from dpscope.profiling.records.links import Interconnect
-from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import calibration
 

@@ -53,6 +53,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["RUN", "--quiet"], (["--verbose"],)),
     ("merge", ["TRACE", "-o", "merged.json"], (["--cell", "ddp-d2-b2"], ["--repeat", "1"])),
     ("whatif", ["TRACE", "--measured", "TRACE"], (["--per-node", "8"], ["--batch-size", "32"])),
+    ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),
     ("run", ["--dry-run"], (["--verbose"], ["--quiet"], ["--link", "100Gb/s"], ["--target-efficiency", "0.8"])),
     ("run", ["--quiet"], (["--verbose"],)),
     ("run", ["--strategy", "single"], (["--link", "100Gb/s"], ["--target-efficiency", "0.8"], ["--calibrate"])),
@@ -145,6 +146,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         "fresh": "trained again; where nothing was trained there is nothing to lose, which a script cannot know",
         "dry_run": "nothing is started",
     },
+    "bundle": {"run": WHAT, "list_only": "nothing is written"},
     "equal": {
         **dict.fromkeys(("strategy", "devices", "batch_size", "steps"), "they make the trainings that are compared"),
         **dict.fromkeys(("model", "data", "lr", "momentum", "weight_decay", "seed", "dtype"), LEARNS),

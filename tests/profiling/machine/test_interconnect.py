@@ -19,8 +19,8 @@ from dpscope.profiling.machine.link_specifications import (
     pcie_link,
 )
 from dpscope.profiling.machine.nvml import open_nvml
+from dpscope.profiling.machine.nvml_record import NvmlRecorder, ReplayedNvml
 from dpscope.profiling.records.links import Interconnect, LinkRate
-from tests.helpers.nvml_records import NvmlRecorder, ReplayedNvml
 from tests.helpers.paths import DATA, ROOT
 
 RECORDS = DATA / "nvml"

@@ -1,0 +1,81 @@
+"""`dpscope bundle`: a run in one file that can be given to somebody else."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.profiling.records.finding import Finding
+
+
+def bundle(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the file to write, *.zip; unless given RUN-bundle.zip, here")
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="say what it would hold; write nothing")] = False,
+) -> None:
+    """Pack a run into one file of at most 16 MB for a bug report: host and user names replaced, traces reduced."""
+    path = output or Path(f"{run.absolute().name}-bundle.zip")
+    if path.suffix != ".zip":
+        raise DpscopeError(f"{path} does not end in .zip, which the bundle is; name it {path}.zip")
+    from rich.console import Console
+
+    from dpscope.analysis.bundle.write import collect, write
+    from dpscope.analysis.text.terminal import print_table
+    from dpscope.profiling.store.folders import RunFolder
+    from dpscope.profiling.store.ownership import check_overwritable
+
+    RunFolder(run).manifest()  # a wrong folder is told before anything is asked
+    if not list_only:
+        check_overwritable(path)
+    notes = _machine_notes()
+    findings = _findings(run, notes)
+    packed = collect(run, findings, notes)
+    console = Console()
+    print_table(console, packed.listing())
+    if list_only:
+        return
+    write(packed, path)
+    size_mb = path.stat().st_size / 1e6
+    console.print(
+        f"\nWritten: {path} ({size_mb:.1f} MB). Unpacked it is a run folder, which `dpscope analyze` reads.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _machine_notes() -> dict[str, object]:
+    """What doctor and NVML say of this machine now, which may be another than the one that measured."""
+    import json
+    import socket
+    from dataclasses import asdict
+
+    from dpscope.launch.commands.doctor import run_doctor
+    from dpscope.profiling.machine.environment import device_states
+    from dpscope.profiling.machine.interconnect import interconnect
+    from dpscope.profiling.machine.nvml import driver_version, open_nvml
+    from dpscope.profiling.machine.nvml_record import NvmlRecorder
+
+    checks = [asdict(check) for check in run_doctor()]
+    notes: dict[str, object] = {"doctor": {"hostname": socket.gethostname(), "checks": checks}}
+    if (nvml := open_nvml()) is not None:
+        recorder = NvmlRecorder(nvml)
+        driver_version(recorder)
+        interconnect(recorder, [state.uuid or "" for state in device_states(recorder, None)])
+        notes["nvml"] = json.loads(recorder.to_json())
+    return notes
+
+
+def _findings(run: Path, notes: dict[str, object]) -> "list[Finding]":
+    """The findings of the run as read here; why there are none, among the notes, where it cannot be read."""
+    from dpscope.analysis.output.analyze import Targets, report_of
+
+    try:
+        return list(report_of(run, Targets()).findings)
+    except DpscopeError as error:
+        notes["analysis"] = {"failed": str(error)}
+        return []

@@ -1,0 +1,89 @@
+"""NVML's answers kept call by call as JSON, so that a machine's GPUs can be asked again where they are not. Imports no torch."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+class ReplayedNvmlError(Exception):
+    """What a recorded call that failed raises again."""
+
+
+class NvmlRecorder:
+    """Wraps NVML (`pynvml`, initialised) and notes every call with its answer, device handles by their number.
+
+    A question that fails, or that these bindings do not have, is noted as such and raises what it raised.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self.NVMLError = nvml.NVMLError
+        self._nvml = nvml
+        self._handles: dict[str, Any] = {}
+        self._calls: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> Any:
+            noted: dict[str, Any] = {"call": name, "arguments": list(arguments)}
+            real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
+            try:
+                value = getattr(self._nvml, name)(*real)
+            except (self.NVMLError, AttributeError) as error:
+                self._note({**noted, "error": str(error)})
+                raise
+            if name == "nvmlDeviceGetHandleByIndex":
+                self._handles[f"gpu{arguments[0]}"] = value
+                self._note({**noted, "answer": {"handle": f"gpu{arguments[0]}"}})
+                return f"gpu{arguments[0]}"
+            self._note({**noted, "answer": _plain(value)})
+            return value
+
+        return answer
+
+    def _note(self, call: dict[str, Any]) -> None:
+        if call not in self._calls:
+            self._calls.append(call)
+
+    def to_json(self) -> str:
+        """The calls, one a line: what `ReplayedNvml` reads."""
+        return "[\n" + ",\n".join(json.dumps(call) for call in self._calls) + "\n]\n"
+
+
+class ReplayedNvml:
+    """Has NVML's functions and answers each call as it was recorded; a call that was not recorded raises KeyError."""
+
+    NVMLError = ReplayedNvmlError
+
+    def __init__(self, path: Path) -> None:
+        self._answers = {_key(call["call"], call["arguments"]): call for call in json.loads(path.read_text())}
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> Any:
+            recorded = self._answers[_key(name, arguments)]
+            if "error" in recorded:
+                raise ReplayedNvmlError(recorded["error"])
+            return _replayed(recorded["answer"])
+
+        return answer
+
+
+def _plain(value: Any) -> Any:
+    """An answer as JSON has it; of structures the fields that dpscope reads."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    for field in ("busId", "pid"):
+        if hasattr(value, field):
+            return {field: _plain(getattr(value, field))}
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _replayed(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [_replayed(one) for one in answer]
+    if isinstance(answer, dict):
+        return answer["handle"] if "handle" in answer else SimpleNamespace(**answer)
+    return answer
+
+
+def _key(name: str, arguments: Any) -> str:
+    return json.dumps([name, *arguments])

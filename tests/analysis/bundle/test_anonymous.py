@@ -1,0 +1,63 @@
+"""Names that tell who and where, in texts as jobs and manifests hold them."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.bundle.anonymous import Anonymizer
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Anonymizer:
+    monkeypatch.setattr("socket.gethostname", lambda: "login1.hpc.example.org")
+    monkeypatch.setattr("getpass.getuser", lambda: "mmuster")
+    return Anonymizer(["n0417.hpc.example.org", "n0418", "gpu"], [Path("/scratch/mmuster/runs/big")])
+
+
+def test_the_same_host_is_the_same_number_in_every_form(names: Anonymizer) -> None:
+    said = "n0417: rank 3 waits for n0418; n0417.hpc.example.org:29500 refused, asked by login1"
+    assert names.text(said) == "host0: rank 3 waits for host1; host0:29500 refused, asked by host3"
+    # A word that begins like a host, or goes on behind it, is another word.
+    assert names.text("n04178 n0417-ib xn0418") == "n04178 n0417-ib xn0418"
+
+
+def test_paths_users_and_addresses(names: Anonymizer) -> None:
+    assert names.text("/scratch/mmuster/runs/big/cells/a") == "big/cells/a"
+    assert names.text("/home/erika/venv/bin and /home/erika/data, /home/max") == (
+        "/home/user1/venv/bin and /home/user1/data, /home/user2"
+    )
+    assert names.text("/gpfs/mmuster/x") == "/gpfs/user0/x"
+    assert names.text("10.0.4.17:29500 to 10.0.4.18, 10.0.4.17 and 127.0.0.1") == (
+        "address0:29500 to address1, address0 and 127.0.0.1"
+    )
+    assert names.text("fe80::5054:ff:fe12:3456 says") == "address2 says"
+
+
+def test_what_is_no_name_stays(names: Anonymizer) -> None:
+    for said in (
+        "torch 2.11.0, NCCL 2.30.3",
+        "at::native::add<float>",
+        "00000000:07:00.0",
+        "12:30:59",
+        "root",
+        "1.5.2",
+    ):
+        assert names.text(said) == said
+
+
+def test_a_host_with_a_usual_name_is_replaced_only_where_a_field_tells_hosts(names: Anonymizer) -> None:
+    told = {"hostname": "gpu", "device_type": "gpu", "settings": {"n0418": ["on n0418", 3, None, True]}}
+    assert names.value(told) == {
+        "hostname": "host2",
+        "device_type": "gpu",
+        "settings": {"n0418": ["on host1", 3, None, True]},
+    }
+
+
+def test_a_user_without_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    assert Anonymizer([]).text("localhost in /data/x") == "localhost in /data/x"

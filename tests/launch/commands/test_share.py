@@ -1,0 +1,47 @@
+"""`dpscope bundle` as typed: what it lists, writes and refuses."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpscope.launch.cli import app
+from dpscope.launch.commands import share
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import EXAMPLE_RUN
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(share, "_machine_notes", lambda: {"doctor": {"checks": []}})  # a process of its own in doctor
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def test_it_lists_and_writes(run: Path) -> None:
+    listed = CliRunner().invoke(app, ["bundle", "mine", "--list"])
+    assert listed.exit_code == 0, listed.output
+    assert "traces, reduced to what dpscope reads     12" in listed.output
+    assert list(Path().iterdir()) == [Path("mine")]
+    written = CliRunner().invoke(app, ["bundle", "mine"])
+    assert "Written: mine-bundle.zip" in written.output
+    assert written.output.startswith(listed.output.rstrip())
+
+
+def test_wrong_use_is_one_line(run: Path) -> None:
+    for arguments, said in (
+        (["bundle", "mine", "-o", "b.tar"], "b.tar does not end in .zip"),
+        (["bundle", "nowhere"], "nowhere is not a run folder"),
+    ):
+        with pytest.raises(DpscopeError, match=said) as raised:
+            CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_run_without_results_is_bundled_with_the_reason(run: Path) -> None:
+    shutil.rmtree(run / "cells")
+    notes: dict[str, object] = {}
+    assert share._findings(run, notes) == []
+    assert "failed" in str(notes["analysis"])
