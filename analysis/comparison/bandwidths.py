@@ -27,6 +27,8 @@ def wire_bytes(data: CellData) -> float | None:
     """
     if data.cell.strategy == "dp":
         sizes = model_sizes(data)
+        if sizes is None:
+            return None
         serial = 1 if by_nccl(data) else data.cell.devices - 1
         return float(data.cell.options.accumulate * serial * (2 * sizes.parameter_bytes + sizes.buffer_bytes))
     return _sent_bytes(data)

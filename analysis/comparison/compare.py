@@ -9,18 +9,20 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.learning import put_accuracy
 from dpscope.analysis.comparison.measured import summarise_cell
-from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_cell
+from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_cell, runs_all_reduces
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.row import minus as _minus
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Manifest
+from dpscope.profiling.records.trace_codes import TraceCode
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Comparison:
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
     ring_rates: Mapping[int, RingRate] = field(default_factory=dict)  # by device count
+    decisive: str = ""  # of traces alone: the sentence that says what communication costs
+    of_traces: bool = False  # no run was measured: one job, known by its traces alone
     calibrated_later: bool = False  # the calibration was made when the run had begun
 
 
@@ -89,23 +93,25 @@ def compare(
     `link` is what the user states of the link between the devices, else what was stated of the run; `calibration` is one of
     the same machine, with its fits.
     """
-    sources = cost_sources(run.manifest, link, calibration)
+    sources = cost_sources(run.recorded, link, calibration)
     spreads = run_spreads(run.measured)
+    batched = [data for data in run.measured if knows_batch(data.cell)]
     rows = {
         name: summarise_cell(data, single_device_baselines(run, data.cell), sources, spreads)
         for name, data in run.cells.items()
     }
+    config = run.recorded.config if run.recorded is not None else None
     for name, row in rows.items():
-        put_accuracy(row, run.cells[name].cell, run.manifest.config, run.training)
+        put_accuracy(row, run.cells[name].cell, config, run.training)
     table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
     return Comparison(
         table=table.convert_dtypes(),
         reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
         gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
         scaling=scaling_series(
-            run.measured, lambda cell: single_device_baselines(run, cell), exposed_shares(rows), spreads.step
+            batched, lambda cell: single_device_baselines(run, cell), exposed_shares(rows), spreads.step
         ),
-        choices=scaling_choices(run.measured, spreads.step),
+        choices=scaling_choices(batched, spreads.step),
         predictions=tuple(
             one
             for data in run.measured
@@ -114,15 +120,20 @@ def compare(
         ),
         target_efficiency=target_efficiency,
         ring_rates=_ring_rates(run, sources),
-        calibrated_later=calibration is not None and _later(calibration, run.manifest),
+        decisive=_decisive(run),
+        of_traces=run.recorded is None,
+        calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
     )
+
+
+def _decisive(run: RunData) -> str:
+    findings = (one for data in run.cells.values() for one in data.findings)
+    return next((one.message for one in findings if one.code == TraceCode.COMMUNICATION_COST), "")
 
 
 def _ring_rates(run: RunData, sources: CostSources) -> dict[int, RingRate]:
     """The ring formula's rate for every device count at which all-reduces were measured."""
-    counts = sorted(
-        {data.cell.devices for data in run.measured if data.cell.strategy == "ddp" and data.cell.devices > 1}
-    )
+    counts = sorted({data.cell.devices for data in run.measured if runs_all_reduces(data)})
     rates = {count: sources.ring_rate(count) for count in counts}
     return {count: rate for count, rate in rates.items() if rate is not None}
 

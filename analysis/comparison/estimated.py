@@ -7,14 +7,20 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.comparison.columns import COLUMNS
-from dpscope.analysis.comparison.predicted import NO_SOURCE, model_sizes, predict_cell, relative_error
+from dpscope.analysis.comparison.predicted import (
+    NO_SOURCE,
+    predict_cell,
+    relative_error,
+    ring_load,
+    runs_all_reduces,
+)
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.comparison.subtraction import METHODS, step_identity, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_all_reduce_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import TERMS, RunSpreads, terms_by_repeat
 from dpscope.analysis.runs.run_data import CellData
-from dpscope.analysis.runs.traffic_check import reduced_bytes
+from dpscope.analysis.runs.traced_job import TRACES_ALONE
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, NO_INTERVAL, difference_estimate, half_width, pooled_median
 
 ESTIMATE_COLUMNS = tuple(column.name for column in COLUMNS if column.group in ("estimates", "predictions"))
@@ -30,8 +36,14 @@ def put_estimates(
     row: Row, data: CellData, singles: Mapping[int, CellData], sources: CostSources, spreads: RunSpreads
 ) -> None:
     """Fill ESTIMATE_COLUMNS; times and breakdown are filled already."""
-    if data.cell.devices == 1 or row.number("step_us") is None:
+    if data.cell.devices == 1:
         row.clear(ESTIMATE_COLUMNS, "one device: nothing to estimate")
+        return
+    if not data.ranks:
+        row.clear(ESTIMATE_COLUMNS, f"{TRACES_ALONE}, and nothing on one device to subtract")
+        _put_evidence(row, data, None)
+        _put_ring(row, data, sources)
+        _put_predictions(row, data, sources)
         return
     _put_subtractions(row, data, singles, spreads)
     _put_epochs(row)
@@ -168,15 +180,28 @@ def _mean_wait_us(data: CellData) -> float | None:
 
 def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one."""
-    if data.cell.strategy != "ddp":
-        row.clear(("ring_us", "ring_error_us", "ring_source"), "DataParallel runs no all-reduce")
+    columns = ("ring_us", "ring_error_us", "ring_source")
+    if not runs_all_reduces(data):
+        named = data.cell.strategy in ("dp", "dp-host")
+        row.clear(columns, "DataParallel runs no all-reduce" if named else "the traces show no all-reduce")
         return
-    ring, rate = None, sources.ring_rate(data.cell.devices)
+    load = ring_load(data)
+    if isinstance(load, str):
+        row.clear(columns, load)
+        return
+    ring, rate = None, sources.ring_rate(load.ranks)
     if rate is not None:
-        ring = ring_all_reduce_us(reduced_bytes(data.cell, model_sizes(data)), data.cell.devices, rate.gb_per_s)
+        ring = ring_all_reduce_us(load.size_bytes, load.ranks, rate.gb_per_s)
     row.put(NO_SOURCE, ring_us=ring, ring_source=rate.source if rate is not None else None)
-    why = NO_SOURCE if ring is None else "transfer is not known"
-    row.put(why, ring_error_us=minus(ring, row.number("transfer_us")))
+    row.put(NO_SOURCE if ring is None else "transfer is not known", ring_error_us=minus(ring, _reduced_us(row, data)))
+
+
+def _reduced_us(row: Row, data: CellData) -> float | None:
+    """What the all-reduces of a step transferred; None where other collectives' transfers are in the sum."""
+    if data.collectives.empty:
+        return None
+    matched = data.collectives.loc[data.collectives["transfer_us"].notna(), "kind"]
+    return row.number("transfer_us") if matched.eq("all_reduce").all() else None
 
 
 def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:

@@ -1,6 +1,7 @@
 """Accuracy in the comparison of measured cells: what was trained in the same run folder, beside its speed."""
 
 from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.runs.traced_job import TRACES_ALONE, AnyCell
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.records.run import Cell, RunConfig
@@ -8,10 +9,12 @@ from dpscope.profiling.records.run import Cell, RunConfig
 _COLUMNS = ("test_accuracy_percent", "test_accuracy_percent_min", "test_accuracy_percent_max", "test_accuracy_seeds")
 
 
-def put_accuracy(row: Row, cell: Cell, config: RunConfig, training: TrainingData | None) -> None:
-    """Fill a measured cell's columns of learning, or say why they are missing; `config` is that of the measurement."""
-    if training is None:
-        trained: TrainedCell | str = "nothing was trained here (`dpscope train` into this folder)"
+def put_accuracy(row: Row, cell: AnyCell, config: RunConfig | None, training: TrainingData | None) -> None:
+    """Fill a measured cell's columns of learning, or say why they are missing; `config` is the measurement's, None of traces."""
+    if config is None or not isinstance(cell, Cell):
+        trained: TrainedCell | str = TRACES_ALONE
+    elif training is None:
+        trained = "nothing was trained here (`dpscope train` into this folder)"
     else:
         trained = _other_settings(training, config) or trained_like(training, cell)
     if isinstance(trained, str):

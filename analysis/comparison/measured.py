@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
-from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.comparison.columns import COLUMNS, NAMES
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import RunSpreads
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.traced_job import TRACES_ALONE, knows_batch
 from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     UNKNOWN,
@@ -34,6 +35,7 @@ _COMMUNICATION = (
     "exposed_share",
     "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
 )  # fmt: skip
+_OF_RUNS = tuple(column.name for column in COLUMNS if column.group in ("time", "checks"))
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
 
@@ -45,18 +47,23 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
         cell=cell.name,
         strategy=cell.strategy,
         devices=cell.devices,
-        batch_size=cell.batch_size,
-        global_batch_size=cell.global_batch_size,
         status=_status(data),
     )
+    if knows_batch(cell):
+        row.put("", batch_size=cell.batch_size, global_batch_size=cell.global_batch_size)
+    else:
+        row.clear(("batch_size", "global_batch_size"), TRACES_ALONE)
     if not data.measured:
         row.clear(tuple(name for name in NAMES if row.values[name] is None), f"not measured: {row.values['status']}")
         return row
-    _put_times(row, data, spreads.step)
-    _put_scaling(row, data, singles, spreads.step)
+    if data.ranks:
+        _put_times(row, data, spreads.step)
+        _put_scaling(row, data, singles, spreads.step)
+        _put_checks(row, data)
+    else:
+        row.clear(_OF_RUNS, TRACES_ALONE)
     _put_breakdown(row, data)
     _put_bandwidth(row, data)
-    _put_checks(row, data)
     lost = "the trace does not show what the strategy must have moved (trace_incomplete)"
     alone = cell.devices == 1
     if alone or not data.communication_known:
@@ -215,11 +222,13 @@ def _put_bandwidth(row: Row, data: CellData) -> None:
     reduced = own[(own["kind"] == "all_reduce") & own["transfer_us"].notna() & own["bytes"].notna()]
     transfer_us = _transfer_union_us(reduced)
     algbw = float(reduced["bytes"].sum()) / transfer_us / 1e3 if transfer_us > 0 else None
-    factor = bus_factor("all_reduce", data.cell.devices)
+    ranks = reduced["group_size"].fillna(data.cell.devices)
+    factors = pd.Series([bus_factor("all_reduce", int(count)) for count in ranks], index=reduced.index, dtype=float)
+    sent = float((reduced["bytes"].astype(float) * factors).sum(skipna=False))
     row.put(
         "no matched all-reduce with a size",
         algbw_gb_per_s=algbw,
-        busbw_gb_per_s=algbw * factor if algbw is not None and factor is not None else None,
+        busbw_gb_per_s=sent / transfer_us / 1e3 if transfer_us > 0 else None,
     )
 
 

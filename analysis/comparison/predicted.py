@@ -15,10 +15,12 @@ from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 
 NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link"
+NO_SCHEDULE = "only DDP's schedule is modelled, and the traces do not show plain DDP"
 NOT_MATCHED = "needs matched collectives of every rank"
 _KEYS = ["repeat", "rank", "device", "step"]
 
@@ -98,6 +100,8 @@ def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources
     matched = own[own["transfer_us"].notna()]
     sums = matched.groupby(_KEYS, dropna=False)["predicted_us"].sum()
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
+    if data.cell.strategy != "ddp":
+        unknown = unknown or NO_SCHEDULE
     exposed = [] if unknown else [exposed_us(step, servers(data)) for _, step in own.groupby(_KEYS, dropna=False)]
     return CellPrediction(
         source=sources.source(data.cell.devices),
@@ -120,7 +124,8 @@ def servers(data: CellData) -> int:
 
     Source: ProcessGroupGloo::Options in torch, threads = 2 x devices; one network device, as torch chooses by itself.
     """
-    return 2 if data.ranks[0][1].backend == "gloo" else 1
+    gloo = data.ranks[0][1].backend == "gloo" if data.ranks else not data.on_device
+    return 2 if gloo else 1
 
 
 def exposed_us(step: pd.DataFrame, servers: int = 1) -> float:
@@ -184,14 +189,50 @@ def by_nccl(data: CellData) -> bool:
     return not data.collectives.empty and bool((data.collectives["kind"] == "broadcast").any())
 
 
-def model_sizes(data: CellData) -> ParameterSizes:
-    """Sizes of the model of a measured cell."""
-    return data.ranks[0][1].model
+def model_sizes(data: CellData) -> ParameterSizes | None:
+    """Sizes of the model of a measured cell; traces alone do not tell them."""
+    return data.ranks[0][1].model if data.ranks else None
+
+
+def runs_all_reduces(data: CellData) -> bool:
+    """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
+    if data.cell.devices == 1:
+        return False
+    if data.cell.strategy == "ddp":
+        return True
+    return len(data.collectives) > 0 and bool((data.collectives["kind"] == "all_reduce").any())
+
+
+@dataclass(frozen=True)
+class RingLoad:
+    """What the ring formula is asked for: bytes that are all-reduced per step, by so many ranks, and how they are known."""
+
+    size_bytes: float
+    ranks: int
+    told: str
+
+
+def ring_load(data: CellData) -> RingLoad | str:
+    """All gradients of a run's cell; of traces alone what their all-reduces moved. Else why it is not known."""
+    sizes = model_sizes(data)
+    if sizes is not None:
+        return RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients")
+    windows = data.whole_windows()
+    own = data.collectives.merge(windows[_KEYS], on=_KEYS)
+    own = own[own["kind"] == "all_reduce"]
+    if own.empty or own[["bytes", "group_size"]].isna().to_numpy().any():
+        return "the trace gives no sizes for some all-reduces"
+    ranks = {int(size) for size in own["group_size"]}
+    if len(ranks) > 1:
+        return f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
+    return RingLoad(float(own["bytes"].sum()) / len(windows), ranks.pop(), "what was all-reduced in a traced step")
 
 
 def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:
     """Every micro-batch of a step moves parameters and gradients anew."""
     sizes, devices, passes = model_sizes(data), data.cell.devices, data.cell.options.accumulate
+    if sizes is None:
+        return _unknown(None, "traces do not tell the sizes of the model's tensors")
     if not sizes.parameter_tensors:
         return _unknown(None, "the run does not hold the sizes of the model's tensors")
     sent = broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors)

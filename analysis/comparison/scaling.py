@@ -92,7 +92,7 @@ def scaling_series(
     """
     groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
     for data in measured:
-        cell = data.cell
+        cell = data.planned
         if cell.devices == 1:
             continue
         kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
@@ -100,7 +100,7 @@ def scaling_series(
             if batch in single_device_baselines(cell):
                 groups.setdefault((cell.strategy, cell.variant, scaling, batch), []).append(data)
     return tuple(
-        _series(*key, single_device_baselines(group[0].cell)[key[3]], group, exposed_shares, spread)
+        _series(*key, single_device_baselines(group[0].planned)[key[3]], group, exposed_shares, spread)
         for key, group in groups.items()
     )
 
@@ -151,7 +151,8 @@ def _speedup(alone: Sequence[Samples], repeats: Sequence[Samples], devices: int,
 
 def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:
     """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
-    by_key = {(one.cell.strategy, one.cell.variant, one.cell.devices, one.cell.batch_size): one for one in measured}
+    planned = [(one.planned, one) for one in measured]
+    by_key = {(cell.strategy, cell.variant, cell.devices, cell.batch_size): one for cell, one in planned}
     choices = []
     for (strategy, variant, devices, batch), weak in by_key.items():
         strong = by_key.get((strategy, variant, devices, batch // devices))

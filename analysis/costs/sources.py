@@ -88,8 +88,13 @@ class CostSources:
         return predict_us(fit, size_bytes).extrapolated if fit is not None else None
 
 
-def cost_sources(manifest: Manifest, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:
-    """What the predictions of a run may rest on: the link as it is stated now, else as it was when the run was measured."""
+def cost_sources(manifest: Manifest | None, stated: LinkRate | None, calibration: Calibration | None) -> CostSources:
+    """What the predictions of a run may rest on: the link as it is stated now, else as it was when the run was measured.
+
+    Of traces alone, without a manifest, only what is stated and calibrated.
+    """
+    if manifest is None:
+        return CostSources(stated, calibration)
     told = manifest.config.link
     stated = stated or (parse_link(told) if told is not None else None)
     return CostSources(stated, calibration, manifest.environment.interconnect)

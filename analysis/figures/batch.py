@@ -13,6 +13,7 @@ from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.text.units import Unit, choose_unit
 
 Series = tuple[str, int, str]  # strategy, devices, variant
@@ -21,7 +22,7 @@ Series = tuple[str, int, str]  # strategy, devices, variant
 def batch_sizes(run: RunData, comparison: Comparison) -> Figure | None:
     """None for a run of one batch size."""
     series: dict[Series, list[CellData]] = {}
-    for data in run.cells.values():
+    for data in (one for one in run.cells.values() if knows_batch(one.cell)):
         if data.measured or ran_out_of_memory(data):
             series.setdefault((data.cell.strategy, data.cell.devices, data.cell.variant), []).append(data)
     batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import new_figure
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.text.units import choose_unit
 
 _PHASES = {  # column of the breakdown -> label and colour
@@ -50,7 +51,7 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
 
 def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     """Transfer to the device, forward, backward, exposed communication, optimizer; 1 against N devices by batch."""
-    measured = sorted(run.measured, key=lambda data: (data.cell.batch_size, data.cell.devices, data.cell.strategy))
+    measured = sorted(run.measured, key=lambda data: (_batch(data), data.cell.devices, data.cell.strategy))
     rows = {}
     for data in measured:
         windows = data.whole_windows()
@@ -71,6 +72,11 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     _stacked(axes, list(rows), parts, unit.label)
     axes.set_title("Phases of a traced step, 1 against N devices", loc="left")
     return figure
+
+
+def _batch(data: CellData) -> int:
+    """For sorting; jobs whose batch is not known come first."""
+    return data.cell.batch_size if knows_batch(data.cell) else 0
 
 
 def host_note(run: RunData) -> str:

@@ -21,8 +21,7 @@ def waits(run: RunData, comparison: Comparison) -> Figure | None:
     for data in run.measured:
         pairs = mean_waits(data)
         if len(pairs):
-            ranks = range(data.cell.processes)
-            matrix = np.zeros((len(ranks), len(ranks)))
+            matrix = np.zeros((data.cell.processes, data.cell.processes))
             places = (pairs["waiting_rank"].to_numpy(dtype=int), pairs["late_rank"].to_numpy(dtype=int))
             matrix[places] = pairs["wait_per_step_us"].to_numpy(dtype=float)
             matrices[data.cell.name] = matrix

@@ -23,7 +23,13 @@ STAND_IN = (
     "This is a stand-in run on a CPU: it shows how the strategies work and says nothing about GPUs. "
     "dp-host stands in for nn.DataParallel, which does nothing without a GPU."
 )
+ON_CPU = "These traces are of a CPU: compute and communication shared its cores, and they say nothing about GPUs."
 NOT_COMPARED = "No strategy on several devices was measured beside one device, so none can be recommended."
+ONE_JOB = (
+    "Traces of one job cannot tell whether another strategy is faster: trace that one too and set them side by side with "
+    "dpscope compare, or measure both with dpscope run."
+)
+NOT_SEVERAL = "These traces show no communication between devices."
 _CONFIDENCE_WORDS: Mapping[Confidence, str] = {
     "shown": f"{CONFIDENCE:.0%} interval excludes chance",
     "not_shown": "within chance",
@@ -69,16 +75,22 @@ def answer(comparison: Comparison, device_type: str, stragglers: Mapping[str, st
     straggler = (stragglers or {}).get(str(chosen["cell"])) if chosen else None
     return Answers(
         which=which,
-        cost=_cost(chosen, straggler),
+        cost=_cost(comparison, chosen, straggler),
         action=_action(comparison, chosen, straggler, on_device=device_type != "cpu"),
-        caveat=STAND_IN if device_type == "cpu" else None,
+        caveat=_caveat(comparison, device_type),
     )
+
+
+def _caveat(comparison: Comparison, device_type: str) -> str | None:
+    if device_type != "cpu":
+        return None
+    return ON_CPU if comparison.of_traces else STAND_IN
 
 
 def _rows(comparison: Comparison) -> list[CellValues]:
     """The measured cells' values, None where missing."""
     table = comparison.table
-    kept = table[table["step_us"].notna()]
+    kept = table[table["traced_step_us" if comparison.of_traces else "step_us"].notna()]
     return [
         {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in kept.to_dict("records")
     ]
@@ -87,6 +99,8 @@ def _rows(comparison: Comparison) -> list[CellValues]:
 def _largest_case(comparison: Comparison) -> list[CellValues]:
     """The multi-device cells of the most devices at their largest batch, plain variants where there are any."""
     several = [row for row in _rows(comparison) if _measured(row, "devices") > 1]
+    if comparison.of_traces:
+        return several
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
     size = max(
         ((_measured(row, "devices"), _pair(row) in compared, _measured(row, "batch_size")) for row in several),
@@ -103,6 +117,8 @@ def _pair(row: CellValues) -> tuple[float, float]:
 
 def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, CellValues | None]:
     question = "Which strategy?"
+    if comparison.of_traces:
+        return Answer(question, ONE_JOB, "no_interval"), case[0] if case else None
     if not case:
         return Answer(question, NOT_COMPARED, "no_interval"), None
     names = {str(row["cell"]): row for row in case}
@@ -169,15 +185,18 @@ def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
     return points[0][1].speedup if points else None
 
 
-def _cost(chosen: CellValues | None, straggler: str | None) -> Answer:
+def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | None) -> Answer:
     question = "What does communication cost?"
     if chosen is None:
-        return Answer(question, "Nothing was measured on several devices.", "no_interval")
+        nothing = NOT_SEVERAL if comparison.of_traces else "Nothing was measured on several devices."
+        return Answer(question, nothing, "no_interval")
     total, exposed, step = (number(chosen, name) for name in ("communication_us", "exposed_us", "traced_step_us"))
     if total is None or exposed is None or not step:
         said = f"It was not measured: the trace of {chosen['cell']} does not show it."
         return Answer(question, said, "no_interval")
     what = "dp-host's host copies take" if chosen["strategy"] == "dp-host" else f"{_name(chosen)}'s communication takes"
+    if chosen["strategy"] == "other":
+        what = "Communication takes"
     share = exposed / step
     said = (
         f"{what} {show_time(total)} of a {show_time(step)} step; {show_time(exposed)} of it ({share:.0%} of the step) is "
@@ -204,6 +223,8 @@ def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
 
 def _action(comparison: Comparison, chosen: CellValues | None, straggler: str | None, on_device: bool) -> Answer:
     question = "What to do?"
+    if chosen is None and comparison.of_traces:
+        return Answer(question, "Trace a job on several devices, every rank of it.", "no_interval")
     if chosen is None:
         return Answer(question, "Measure two or more devices: dpscope run --devices 1,2.", "no_interval")
     speedup = _speedup(comparison, str(chosen["cell"]))

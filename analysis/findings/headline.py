@@ -10,7 +10,12 @@ _NOTHING = "No comparison could be made; see the findings."
 
 
 def best_sentence(comparison: Comparison) -> str:
-    """DP against DDP on most devices at the largest batch, else the speedup there, else communication."""
+    """DP against DDP on most devices at the largest batch, else the speedup there, else communication.
+
+    Of traces alone, what communication costs.
+    """
+    if comparison.decisive:
+        return comparison.decisive
     return _gap(comparison) or _speedup(comparison) or _communication(comparison) or _NOTHING
 
 

@@ -123,12 +123,13 @@ def _lacking(comparison: Comparison) -> Iterator[Finding]:
     if not lacking or not calibrated:
         return
     kinds = sorted({one.kind for one in comparison.predictions})
+    place = "calibration.json, and give it with --calibration" if comparison.of_traces else "<this run's folder>"
     cells = ", ".join(dict.fromkeys(one.cell for one in lacking))
     yield RunCode.CALIBRATION_INCOMPLETE.finding(
         message=f"{'; '.join(dict.fromkeys(one.reason for one in lacking))}, which {cells} "
         f"{'use' if ',' in cells else 'uses'}: exposed communication is not predicted there",
         next_step=f"calibrate all that the run uses: dpscope calibrate --collectives {','.join(kinds)} "
-        f"--devices {','.join(map(str, sorted({one.ranks for one in comparison.predictions})))} --out <this run's folder>",
+        f"--devices {','.join(map(str, sorted({one.ranks for one in comparison.predictions})))} --out {place}",
     )
 
 

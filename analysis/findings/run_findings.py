@@ -35,8 +35,21 @@ _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
-    """All findings of a run, errors first; nothing here is measured anew."""
-    findings = [
+    """All findings of a run, or of traces alone, errors first; nothing here is measured anew."""
+    found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
+    return sorted(_merged(found), key=lambda finding: _ORDER[finding.severity])
+
+
+def _of_traces(run: RunData, comparison: Comparison) -> list[Finding]:
+    return [
+        *(finding for cell in run.cells.values() for finding in cell.findings),
+        *prediction_findings(comparison, shared_cores=run.device_type == "cpu"),
+        *(finding for cell in run.measured for finding in straggler_finding(cell)),
+    ]
+
+
+def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
+    return [
         *run.manifest.findings,
         *(finding for cell in run.cells.values() for finding in cell.findings),
         *_cells_not_measured(run),
@@ -50,7 +63,6 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
     ]
-    return sorted(_merged(findings), key=lambda finding: _ORDER[finding.severity])
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
@@ -152,7 +164,7 @@ def _setting(run: RunData) -> Iterator[Finding]:
 
 def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
     """Synthetic batches are all whole, so an epoch whose last one would be short trains on more than the data set."""
-    batches = {data.cell.name: (data.ranks[0][1].steps_per_epoch, data.cell.global_batch_size) for data in cells}
+    batches = {data.cell.name: (data.ranks[0][1].steps_per_epoch, data.planned.global_batch_size) for data in cells}
     more = {name: steps * size / samples - 1 for name, (steps, size) in batches.items()}
     name = max(more, key=lambda cell: more[cell])
     if more[name] > 0:

@@ -33,7 +33,7 @@ class CellStraggler:
 
 def straggler_of(data: CellData) -> CellStraggler | None:
     """A rank that most waiting is for, in every repeat; ranks that take turns being late are noise, no straggler."""
-    if data.collectives.empty or data.cell.strategy != "ddp":
+    if data.collectives.empty or data.cell.strategy not in ("ddp", "other"):
         return None
     windows = data.whole_windows()
     if windows.empty:

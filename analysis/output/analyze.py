@@ -33,9 +33,14 @@ _IN_TABLES = RunCode.that_are("in_tables")
 
 @dataclass(frozen=True)
 class Targets:
-    """What the user has told or wants a run to be judged against; None is what was said when it was measured."""
+    """What the user has told or wants a run to be judged against; None is what was said when it was measured.
+
+    `calibration` is read as `costs_at` does, in place of the one in the run's folder; `report` is where the report goes.
+    """
 
     link: LinkRate | None = None
+    calibration: Path | None = None
+    report: Path | None = None
     efficiency: float | None = None  # 0..1
     accuracy: float | None = None  # percent
 
@@ -48,12 +53,26 @@ def load(path: Path, target_accuracy: float | None = None) -> "RunData":
         return load_run(path, tell, target_accuracy)
 
 
+def load_any(path: Path) -> "RunData":
+    """A run, or the traces that a folder or file holds in its place."""
+    if is_run_folder(path) or holds_epochs(path) or not _holds_traces(path):
+        return load(path)
+    from dpscope.analysis.output.traced_report import load_traces
+
+    return load_traces(path)
+
+
+def _holds_traces(path: Path) -> bool:
+    return path.is_file() or (not (path / "cells").is_dir() and any(path.rglob("*.json*")))
+
+
 def report_of(path: Path, targets: Targets) -> "Report":
     """The report of a run, with the calibration that lies in its folder, if one does."""
     from dpscope.analysis.report.build import make_report
-    from dpscope.analysis.report.calibration import calibration_path, load_calibration
+    from dpscope.analysis.report.calibration import calibration_path, costs_at, load_calibration
 
-    calibration = load_calibration(path) if calibration_path(path).exists() else None
+    own = load_calibration(path) if calibration_path(path).exists() and targets.calibration is None else None
+    calibration = costs_at(targets.calibration) if targets.calibration is not None else own
     run = load(path, targets.accuracy)
     return make_report(run, targets.link, calibration, targets.efficiency or run.manifest.config.target_efficiency)
 
@@ -85,14 +104,14 @@ def show_run(
         from dpscope.analysis.report.training_report import show_training
 
         return show_training(path, targets.accuracy, console, figure_formats)
-    made_from = data_digest(path, repr(targets))
-    folder = RunFolder(path).report_path
+    made_from = data_digest(path, _asked(targets))
+    folder = targets.report or RunFolder(path).report_path
     page = folder / "report.html"
     if (printed := current_report(folder, made_from, figure_formats)) is None:
         from dpscope.analysis.report.build import write_report
 
         report = report_of(path, targets)
-        page, printed = write_report(report, figure_formats, made_from), report.printed
+        page, printed = write_report(report, figure_formats, made_from, folder), report.printed
     if detail == "path":
         console.print(str(page), highlight=False, soft_wrap=True)
     elif detail == "summary":
@@ -100,6 +119,15 @@ def show_run(
     else:
         _print_everything(console, printed, page)
     return printed.sound
+
+
+def _asked(targets: Targets) -> str:
+    """All that a report depends on beside the run: a calibration from elsewhere by what it holds."""
+    if targets.calibration is None:
+        return repr(targets)
+    from dpscope.analysis.report.calibration import costs_at
+
+    return f"{targets} {costs_at(targets.calibration)}"
 
 
 def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.output.analyze import OutputFormat, load
+from dpscope.analysis.output.analyze import OutputFormat, load_any
 from dpscope.analysis.runs.changes import (
     change_table,
     compare_runs,
@@ -45,8 +45,14 @@ def print_comparison(
         if share is not None:
             raise DpscopeError("--fail-over judges measured steps, and these folders hold trainings alone; omit it")
         return _compare_learning(before, after, output_format, console, force)
-    runs = load(before), load(after)
-    _check_models(before, after, runs[0].manifest.config, runs[1].manifest.config, force)
+    runs = load_any(before), load_any(after)
+    if (runs[0].recorded is None) != (runs[1].recorded is None):
+        raise NotComparableError(
+            f"{before} and {after}: one is a run and the other traces alone, whose steps nothing timed without the tracer; "
+            "name two runs, or the traces of two jobs"
+        )
+    if runs[0].recorded is not None:
+        _check_models(before, after, runs[0].manifest.config, runs[1].manifest.config, force)
     changes = compare_runs(*runs)
     share = DEFAULT_SHARE if share is None else share
     worse = regressions(changes, share)

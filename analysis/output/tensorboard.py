@@ -34,10 +34,19 @@ METRICS = {  # tag -> column of the comparison and what it is divided by
 }
 
 
-def export_tensorboard(report: Report) -> Path:
-    """Write the run's TensorBoard folder anew, but for the curves of trainings, which may be running; returns it."""
+TRACED_METRICS = {
+    "traced_step_ms": ("traced_step_us", 1e3),
+    **{name: METRICS[name] for name in ("exposed_ms", "busbw_gb_per_s")},
+}
+
+
+def export_tensorboard(report: Report, out: Path | None = None) -> Path:
+    """Write the run's TensorBoard folder anew, but for the curves of trainings, which may be running; returns it.
+
+    It lies in the run's folder; that of traces, which have none, in `out`.
+    """
     names = [data.cell.name for data in report.run.measured]
-    folder = _cleared(report.run.folder.path, names)
+    folder = _cleared(out or report.run.folder.path, names)
     rows = {str(row["cell"]): row for _, row in report.comparison.table.iterrows()}
     sessions = {data.cell.name: _hyperparameters(report, data) for data in report.run.measured}
     _write_report(report, folder / "report", list(sessions.values()))
@@ -45,13 +54,17 @@ def export_tensorboard(report: Report) -> Path:
         row = rows[data.cell.name]
         metrics = {
             tag: float(row[column]) / divisor
-            for tag, (column, divisor) in METRICS.items()
+            for tag, (column, divisor) in _metrics(report).items()
             if plain(row[column]) is not None
         }
         _write_cell(report, data, folder / data.cell.name, sessions[data.cell.name], metrics)
     if report.run.training:
         write_missing_events(report.run.training)
     return folder
+
+
+def _metrics(report: Report) -> dict[str, tuple[str, float]]:
+    return METRICS if report.run.recorded is not None else TRACED_METRICS
 
 
 def export_trainings(data: TrainingData) -> Path:
@@ -94,7 +107,10 @@ def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
 
 
 def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter]:
-    config, cell = report.run.manifest.config, data.cell
+    recorded, cell = report.run.recorded, data.cell
+    if recorded is None:
+        return {"strategy": cell.strategy, "devices": cell.devices, "variant": "traces", "batch_size": "unknown"}
+    config = recorded.config
     return {
         "strategy": cell.strategy,
         "devices": cell.devices,
@@ -109,7 +125,7 @@ def _write_report(report: Report, folder: Path, sessions: list[dict[str, HyperPa
     with EventLog(folder) as log:
         training = report.run.training
         trained = training_sessions(training) if training else []
-        log.experiment(_values([*sessions, *trained]), [*METRICS, *(TRAINING_METRICS if trained else ())])
+        log.experiment(_values([*sessions, *trained]), [*_metrics(report), *(TRAINING_METRICS if trained else ())])
         log.text("comparison", render_markdown(report))
         _add_figures(log, report.figures)
 
@@ -122,7 +138,11 @@ def _write_cell(
         steps = np.concatenate(data.step_samples() or [np.empty(0)])
         for index, step_us in enumerate(steps):
             log.scalar("timed_step_ms", float(step_us) / 1e3, index)
-    for _, repeat in report.run.folder.done_repeats(data.cell)[:1]:
+    for one in report.run.traces:
+        write_plugin_copies(one.path, folder, 0, one.rank or 0)
+    if report.run.recorded is None:
+        return
+    for _, repeat in report.run.folder.done_repeats(data.planned)[:1]:
         for trace in traces_of(repeat.path / "traces"):
             node, rank = (int(part) for part in trace.name.partition(".")[0].split("_"))
             write_plugin_copies(trace, folder, node, rank)

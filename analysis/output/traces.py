@@ -1,29 +1,22 @@
 """What `dpscope analyze` prints of trace files: JSON, CSV, or tables to read."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.markup import escape
 
 from dpscope.analysis.report.phase_table import trace_phases
 from dpscope.analysis.report.wait_table import trace_waits
-from dpscope.analysis.text.terminal import print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, sentence, show, show_time, text
+from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.trace_codes import TraceCode
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _RATE = Unit("GB/s", 1.0, 3)
@@ -38,29 +31,6 @@ COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
 )  # fmt: skip
-
-
-def print_traces(paths: Sequence[Path], output_format: str, max_bytes: int | None, console: Console) -> int:
-    """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    with reading() as tell:
-        analysis = analyze_traces(
-            paths, max_bytes or DEFAULT_MAX_BYTES, progress=lambda done, of: tell(f"{done} of {of} read")
-        )
-    if output_format == "json":
-        sys.stdout.write(to_json(analysis) + "\n")
-    elif output_format == "csv":
-        sys.stdout.write(to_csv(analysis))
-    else:
-        decisive = [finding for finding in analysis.findings if finding.code == TraceCode.COMMUNICATION_COST]
-        others = [finding for finding in analysis.findings if finding not in decisive]
-        if output_format == "table":
-            for finding in decisive:
-                console.print(f"\n[bold]{escape(sentence(finding.message))}[/]", highlight=False)
-                console.print(escape(sentence(finding.next_step)), style="dim", highlight=False)
-        print_tables(to_tables(analysis), output_format, console)
-        if others and output_format == "table":
-            print_findings(console, few_of_each_kind(others))
-    return trace_status(analysis.findings, analysis.cut_short)
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
@@ -89,26 +59,15 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def to_json(analysis: TraceAnalysis) -> str:
-    """An object with the lists steps, collectives, dp_phases, waits, findings; unknown is null."""
-    return json.dumps(
-        {
-            "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
-            "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
-            "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
-            "waits": records(waits_caused(analysis.collectives), stragglers.COLUMNS),
-            "findings": [
-                {
-                    "severity": finding.severity,
-                    "code": finding.code,
-                    "message": finding.message,
-                    "next_step": finding.next_step,
-                }
-                for finding in analysis.findings
-            ],
-        },
-        indent=2,
-    )
+def trace_content(analysis: TraceAnalysis) -> dict[str, object]:
+    """The lists steps, collectives, dp_phases, waits, findings, as plain data; unknown is None."""
+    return {
+        "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
+        "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
+        "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
+        "waits": records(waits_caused(analysis.collectives), stragglers.COLUMNS),
+        "findings": msgspec.to_builtins(analysis.findings),
+    }
 
 
 def records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, object]]:

@@ -46,18 +46,18 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
     known = [data for data in run.measured if data.communication_known]
     views: dict[str, TextTable | None] = {**views_by_name(comparison)}
     tables = {
-        "time": views["time"],
+        "time": views.get("time"),
         "gap": gap_table(comparison),
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
-        "breakdown": views["breakdown"],
-        "traffic": views["traffic"],
+        "breakdown": views.get("breakdown"),
+        "traffic": views.get("traffic"),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
         "waits": run_waits(known),
-        "estimates": views["estimates"],
+        "estimates": views.get("estimates"),
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),
-        "epoch": views["epoch"],
+        "epoch": views.get("epoch"),
         "predictions": _with_sources(views.get("predictions"), comparison),
         "collectives": collective_table(comparison),
         "bandwidth": views.get("bandwidth"),
@@ -65,7 +65,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "projection": projection_table(run),
         "learning": views.get("learning"),
         **(training_tables(run.training) if run.training else {}),
-        "checks": views["checks"],
+        "checks": views.get("checks"),
     }
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 

@@ -30,7 +30,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.files import write_text
-from dpscope.profiling.store.ownership import check_report
+from dpscope.profiling.store.ownership import check_report_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def make_report(
 ) -> Report:
     """Compare and conclude; nothing is written. What `link` and `calibration` are, `comparison.compare` tells."""
     comparison = compare(run, link, calibration, target_efficiency)
-    sources = cost_sources(run.manifest, link, calibration)
+    sources = cost_sources(run.recorded, link, calibration)
     findings = tuple(conclusions(run, comparison))
     return Report(
         run=run,
@@ -103,7 +103,7 @@ def make_report(
         sources=sources,
         headline=best_sentence(comparison),
         setting=setting_of(run),
-        answers=answer(comparison, run.manifest.device_type, _stragglers(run)),
+        answers=answer(comparison, run.device_type, _stragglers(run)),
         summary=summary_table(comparison),
         tables=report_tables(run, comparison),
         formulas=formula_table(run, comparison, sources),
@@ -123,8 +123,10 @@ def _untrained(run: RunData) -> list[str]:
     return [reason for table in shown for reason in table.missing]
 
 
-def write_report(report: Report, figure_formats: Sequence[str] | None = None, made_from: str = "") -> Path:
-    """Write the report folder of the run; returns the page's path.
+def write_report(
+    report: Report, figure_formats: Sequence[str] | None = None, made_from: str = "", folder: Path | None = None
+) -> Path:
+    """Write the report into `folder`, which is the run's own unless told (traces have none); returns the page's path.
 
     `figure_formats`, of "png", "svg" and "pdf", say which files lie in figures/ beside the page, which holds its own; None:
     those of the report that stands there, PNG for the first one. `made_from` is what `data_digest` gave before the run was
@@ -132,10 +134,10 @@ def write_report(report: Report, figure_formats: Sequence[str] | None = None, ma
     """
     from dpscope.analysis.figures.draw import write_files
 
-    folder = report.run.folder.report_path
+    folder = folder or report.run.folder.report_path
     formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
     files = [f"{name}.{one}" for name in report.figures for one in formats]
-    check_report(report.run.folder.path, files)
+    check_report_folder(folder, files)
     svg = write_files(folder / "figures", report.figures, formats)
     texts = {
         "comparison.csv": comparison_csv(report.comparison),
@@ -157,7 +159,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
     shown = {**report.tables, **({"formulas": report.formulas} if report.formulas else {})}
     first = drawn.pop(FIRST_FIGURE, None)
     return Page(
-        name=report.run.folder.path.name,
+        name=report.run.path.name,
         headline=report.headline,
         setting=report.setting,
         answers=PageAnswers(
@@ -176,7 +178,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
 
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
-    parts = [f"# dpscope: {report.run.folder.path.name}\n", f"{report.headline}\n", f"{report.setting}\n"]
+    parts = [f"# dpscope: {report.run.path.name}\n", f"{report.headline}\n", f"{report.setting}\n"]
     parts += [f"**{one.question}** {one.text}\n" for one in report.answers.all]
     parts += [render(table, "markdown") for table in (report.summary, *report.tables.values())]
     parts.append("**Findings**\n")

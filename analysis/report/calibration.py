@@ -6,6 +6,7 @@ import numpy as np
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import (
@@ -19,6 +20,8 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_bytes, write_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
 from dpscope.profiling.store.ownership import check_overwritable
+
+LOG_SUFFIXES = (".log", ".txt", ".out")  # of nccl-tests' output in a folder
 
 
 def calibration_path(out: Path) -> Path:
@@ -55,6 +58,24 @@ def load_calibration(path: Path) -> Calibration:
             f"{CALIBRATION_SCHEMA_VERSION}; calibrate again"
         )
     return calibration if calibration.fits else fit_calibration(calibration)
+
+
+def costs_at(path: Path) -> Calibration:
+    """A calibration by any of its names: calibration.json, a run folder that holds one, or nccl-tests' logs, a file or a folder.
+
+    Raises DpscopeError for what is none of them.
+    """
+    if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
+        return load_calibration(path)
+    logs = [path]
+    if path.is_dir():
+        logs = sorted(one for one in path.iterdir() if one.is_file() and one.suffix in LOG_SUFFIXES)
+    if not logs or not path.exists():
+        raise DpscopeError(
+            f"--calibration {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
+            f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
+        )
+    return calibration_from_logs(logs)
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:

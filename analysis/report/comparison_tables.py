@@ -113,13 +113,23 @@ _SUMMARY = View(
         "ring_us",
     ),
 )  # fmt: skip
+_TRACED = replace(
+    _SUMMARY,
+    columns=(
+        "cell", "traced_step_us", "compute_us", "communication_us", "exposed_us", "exposed_wait_us", "transfer_us",
+        "busbw_gb_per_s", "ring_us",
+    ),
+)  # fmt: skip
 _OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
+_OF_RUNS = frozenset({"time", "epoch", "learning", "checks"})  # views of what traces alone never tell
 _MOST_HEADINGS = 6  # in a line that says why values are missing
 _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 
 def summary_table(comparison: Comparison) -> TextTable:
     """What comes first: a row per measured cell with its step, throughput, efficiency and communication."""
+    if comparison.of_traces:
+        return _view(comparison, _TRACED.title, [BY_NAME[name] for name in _TRACED.columns])
     measured = comparison.table["step_us"].notna()
     return _view(
         replace(comparison, table=comparison.table[measured]),
@@ -162,12 +172,21 @@ def shown_views(comparison: Comparison) -> list[View]:
     table = comparison.table
     kept = []
     for view in _VIEWS:
+        if comparison.of_traces and view.name in _OF_RUNS:
+            continue
         optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
         lacking = {name for name in optional if table[name].isna().all()}
-        if not optional or len(lacking) < len(optional):
+        if comparison.of_traces:
+            kept += [_without_missing(view, table)] if not optional or len(lacking) < len(optional) else []
+        elif not optional or len(lacking) < len(optional):
             dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
             kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
     return kept
+
+
+def _without_missing(view: View, table: pd.DataFrame) -> View:
+    """Of traces, which leave most columns open, only those that they fill."""
+    return replace(view, columns=tuple(name for name in view.columns if not table[name].isna().all()))
 
 
 def _view(comparison: Comparison, title: str, columns: list[Column], several_only: bool = False) -> TextTable:

@@ -8,20 +8,21 @@ import pandas as pd
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.predicted import (
     CollectivePrediction,
+    RingLoad,
     by_nccl,
     model_sizes,
     ready_column,
     relative_error,
+    ring_load,
     servers,
 )
-from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.comparison.row import CellValues, minus, number
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.findings.estimate_gaps import records
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
 
@@ -81,11 +82,11 @@ def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: 
     if (ring := number(values, "ring_us")) is not None:
         yield FormulaLine(
             data.cell.name,
-            "ring all-reduce of all gradients",
+            "ring all-reduce of all gradients" if data.ranks else "ring all-reduce",
             _ring(data, sources),
-            _SPECIFICATION,
+            "calibration" if values["ring_source"] == "calibration" else _SPECIFICATION,
             ring,
-            number(values, "transfer_us"),
+            minus(ring, number(values, "ring_error_us")),
         )
     own = [one for one in comparison.predictions if one.cell == data.cell.name and one.predicted_us is not None]
     for one in own[:MOST_COLLECTIVES]:
@@ -97,7 +98,7 @@ def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: 
             one.predicted_us,
             one.measured_us,
         )
-    if data.cell.strategy == "dp":
+    if data.cell.strategy == "dp" and number(values, "predicted_transfer_us") is not None:
         yield FormulaLine(
             data.cell.name,
             "DataParallel, all that moves in a step",
@@ -122,11 +123,12 @@ def _source(values: CellValues) -> str:
 
 
 def _ring(data: CellData, sources: CostSources) -> str:
-    devices, size = data.cell.devices, reduced_bytes(data.cell, model_sizes(data))
-    rate = sources.ring_rate(devices)
-    assert rate is not None  # or there were no ring
-    shown = f"{show_bytes(size)} / {rate.gb_per_s:.4g} GB/s"
-    return f"2(N−1)/N × S/B = 2({devices}−1)/{devices} × {shown} (S: all gradients)"
+    load = ring_load(data)
+    assert isinstance(load, RingLoad)  # or there were no ring
+    rate, ranks = sources.ring_rate(load.ranks), load.ranks
+    assert rate is not None
+    shown = f"{show_bytes(load.size_bytes)} / {rate.gb_per_s:.4g} GB/s"
+    return f"2(N−1)/N × S/B = 2({ranks}−1)/{ranks} × {shown} (S: {load.told})"
 
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:
@@ -151,6 +153,7 @@ def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: Cos
             f"the sum of its chunks: {counts['broadcast']} broadcasts + {counts['reduce']} reduces, nothing overlapped"
         )
     sizes, devices = model_sizes(data), data.cell.devices
+    assert sizes is not None  # or there were no prediction
     moved = 2 * sizes.parameter_bytes + sizes.buffer_bytes
     return f"(N−1)(2S + S_buffers)/B = ({devices}−1) × {show_bytes(moved)} / {_link(sources, devices)}" + (
         f" × {data.cell.options.accumulate} micro-batches" if data.cell.options.accumulate > 1 else ""

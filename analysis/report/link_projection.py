@@ -46,11 +46,13 @@ def projection_table(run: RunData) -> TextTable | None:
     Of the largest measured device count: DDP's ring all-reduce, else DataParallel's broadcast and reduce by NCCL. None
     without a multi-device cell.
     """
-    cells = [data for data in run.measured if data.cell.devices > 1 and data.cell.strategy in ("ddp", "dp")]
+    known = {data.cell.name: sizes for data in run.measured if (sizes := model_sizes(data)) is not None}
+    measured = [data for data in run.measured if data.cell.name in known]
+    cells = [data for data in measured if data.cell.devices > 1 and data.cell.strategy in ("ddp", "dp")]
     if not cells:
         return None
     data = max(cells, key=lambda one: (one.cell.strategy == "ddp", one.cell.devices))
-    sizes, devices, by_ring = model_sizes(data), data.cell.devices, data.cell.strategy == "ddp"
+    sizes, devices, by_ring = known[data.cell.name], data.cell.devices, data.cell.strategy == "ddp"
 
     def predicted_us(share: float, gb_per_s: float) -> float:
         if by_ring:

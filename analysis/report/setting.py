@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 from dpscope.analysis.runs.repeats import repeats_said
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.traced_run import traces_said
 from dpscope.analysis.text.units import NA, counted, show_bytes
 from dpscope.profiling.records.run import DeviceState, Environment
 
 
 def setting_of(run: RunData) -> str:
-    """Model, data, machine, versions and repeats in one paragraph."""
+    """Model, data, machine, versions and repeats in one paragraph; of traces alone what they are."""
+    if run.recorded is None:
+        return traces_said(run)
     manifest = run.manifest
     config, environment = manifest.config, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
@@ -36,7 +39,10 @@ def _machine(run: RunData) -> str:
 
 
 def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
-    """Name and value of everything that has to be equal for two runs to be compared."""
+    """Name and value of everything that has to be equal for two runs to be compared; of traces alone their files."""
+    if run.recorded is None:
+        yield from ((f"Rank {NA if one.rank is None else one.rank}", str(one.path)) for one in run.traces)
+        return
     manifest = run.manifest
     environment, config = manifest.environment, manifest.config
     ranks = [rank for data in run.measured for _, rank in data.ranks]

@@ -10,11 +10,11 @@ import pandas as pd
 
 from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traced_job import JobStrategy
 from dpscope.analysis.text.units import plain, show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.profiling.records.run import CellStrategy
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small
@@ -156,7 +156,7 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
 
 
 def _rank_lanes(
-    one: StepTimeline, shift_us: float, collectives: pd.DataFrame, strategy: CellStrategy, several: bool
+    one: StepTimeline, shift_us: float, collectives: pd.DataFrame, strategy: JobStrategy, several: bool
 ) -> Iterator[Lane]:
     on_host = all(device.device is None for device in one.devices)
     rank = f"rank {one.rank}"
@@ -180,7 +180,7 @@ def _communication(
     shift_us: float,
     collectives: pd.DataFrame,
     one: StepTimeline,
-    strategy: CellStrategy,
+    strategy: JobStrategy,
 ) -> Iterator[Lane]:
     """Collectives and copies in as few rows as they need, over what is hidden and what is exposed."""
     if not device.communication:

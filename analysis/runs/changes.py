@@ -35,6 +35,8 @@ _VERDICTS: dict[Verdict, str] = {  # of a ratio of times, as they are shown
 
 STEP = "step"
 _MORE_REPEATS = 5  # what a comparison that saw too little is told to measure, or twice as many as it had
+TRACED_STEP = "traced step"  # of jobs known by their traces alone, whose steps nothing else timed
+_JUDGED = (STEP, TRACED_STEP)
 COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
 
 
@@ -75,23 +77,25 @@ def compare_runs(before: RunData, after: RunData) -> list[Change]:
     pairs = [(data, other[data.cell.name]) for data in before.measured if data.cell.name in other]
     if not pairs:
         raise NotComparableError(
-            f"{before.folder.path} and {after.folder.path} have no measured cell in common: compare runs of the same "
+            f"{before.path} and {after.path} have no measured cell in common: compare runs of the same "
             "strategies, devices and batches"
         )
     sampled = [
         (first.cell.name, quantity, sides)
         for first, second in pairs
-        for quantity in (STEP, *COMPONENTS)
+        for quantity in (STEP, TRACED_STEP, *COMPONENTS)
         if all(sides := (_samples(first, quantity), _samples(second, quantity)))
     ]
     spreads = {
         quantity: pooled_spread(side for _, one, sides in sampled if one == quantity for side in sides)
-        for quantity in (STEP, *COMPONENTS)
+        for quantity in (STEP, TRACED_STEP, *COMPONENTS)
     }
     return [_change(cell, quantity, *sides, spreads[quantity]) for cell, quantity, sides in sampled]
 
 
 def _samples(data: CellData, quantity: str) -> list[Samples]:
+    if quantity == TRACED_STEP:
+        return [] if data.ranks else _window_samples(data, "step_us")
     return data.step_samples() if quantity == STEP else _window_samples(data, COMPONENTS[quantity])
 
 
@@ -105,7 +109,9 @@ def _change(cell: str, quantity: str, before: list[Samples], after: list[Samples
 def _window_samples(data: CellData, column: str) -> list[Samples]:
     """One array per repeat: a component's mean over ranks and devices for every whole traced step."""
     windows = data.whole_windows()
-    if windows.empty or (column != "compute_us" and data.cell.devices > 1 and not data.communication_known):
+    if windows.empty or (
+        column not in ("compute_us", "step_us") and data.cell.devices > 1 and not data.communication_known
+    ):
         return []
     means = windows.groupby(["repeat", "step"])[column].mean().dropna()
     arrays = [group.to_numpy(dtype=float) for _, group in means.groupby(level="repeat")]
@@ -117,7 +123,7 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
     return [
         change
         for change in changes
-        if change.quantity == STEP
+        if change.quantity in _JUDGED
         and change.verdict == "above"
         and change.ratio.value is not None
         and change.ratio.value > 1 + fail_over
@@ -127,7 +133,9 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
 def detection_text(changes: Iterable[Change]) -> str | None:
     """What the steps' comparison could have seen, and what more repeats would; None where no step has an interval."""
     seen = [
-        (change.detectable, change) for change in changes if change.quantity == STEP and change.detectable is not None
+        (change.detectable, change)
+        for change in changes
+        if change.quantity in _JUDGED and change.detectable is not None
     ]
     if not seen:
         return None
@@ -147,11 +155,15 @@ def _share(value: float | None) -> str:
 
 def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
     """A warning where a step has no interval: it cannot be found slower, however much slower it is."""
-    steps = [change for change in changes if change.quantity == STEP]
+    steps = [change for change in changes if change.quantity in _JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if not without and steps:
         return []
     next_step = f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)"
+    if any(change.quantity == TRACED_STEP for change in steps):
+        next_step = (
+            "one traced job a side does not tell how far two jobs alike lie apart: measure with dpscope run --repeats 3"
+        )
     if len(without) == len(steps):
         message = "no step has an interval, so none is called slower or faster"
         return [RunCode.NOTHING_COMPARED.finding(message=message, next_step=next_step)]
@@ -165,9 +177,7 @@ def lost_findings(before: RunData, after: RunData) -> list[Finding]:
     lost = [data.cell.name for data in before.measured if data.cell.name not in measured]
     if not lost:
         return []
-    return [
-        RunCode.CELLS_LOST.finding(message=f"{', '.join(lost)} cannot be judged: not measured in {after.folder.path}")
-    ]
+    return [RunCode.CELLS_LOST.finding(message=f"{', '.join(lost)} cannot be judged: not measured in {after.path}")]
 
 
 def parse_share(text: str) -> float:
@@ -183,7 +193,9 @@ def parse_share(text: str) -> float:
 
 def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     """Settings and machines that differ: a change may come from them."""
-    first, second = before.manifest, after.manifest
+    first, second = before.recorded, after.recorded
+    if first is None or second is None:
+        return []
     return difference_findings(first, second, field_differences(first.config, second.config, SETTINGS))
 
 
@@ -226,7 +238,7 @@ def change_table(changes: Sequence[Change]) -> TextTable:
             for change in changes
         ),
         notes=(
-            "step is untraced; the components are of traced windows, means over ranks and devices",
+            "step is untraced, traced step not; the components are of traced windows, means over ranks and devices",
             "low, high: from the spread between repeats; of two repeats they are wide, of five much narrower",
             "likely slower: how likely it is that it got slower at all; would show: the smallest slowdown that these repeats "
             "show in 4 of 5 cases",

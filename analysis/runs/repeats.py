@@ -34,7 +34,8 @@ def step_spread(cells: Sequence[CellData]) -> Spread:
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
     """The pooled spreads of measured cells. What one device exposes is 0 by definition and tells no spread."""
-    shares = [(data.cell.devices, terms_by_repeat(data) / _step_us(data)) for data in cells]
+    timed = [data for data in cells if len(data.samples)]
+    shares = [(data.cell.devices, terms_by_repeat(data) / _step_us(data)) for data in timed]
     return RunSpreads(
         step=step_spread(cells),
         terms={
@@ -80,7 +81,7 @@ def begun_repeats(run: RunData) -> int:
 
     Not the plan's number: cells measured by hand follow none.
     """
-    folders = ((run.folder.path / "cells" / name).glob("repeat*") for name in run.cells)
+    folders = ((run.path / "cells" / name).glob("repeat*") for name in run.cells)
     begun = (sum(path.name.removeprefix("repeat").isdigit() for path in own) for own in folders)
     return max(*begun, *measured_repeats(run).values())
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import pandas as pd
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
+from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
 from dpscope.analysis.runs.traffic_check import (
     MEASURE_AGAIN,
     TrafficCheck,
@@ -40,7 +42,7 @@ Progress = Callable[[str], None]
 class CellData:
     """All finished repeats of one cell; tables carry a `repeat` column. Empty tables where nothing was measured."""
 
-    cell: Cell
+    cell: AnyCell
     skip_reason: str | None
     results: tuple[CellResult, ...] = ()
     ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, what the process said)
@@ -55,9 +57,15 @@ class CellData:
     communication_known: bool = True  # False when a trace does not show what the strategy must have moved
 
     @property
+    def planned(self) -> Cell:
+        """The cell of a run's plan; whoever may have traces before him asks for `cell`."""
+        assert isinstance(self.cell, Cell)
+        return self.cell
+
+    @property
     def measured(self) -> bool:
-        """Whether a repeat of it ended well."""
-        return bool(self.ranks)
+        """Whether a repeat of it ended well, or its traces were read."""
+        return bool(self.ranks) or isinstance(self.cell, TracedJob)
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
@@ -90,10 +98,11 @@ class CellData:
         return bool(len(self.steps) and self.steps["device"].notna().any())
 
     def whole_windows(self) -> pd.DataFrame:
-        """Traced steps with a window of their own."""
+        """Traced steps with a window of their own; of a job without any in its traces those it has, from their first event."""
         if self.steps.empty:
             return self.steps
-        return self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
+        whole = self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
+        return self.steps if whole.empty and isinstance(self.cell, TracedJob) else whole
 
     def waits(self) -> pd.DataFrame:
         """`waits_caused` of the whole steps with their `repeat`; empty where the trace does not tell."""
@@ -105,18 +114,49 @@ class CellData:
         return _concatenated(caused)
 
 
+@dataclass(frozen=True)
+class TraceFile:
+    """A trace that no run made, and the rank that it says it is of."""
+
+    path: Path
+    rank: int | None
+
+
 class NothingMeasuredError(DpscopeError):
     """A run folder without one measured cell."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run: its manifest, its cells by name, in the plan's order, and what was trained in the same folder."""
+    """A run: its manifest, its cells by name, in the plan's order, and what was trained in the same folder.
 
-    folder: RunFolder
-    manifest: Manifest
+    Of traces that no run made, `recorded` is None and `traces` are their files.
+    """
+
+    path: Path  # the run folder; of traces what they are called by
+    recorded: Manifest | None
     cells: dict[str, CellData]
     training: TrainingData | None = None
+    traces: tuple[TraceFile, ...] = ()
+
+    @property
+    def folder(self) -> RunFolder:
+        """A run's folder; traces have none."""
+        assert self.recorded is not None
+        return RunFolder(self.path)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What was recorded of a run; whoever may have traces before him asks for `recorded`."""
+        assert self.recorded is not None
+        return self.recorded
+
+    @property
+    def device_type(self) -> Literal["cuda", "cpu"]:
+        """What was measured on; cuda stands for every accelerator that a trace may be of."""
+        if self.recorded is not None:
+            return self.recorded.device_type
+        return "cuda" if any(cell.on_device for cell in self.cells.values()) else "cpu"
 
     @property
     def measured(self) -> list[CellData]:
@@ -136,7 +176,7 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
         progress(planned.cell.name)
         cells[planned.cell.name] = load_cell(folder, planned)
     training = load_training(path, target_accuracy) if holds_epochs(path) else None
-    run = RunData(folder, manifest, cells, training)
+    run = RunData(path, manifest, cells, training)
     if not run.measured:
         raise NothingMeasuredError(_nothing_measured(path, run))
     return run
@@ -147,7 +187,7 @@ def _nothing_measured(path: Path, run: RunData) -> str:
     for name, data in run.cells.items():
         for result in data.results:
             if result.status not in ("ok", "skipped"):
-                log = RunFolder(path).repeat(data.cell, result.repeat).log_path
+                log = RunFolder(path).repeat(result.cell, result.repeat).log_path
                 return f"{path} holds no measured cell: {name} {result.status}: {result.message}; read {log}"
     return f"{path} holds no measured cell: nothing to analyze; run `dpscope run --out {path}` to measure it"
 

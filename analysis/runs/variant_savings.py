@@ -6,6 +6,7 @@ import msgspec
 
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traced_job import AnyCell, knows_batch
 from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, verdict
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
@@ -40,7 +41,7 @@ def variant_savings(run: RunData) -> list[VariantSaving]:
         _saving(option, having, without, spread)
         for without in run.measured
         for having in run.measured
-        if (option := _only_option(having.cell, without.cell)) is not None
+        if (option := _only_option(having.planned, without.planned)) is not None
     ]
 
 
@@ -98,7 +99,7 @@ def _less(share: float | None) -> float | None:
 
 def variant_findings(run: RunData) -> list[Finding]:
     """`overlap_saves` and `variant_saves`, one for each pair of cells that differ in one option alone."""
-    return [_finding(saving, run.manifest.device_type) for saving in variant_savings(run)]
+    return [_finding(saving, run.device_type) for saving in variant_savings(run)]
 
 
 def _finding(saving: VariantSaving, device_type: str) -> Finding:
@@ -148,8 +149,10 @@ def _signed(microseconds: float) -> str:
     return f"{'-' if microseconds < 0 else ''}{show_time(abs(microseconds))}"
 
 
-def single_device_baselines(run: RunData, cell: Cell) -> dict[int, CellData]:
+def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:
     """The measured single-device cells that a cell may be set against, by batch size: micro-batches and precision alike."""
+    if not knows_batch(cell):
+        return {}
     return {
         data.cell.batch_size: data
         for data in run.measured

@@ -36,8 +36,8 @@ def _any_run(values: Values) -> bool:
 
 
 def _trainings_alone(values: Values) -> bool:
-    paths = values.get("paths") or [values["run"]]
-    return _holds_trainings(paths[0]) and not _holds_run(paths[0])
+    path = values["paths"][0]
+    return _holds_trainings(path) and not _holds_run(path)
 
 
 def _no_report(values: Values) -> bool:
@@ -67,15 +67,34 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             _no_report,
             "only a run's report, without --format and --tables, is told in more or less",
         ),
-        Idle(("figures",), _no_report, "only a run's report, without --format and --tables, has figures"),
+        Idle(
+            ("figures",),
+            lambda values: _no_report(values) and values["report"] is None,
+            "only a run's report, without --format and --tables, has figures, and that of traces with --report",
+        ),
         _ONE_DETAIL,
         Idle(
-            ("link", "target_efficiency", "target_accuracy"),
+            ("target_efficiency",),
             lambda values: not _any_run(values),
-            "trace files alone are judged by no target; give a run folder",
+            "efficiency needs a step on one device to compare with, which traces of one job do not hold; give a run folder",
+        ),
+        Idle(("target_accuracy",), lambda values: not _any_run(values), "traces hold no training; give a run folder"),
+        Idle(
+            ("link", "calibration"),
+            lambda values: not _any_run(values) and values["output_format"] == "csv",
+            "the CSV of traces has the steps alone; use --format table or json",
+        ),
+        Idle(
+            ("report",),
+            lambda values: _any_run(values) and (values["classic"] or values["output_format"] != "table"),
+            "a run's tables are printed and nothing is written; omit --format and --tables",
         ),
         Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
-        Idle(("link", "target_efficiency"), _trainings_alone, "trainings alone hold no measured steps"),
+        Idle(
+            ("link", "calibration", "report", "target_efficiency"),
+            _trainings_alone,
+            "trainings alone hold no measured steps",
+        ),
         Idle(
             ("target_accuracy",),
             lambda values: _any_run(values) and not any(map(_holds_trainings, values["paths"])),
@@ -95,7 +114,10 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             ("classic",), lambda values: values["output_format"] == "json", "JSON holds every table; give one of them"
         ),
     ),
-    "tensorboard": (Idle(("link",), _trainings_alone, "trainings alone hold no measured steps"),),
+    "tensorboard": (
+        Idle(("link",), _trainings_alone, "trainings alone hold no measured steps"),
+        Idle(("out",), _any_run, "a run's TensorBoard folder lies in the run's own"),
+    ),
     "calibrate": (
         Idle(
             (

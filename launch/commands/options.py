@@ -115,6 +115,11 @@ Link = Annotated[
     str | None,
     typer.Option(help='the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"'),
 ]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option("--calibration", help="predict from it: calibration.json, a run folder, or nccl-tests' logs"),
+]
+ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Figures = Annotated[

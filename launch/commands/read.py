@@ -3,12 +3,15 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dpscope.launch.commands import options
 from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.profiling.records.links import LinkRate
 
 
 def analyze(
@@ -16,6 +19,8 @@ def analyze(
     output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False,
     link: options.Link = None,
+    calibration: options.CalibrationFile = None,
+    report: options.ReportFolder = None,
     target_efficiency: options.TargetEfficiency = None,
     target_accuracy: options.TargetAccuracy = None,
     figures: options.Figures = None,
@@ -28,25 +33,32 @@ def analyze(
     options.check_targets(target_efficiency, target_accuracy)
     options.check_max_bytes(max_bytes)
     figure_formats = options.read_figures(figures)
-    runs = [path for path in paths if _is_run(path)]
-    if runs and len(paths) > 1:
-        raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
+    runs = runs_among(paths)
     detail = options.detail(verbose, quiet)
     from rich.console import Console
 
     console = Console()
     if not runs:
-        from dpscope.analysis.output.traces import print_traces
+        from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 
-        raise typer.Exit(print_traces(paths, output_format, max_bytes, console))
+        request = TraceRequest(stated, calibration, report, figure_formats)
+        raise typer.Exit(print_traces(paths, output_format, max_bytes, console, request))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
-    targets = Targets(stated, target_efficiency, target_accuracy)
+    targets = Targets(stated, calibration, report, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
         sound = show_run(runs[0], targets, console, detail, figure_formats)
     else:
         sound = print_run(runs[0], output_format, classic, targets, console)
     raise typer.Exit(0 if sound else 1)
+
+
+def runs_among(paths: list[Path]) -> list[Path]:
+    """The run folder, if one was named; raises DpscopeError where anything else was beside it."""
+    runs = [path for path in paths if _is_run(path)]
+    if runs and len(paths) > 1:
+        raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
+    return runs
 
 
 def _is_run(path: Path) -> bool:
@@ -110,26 +122,39 @@ def merge(
 
 
 def tensorboard(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "localhost",
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 6006,
     link: options.Link = None,
+    out: Annotated[
+        Path | None, typer.Option(help="of traces: where the folder goes; a run's lies in the run's own")
+    ] = None,
 ) -> None:
     """Write a run's TensorBoard folder and serve it: HParams, Text, Images, Scalars (live of trainings), and the traces."""
     stated = options.read_link(link)
     from rich.console import Console
 
-    from dpscope.analysis.output.analyze import write_tensorboard
     from dpscope.launch.commands.tensorboard_server import serve
 
     console = Console()
-    folder = write_tensorboard(run, stated)
+    folder = _tensorboard_folder(paths, stated, out)
 
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)
 
     with contextlib.suppress(KeyboardInterrupt):
         serve(folder, host, port, announce)
+
+
+def _tensorboard_folder(paths: list[Path], stated: "LinkRate | None", out: Path | None) -> Path:
+    """Written of the one run that is named, or of the traces."""
+    if not (runs := runs_among(paths)):
+        from dpscope.analysis.output.traced_report import TraceRequest, export_traces
+
+        return export_traces(paths, TraceRequest(stated), out)
+    from dpscope.analysis.output.analyze import write_tensorboard
+
+    return write_tensorboard(runs[0], stated)
 
 
 def estimate(

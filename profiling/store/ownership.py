@@ -76,13 +76,18 @@ def check_place(out: Path, place: str, without_manifest: bool = False) -> None:
 
 
 def check_report(out: Path, figures: Iterable[str] = ()) -> None:
+    """`check_report_folder` of a run folder's report."""
+    check_report_folder(out / REPORT_NAME, figures)
+
+
+def check_report_folder(folder: Path, figures: Iterable[str] = ()) -> None:
     """Raise DpscopeError unless the report's files, and those of figures, are absent or dpscope's, and no folder is a link."""
-    check_folder(out / REPORT_NAME)
-    check_folder(out / REPORT_NAME / "figures")
+    check_folder(folder)
+    check_folder(folder / "figures")
     for name in REPORT_FILES:
-        check_overwritable(out / REPORT_NAME / name)
+        check_overwritable(folder / name)
     for name in figures:
-        check_overwritable(out / REPORT_NAME / "figures" / name)
+        check_overwritable(folder / "figures" / name)
 
 
 def check_training_events(out: Path) -> None:

@@ -101,11 +101,11 @@ def test_small_buckets_in_bf16(brain: RunData) -> None:
 
 
 def traces_of(run: RunData, name: str) -> TraceAnalysis:
-    return analyze_traces(run.folder.repeat(run.cells[name].cell, 0).traces())
+    return analyze_traces(run.folder.repeat(run.cells[name].planned, 0).traces())
 
 
 def events_named(run: RunData, name: str, event: str) -> int:
-    (path, _) = run.folder.repeat(run.cells[name].cell, 0).traces()
+    (path, _) = run.folder.repeat(run.cells[name].planned, 0).traces()
     found: int = gzip.decompress(path.read_bytes()).count(event.encode())
     return found
 
@@ -133,7 +133,7 @@ def test_a_step_of_micro_batches_is_one_step(compressed: RunData) -> None:
 def judged(run: RunData, name: str, options: CellOptions) -> list[Finding]:
     """The findings on a cell's trace, read as that of a cell with other options."""
     data, analysis = run.cells[name], traces_of(run, name)
-    cell = Cell(strategy=data.cell.strategy, devices=2, batch_size=8, options=options)
+    cell = Cell(strategy=data.planned.strategy, devices=2, batch_size=8, options=options)
     sizes, ranges = data.ranks[0][1].model, [summary.range_counts for summary in analysis.summaries]
     return list(check_traffic(cell, sizes, analysis.steps, analysis.collectives, ranges, pd.DataFrame()).findings)
 
@@ -206,7 +206,7 @@ def test_overlap_that_costs_or_makes_no_difference_is_told(buckets: RunData) -> 
 def test_what_every_other_option_saves(buckets: RunData, options: CellOptions, said: str) -> None:
     """120 ms as DDP is, 90 ms with the option."""
     plain, without = planted(buckets, plain=120e3, overlap_off=90e3).measured
-    having = replace(without, cell=msgspec.structs.replace(plain.cell, variant="", options=options))
+    having = replace(without, cell=msgspec.structs.replace(plain.planned, variant="", options=options))
     run = replace(buckets, cells={one.cell.name: one for one in (plain, having)})
     (finding,) = variant_findings(run)
     assert (finding.code, finding.severity) == ("variant_saves", "info")

@@ -166,4 +166,4 @@ def _fit(
 def run_of(*cells: CellData) -> RunData:
     """A run of these cells, in the example's folder and with its manifest."""
     folder = RunFolder(EXAMPLE_RUN)
-    return RunData(folder, folder.manifest(), {data.cell.name: data for data in cells})
+    return RunData(EXAMPLE_RUN, folder.manifest(), {data.cell.name: data for data in cells})

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,8 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
+_DDP = "DDP-like"
+_DDP_BY_RANGE = "DDP-like by its forward range; no operators tell which of its collectives reduce gradients"
 _ACTIVATIONS = ", and all-reduces of activations (tensor-parallel)"
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"
 
@@ -63,6 +66,20 @@ def parallelism_finding(evidence: Sequence[ParallelismEvidence], collectives: pd
     ]
 
 
+def told_strategy(
+    evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame
+) -> Literal["single", "dp", "dp-host", "ddp", "other"]:
+    """Which of dpscope's strategies the traces show; other where they communicate in another way, or do not tell."""
+    named = _name(evidence, collectives)
+    if named is None:
+        return "single" if all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence) else "other"
+    if named in (_DDP, _DDP_BY_RANGE):
+        return "ddp"
+    if any(one.data_parallel for one in evidence):
+        return "dp"
+    return "dp-host" if any(one.stand_in for one in evidence) else "other"
+
+
 def _name(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) -> str | None:
     if any(one.data_parallel for one in evidence):
         return "DataParallel: one process drives several devices and replicates, gathers and reduces between them"
@@ -85,7 +102,7 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
         return "sharded (FSDP- or ZeRO-like)" + also + besides
     if reduced.gradients or (reduced.untold and any(one.ddp_forward for one in evidence)):
         shared = ", with all-to-alls (as of sharded embeddings or experts)" if "all_to_all" in kinds else ""
-        return "DDP-like" + shared + besides
+        return _DDP + shared + besides
     if scattered.untold:
         return "sharded or sequence-parallel: the sizes that would tell gradients from activations are not recorded"
     return _without_gradients(reduced, kinds, besides)
@@ -93,7 +110,7 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
 
 def _without_autograd(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
     if any(one.ddp_forward for one in evidence) and "all_reduce" in kinds:
-        return "DDP-like by its forward range; no operators tell which of its collectives reduce gradients"
+        return _DDP_BY_RANGE
     return "not told: no operators of a backward pass in the trace tell who asked for its collectives"
 
 

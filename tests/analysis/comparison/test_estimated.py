@@ -313,7 +313,7 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     links = interconnect(nvml, [device.uuid or "" for device in interconnect(nvml).devices])
     run = run_of(ddp())
     environment = msgspec.structs.replace(run.manifest.environment, interconnect=links)
-    known = replace(run, manifest=msgspec.structs.replace(run.manifest, environment=environment))
+    known = replace(run, recorded=msgspec.structs.replace(run.manifest, environment=environment))
     values = compare(known).table.iloc[0]
     assert (values["ring_us"], values["ring_source"], values["link_gb_per_s"]) == (160.0, "specification", 25.0)
     # the cell's all-reduces have 8 GB/s of bus bandwidth

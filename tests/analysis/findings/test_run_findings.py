@@ -32,7 +32,7 @@ def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 
         )
         for name, data in run.cells.items()
     }
-    changed = replace(run, manifest=msgspec.structs.replace(run.manifest, config=config), cells=cells)
+    changed = replace(run, recorded=msgspec.structs.replace(run.manifest, config=config), cells=cells)
     found = conclusions(changed, compare(changed))
     return [finding.message for finding in found if finding.code == "synthetic_epochs"]
 
@@ -110,7 +110,7 @@ def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
 def test_what_the_user_stopped_is_nothing_to_mend(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
     message = "interrupted (before its first pass); the same command resumes the run"
-    stopped = CellResult(cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message)
+    stopped = CellResult(cell=data.planned, repeat=1, status="interrupted", duration_s=1.0, message=message)
     crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
 
     def told(result: CellResult) -> tuple[str, str]:

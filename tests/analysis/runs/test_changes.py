@@ -136,7 +136,7 @@ def elsewhere(
             accelerators=tuple(DeviceState(index=index, name=name) for index, name in enumerate(gpus)),
         ),
     )
-    return replace(run, manifest=manifest)
+    return replace(run, recorded=manifest)
 
 
 def test_threads_devices_and_variables_that_differ_are_told(before: RunData) -> None:

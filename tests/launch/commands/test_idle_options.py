@@ -39,12 +39,19 @@ OF_DDP = (
 
 # command, its other arguments (TRACE, RUN and TRAINED are paths), options that do nothing with them
 SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
-    ("analyze", ["TRACE"], JUDGING),
+    ("analyze", ["TRACE"], JUDGING[1:]),
+    ("analyze", ["TRACE", "--format", "csv"], (JUDGING[0], ["--calibration", "calibration.json"])),
+    ("analyze", ["RUN", "--format", "json"], (["--report", "x"],)),
+    ("analyze", ["RUN", "--tables"], (["--report", "x"],)),
     ("analyze", ["RUN"], (["--max-bytes", "1000000"], ["--target-accuracy", "90"])),
     ("analyze", ["RUN", "--format", "csv"], (["--target-efficiency", "0.8"],)),
     ("analyze", ["RUN", "--format", "json"], (["--tables"],)),
     ("analyze", ["RUN", "--tables"], (["--target-efficiency", "0.8"],)),
-    ("analyze", ["TRAINED"], (*JUDGING[:2], ["--max-bytes", "1000000"])),
+    (
+        "analyze",
+        ["TRAINED"],
+        (*JUDGING[:2], ["--max-bytes", "1000000"], ["--calibration", "calibration.json"], ["--report", "x"]),
+    ),
     ("analyze", ["TRAINED", "--format", "csv"], (["--target-accuracy", "90"],)),
     ("analyze", ["TRAINED", "--tables"], (["--target-accuracy", "90"],)),
     ("analyze", ["TRACE"], (["--tables"], ["--verbose"], ["--quiet"], ["--figures", "svg"])),
@@ -67,6 +74,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("train", ["--devices", "1"], (["--scaling", "weak"],)),
     *((command, ["--strategy", "single,dp"], OF_DDP) for command in ("run", "train")),
     ("tensorboard", ["TRAINED"], (["--link", "10GB/s"],)),
+    ("tensorboard", ["RUN"], (["--out", "x"],)),
     ("calibrate", ["--from-nccl-tests", "TRACE"], (*MEASURING, *MEASURING_TOO)),
     ("calibrate", [], (["--in-place"],)),
     ("compare", ["TRAINED", "TRAINED"], (["--fail-over", "5%"],)),
@@ -119,7 +127,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         "out": WHAT,
         "logs": "refused without --from-nccl-tests",
     },
-    "tensorboard": {"run": WHAT, "host": "it is served there", "port": "it is served there"},
+    "tensorboard": {"paths": WHAT, "host": "it is served there", "port": "it is served there"},
     "estimate": {"table": WHAT, "output_format": "it says what is printed"},
     "whatif": {
         "table": WHAT,

@@ -1,0 +1,164 @@
+"""The report of traces that no run made: what models say of them, printed; the page; what TensorBoard is given."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from dpscope.analysis.output.traces import few_of_each_kind, records, to_csv, to_tables, trace_content, trace_status
+from dpscope.analysis.text.terminal import print_findings, print_tables, reading
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import sentence
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.trace_codes import TraceCode
+from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.analysis.report.build import Report
+    from dpscope.analysis.runs.run_data import RunData
+    from dpscope.profiling.records.links import LinkRate
+
+if TYPE_CHECKING:
+    from dpscope.analysis.report.build import Report
+    from dpscope.analysis.runs.run_data import RunData
+    from dpscope.profiling.records.links import LinkRate
+
+_OF_MODELS = ("formulas", "predictions", "collectives", "bandwidth", "utilisation")
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """What is wanted of traces beside their tables: judged by a link and a calibration, as a report in a folder."""
+
+    link: "LinkRate | None" = None
+    calibration: Path | None = None  # as `costs_at` takes it
+    report: Path | None = None
+    figure_formats: Sequence[str] | None = None  # as in `write_report`
+
+    @property
+    def modelled(self) -> bool:
+        """Whether models are asked for."""
+        return self.link is not None or self.calibration is not None
+
+
+def read_analysis(paths: Sequence[Path], max_bytes: int | None = None) -> TraceAnalysis:
+    """`analyze_traces`, telling on standard error how far it is."""
+    with reading() as tell:
+        limit = max_bytes or DEFAULT_MAX_BYTES
+        return analyze_traces(paths, limit, progress=lambda done, of: tell(f"{done} of {of} read"))
+
+
+def load_traces(path: Path) -> "RunData":
+    """The traces of one job, a file or a folder, as a run of one cell."""
+    from dpscope.analysis.runs.traced_run import traced_run
+
+    return traced_run(read_analysis([path]), [path])
+
+
+def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: TraceRequest) -> "Report":
+    """The same report as a run's; what traces do not tell is missing in it, with the reason."""
+    from dpscope.analysis.report.build import make_report
+    from dpscope.analysis.report.calibration import costs_at
+    from dpscope.analysis.runs.traced_run import traced_run
+
+    calibration = costs_at(request.calibration) if request.calibration is not None else None
+    return make_report(traced_run(analysis, paths), request.link, calibration)
+
+
+def print_traces(
+    paths: Sequence[Path], output_format: str, max_bytes: int | None, console: Console, request: TraceRequest
+) -> int:
+    """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
+    analysis = read_analysis(paths, max_bytes)
+    report = report_of_traces(analysis, paths, request) if request.modelled or request.report else None
+    page = (
+        _write(report, request.report, request.figure_formats)
+        if report is not None and request.report is not None
+        else None
+    )
+    modelled = report if request.modelled else None
+    if output_format == "json":
+        sys.stdout.write(traces_json(analysis, modelled) + "\n")
+    elif output_format == "csv":
+        sys.stdout.write(to_csv(analysis))
+    else:
+        if output_format == "table":
+            _print_decisive(console, analysis.findings)
+        print_tables([*to_tables(analysis), *model_tables(modelled)], output_format, console)
+        if output_format == "table":
+            _print_others(console, analysis.findings, modelled)
+    if page is not None:
+        told = console if output_format == "table" else Console(stderr=True)  # data stays data
+        told.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    return trace_status(analysis.findings, analysis.cut_short)
+
+
+def _write(report: "Report", folder: Path, figure_formats: Sequence[str] | None) -> Path:
+    from dpscope.analysis.report.build import write_report
+
+    return write_report(report, figure_formats, folder=folder)
+
+
+def _print_decisive(console: Console, findings: Sequence[Finding]) -> None:
+    for finding in (one for one in findings if one.code == TraceCode.COMMUNICATION_COST):
+        console.print(f"\n[bold]{escape(sentence(finding.message))}[/]", highlight=False)
+        console.print(escape(sentence(finding.next_step)), style="dim", highlight=False)
+
+
+def _print_others(console: Console, findings: Sequence[Finding], modelled: "Report | None") -> None:
+    from dpscope.profiling.records.run_codes import RunCode
+
+    said_of_models = (RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)
+    others = [one for one in findings if one.code != TraceCode.COMMUNICATION_COST]
+    others += [one for one in modelled.findings if one.code in said_of_models] if modelled is not None else []
+    if others:
+        print_findings(console, few_of_each_kind(others))
+
+
+def model_tables(report: "Report | None") -> list[TextTable]:
+    """The formulas with their numbers, what was predicted beside what was measured, bandwidths and utilisation.
+
+    Nothing without a report; where none can be filled, a table of the reasons.
+    """
+    if report is None:
+        return []
+    tables = {**report.tables, **({"formulas": report.formulas} if report.formulas is not None else {})}
+    shown = [tables[name] for name in _OF_MODELS if name in tables]
+    (row,) = report.comparison.table.to_dict("records")
+    if report.formulas is None:
+        reasons = report.comparison.reasons
+        why = dict.fromkeys(reasons.get((str(row["cell"]), name), "") for name in ("ring_us", "predicted_transfer_us"))
+        shown.insert(0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one)))
+    return shown
+
+
+def traces_json(analysis: TraceAnalysis, modelled: "Report | None") -> str:
+    """`trace_content`; where models were asked for also `cells`, a row with the comparison's columns, and `predictions`."""
+    content = trace_content(analysis)
+    if modelled is not None:
+        from dpscope.analysis.output.run_json import prediction_records
+
+        comparison = modelled.comparison
+        (cell,) = records(comparison.table, tuple(comparison.table.columns))
+        missing = {column: why for (_, column), why in comparison.reasons.items()}
+        content |= {"cells": [{**cell, "missing": missing}], "predictions": prediction_records(comparison)}
+    return json.dumps(content, indent=2)
+
+
+def export_traces(paths: Sequence[Path], request: TraceRequest, out: Path | None) -> Path:
+    """Write the TensorBoard folder of traces into `out`, or into a folder beside them that bears their name; returns it."""
+    from dpscope.analysis.output.tensorboard import export_tensorboard
+
+    analysis = read_analysis(paths)
+    if analysis.cut_short:
+        raise DpscopeError(f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again")
+    report = report_of_traces(analysis, paths, request)
+    place = report.run.path.absolute()
+    return export_tensorboard(report, out or place.with_name(f"{place.name}-dpscope"))

@@ -1,0 +1,191 @@
+"""Traces that no run made get what runs get: ring formula, predictions, report page, comparison, TensorBoard.
+
+Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, in transfers of 60 + 96 + 40 = 196 us.
+"""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.findings.answers import ONE_JOB
+from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.output.traced_report import (
+    TraceRequest,
+    export_traces,
+    model_tables,
+    print_traces,
+    report_of_traces,
+    traces_json,
+)
+from dpscope.analysis.report.build import Report
+from dpscope.analysis.report.calibration import costs_at, save_calibration
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective
+from dpscope.profiling.store.errors import DpscopeError, NotComparableError
+from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
+from tests.helpers.paths import DATA, EXAMPLE_RUN
+
+LINK = parse_link("50GB/s")
+AT_LINK = TraceRequest(LINK)
+STEP_BYTES, TRANSFER_US = 19_520_000, 196
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    for rank in range(2):
+        write_trace(ddp_trace(rank, 2).trace, folder / f"0_{rank}.pt.trace.json.gz")
+    return folder
+
+
+def reported(folder: Path, request: TraceRequest = AT_LINK) -> Report:
+    return report_of_traces(analyze_traces([folder]), [folder], request)
+
+
+def row_of(report: Report) -> dict[str, object]:
+    (row,) = report.comparison.table.to_dict("records")
+    return {str(name): value for name, value in row.items()}
+
+
+def calibration(*kinds: Collective) -> Calibration:
+    """100 us + S / 100 GB/s for each kind on two devices."""
+    points = tuple(
+        CalibrationPoint(
+            collective=kind, devices=2, size_bytes=size, count=size // 4, dtype="float32", times_us=(100 + size / 1e5,)
+        )
+        for kind in kinds
+        for size in (1_000, 100_000, 10_000_000, 20_000_000)
+    )
+    return fit_calibration(
+        Calibration(
+            schema_version=1, dpscope_version="0", created_at="2026-01-01T00:00:00+00:00", source="measured",
+            settings=None, backend="nccl", environment=None, device_names=("a", "b"), points=points,
+        )
+    )  # fmt: skip
+
+
+def test_the_ring_formula_and_what_the_trace_implies(traces: Path) -> None:
+    report = reported(traces)
+    row = row_of(report)
+    assert (row["cell"], row["strategy"], row["devices"]) == ("traces of 2 ranks", "ddp", 2)
+    assert row["ring_us"] == pytest.approx(2 * (2 - 1) / 2 * STEP_BYTES / 50e3)  # 390.4 us
+    assert row["ring_error_us"] == pytest.approx(390.4 - TRANSFER_US)
+    assert row["busbw_gb_per_s"] == pytest.approx(STEP_BYTES / TRANSFER_US / 1e3)  # 99.59 GB/s
+    assert row["transfer_of_link"] == pytest.approx(STEP_BYTES / TRANSFER_US / 1e3 / 50)
+    formula = model_tables(report)[0].rows[0]
+    assert "2(2−1)/2 × 19.5 MB / 50 GB/s" in formula[2]
+    assert formula[4:6] == ("390.4 us", "196.0 us")
+
+
+def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
+    report = reported(traces)
+    row = row_of(report)
+    unknown = ("batch_size", "step_us", "samples_per_s", "weak_efficiency", "same_local_batch_us", "tracer_cost")
+    assert [name for name in unknown if row[name] is not None and row[name] == row[name]] == []
+    reasons = report.comparison.reasons
+    assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
+    assert report.answers.which.text == ONE_JOB
+    assert {"time", "epoch", "checks"} & set(report.tables) == set()
+
+
+def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
+    """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384 us, of 160 B 100.0016."""
+    save_calibration(calibration("all_reduce"), tmp_path / "part.json")
+    row = row_of(reported(traces, TraceRequest(calibration=tmp_path / "part.json")))
+    assert row["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
+    assert row["predicted_transfer_error"] == pytest.approx(495.2 / TRANSFER_US - 1, rel=1e-3)
+    assert row["predicted_exposed_us"] is None or row["predicted_exposed_us"] != row["predicted_exposed_us"]
+    save_calibration(calibration("all_reduce", "broadcast"), tmp_path / "whole.json")
+    whole = row_of(reported(traces, TraceRequest(calibration=tmp_path / "whole.json")))
+    assert float(str(whole["predicted_exposed_us"])) > 200  # both broadcasts at least
+
+
+def test_the_logs_of_nccl_tests_are_a_calibration(tmp_path: Path) -> None:
+    fits = costs_at(DATA / "nccl_tests").fits
+    assert {(fit.collective, fit.devices) for fit in fits} >= {("all_reduce", 8), ("broadcast", 8)}
+    assert costs_at(DATA / "nccl_tests" / "nccl_allreduce.log").points
+    for none in (tmp_path, tmp_path / "absent", EXAMPLE_RUN / "nothing.json"):
+        with pytest.raises(DpscopeError, match=r"--calibration .*neither"):
+            costs_at(none)
+
+
+def test_the_schedule_predicts_ddp_alone(tmp_path: Path) -> None:
+    """A fully sharded job: its transfers are predicted by the ring, what it exposes is not."""
+    for rank in range(4):
+        write_trace(parallel_trace("fully_sharded", rank).trace, tmp_path / f"0_{rank}.pt.trace.json")
+    report = reported(tmp_path)
+    assert row_of(report)["strategy"] == "other"
+    assert "only DDP's schedule" in report.comparison.reasons[str(row_of(report)["cell"]), "predicted_exposed_us"]
+
+
+def test_one_rank_of_two_has_the_formula_and_no_transfer(traces: Path) -> None:
+    (path,) = traces.glob("0_0*")
+    row = row_of(reported(path))
+    assert (row["cell"], row["devices"]) == ("traces of 1 of 2 ranks", 2)
+    assert row["ring_us"] == pytest.approx(390.4)
+    assert row["transfer_us"] is None or row["transfer_us"] != row["transfer_us"]
+
+
+def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
+    write_trace(dp_trace(devices=2, transport="peer_copy", named_ranges=False).trace, tmp_path / "dp.json")
+    report = reported(tmp_path)
+    assert (row_of(report)["strategy"], row_of(report)["devices"]) == ("dp", 2)
+    assert report.comparison.reasons["trace of one process", "ring_us"] == "DataParallel runs no all-reduce"
+    assert model_tables(report)[0].title == "No model applies"
+
+
+def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
+    analysis = analyze_traces([traces])
+    plain, modelled = traces_json(analysis, None), json.loads(traces_json(analysis, reported(traces)))
+    assert set(json.loads(plain)) == {"steps", "collectives", "dp_phases", "waits", "findings"}
+    assert modelled["cells"][0]["ring_us"] == pytest.approx(390.4)
+    assert modelled["cells"][0]["missing"]["batch_size"].startswith("traces alone")
+    assert {one["kind"] for one in modelled["predictions"]} == {"all_reduce", "broadcast"}
+
+
+def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path: Path) -> None:
+    console = Console(file=StringIO(), width=200)
+    folder = tmp_path / "report"
+    assert print_traces([traces], "table", None, console, TraceRequest(LINK, report=folder)) == 0
+    assert str(folder / "report.html") in console.file.getvalue()  # type: ignore[attr-defined]
+    page = (folder / "report.html").read_text()
+    assert all(f'id="{chapter}"' in page for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models"))
+    assert 'id="scaling"' not in page
+    assert {path.stem for path in (folder / "figures").iterdir()} >= {"step_split", "busbw"}
+    assert (folder / "comparison.csv").read_text().startswith("cell,strategy,devices,")
+
+
+def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_path: Path) -> None:
+    """The same job with every time 1.5 times as long."""
+    slower = tmp_path / "slower"
+    slower.mkdir()
+    for rank in range(2):
+        trace = ddp_trace(rank, 2).trace
+        for event in trace["traceEvents"]:
+            event.update({name: event[name] * 1.5 for name in ("ts", "dur") if name in event})
+        write_trace(trace, slower / f"0_{rank}.pt.trace.json.gz")
+    console = Console(file=StringIO(), width=200)
+    assert print_comparison(traces, slower, None, "table", console) == 3
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
+    assert "1.500" in line
+    assert "one traced job a side does not tell" in " ".join(shown.split()).lower()
+    with pytest.raises(NotComparableError, match="one is a run and the other traces alone"):
+        print_comparison(traces, EXAMPLE_RUN, None, "table", console)
+
+
+def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) -> None:
+    folder = export_traces([traces], TraceRequest(LINK), tmp_path / "shown")
+    assert folder == tmp_path / "shown" / "tensorboard"
+    cell = folder / "traces of 2 ranks"
+    assert {path.name for path in cell.glob("*.json.gz")} == {"0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"}
+    assert list((folder / "report").glob("*tfevents*"))
+    assert {path.name for path in traces.iterdir()} == {
+        "0_0.pt.trace.json.gz",
+        "0_1.pt.trace.json.gz",
+    }  # none among them
