@@ -23,10 +23,11 @@ from scipy.stats import binom
 from torch import nn
 
 from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments.step_timer import time_block
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.run import Cell
 
 CPU = torch.device("cpu")
 WARMUP_STEPS = 10
@@ -38,12 +39,12 @@ Block = Callable[[], Clocks]
 
 def make_loops(batch_size: int, steps: int) -> dict[str, Block]:
     """`steps` steps of each loop."""
-    config = RunConfig(model="resnet8_cifar", data="synthetic")
+    workload = Workload(model="resnet8_cifar", data="synthetic")
     torch.manual_seed(0)
-    workload = build_workload(config.model)
-    model = workload.model.train()
-    batches = open_stream(config, Cell(strategy="single", devices=1, batch_size=batch_size), workload, 0, CPU)
-    step = TrainStep(model, batches, config, CPU)
+    built = build_model(workload.model)
+    model = built.model.train()
+    batches = open_stream(workload, Cell(strategy="single", devices=1, batch_size=batch_size), built, 0, CPU)
+    step = TrainStep(model, batches, Optimizer(), workload.amp, CPU)
     images, labels = batches.next_batch()
 
     def bare() -> Clocks:

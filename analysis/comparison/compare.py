@@ -100,9 +100,9 @@ def compare(
         name: summarise_cell(data, single_device_baselines(run, data.cell), sources, spreads)
         for name, data in run.cells.items()
     }
-    config = run.recorded.config if run.recorded is not None else None
+    workload = run.recorded.config.workload if run.recorded is not None else None
     for name, row in rows.items():
-        put_accuracy(row, run.cells[name].cell, config, run.training)
+        put_accuracy(row, run.cells[name].cell, workload, run.training)
     table = pd.DataFrame([row.values for row in rows.values()], columns=list(NAMES))
     return Comparison(
         table=table.convert_dtypes(),

@@ -4,19 +4,20 @@ from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.runs.traced_job import TRACES_ALONE, AnyCell
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import final_accuracy
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.run import Cell
 
 _COLUMNS = ("test_accuracy_percent", "test_accuracy_percent_min", "test_accuracy_percent_max", "test_accuracy_seeds")
 
 
-def put_accuracy(row: Row, cell: AnyCell, config: RunConfig | None, training: TrainingData | None) -> None:
-    """Fill a measured cell's columns of learning, or say why they are missing; `config` is the measurement's, None of traces."""
-    if config is None or not isinstance(cell, Cell):
+def put_accuracy(row: Row, cell: AnyCell, workload: Workload | None, training: TrainingData | None) -> None:
+    """Fill a measured cell's columns of learning, or say why they are missing; `workload` is the measurement's, None: traces."""
+    if workload is None or not isinstance(cell, Cell):
         trained: TrainedCell | str = TRACES_ALONE
     elif training is None:
         trained = "nothing was trained here (`dpscope train` into this folder)"
     else:
-        trained = _other_settings(training, config) or trained_like(training, cell)
+        trained = _other_settings(training, workload) or trained_like(training, cell)
     if isinstance(trained, str):
         row.clear((*_COLUMNS, "trained_global_batch_size"), trained)
         return
@@ -26,14 +27,14 @@ def put_accuracy(row: Row, cell: AnyCell, config: RunConfig | None, training: Tr
     row.put("train.json does not tell the batch", trained_global_batch_size=trained.global_batch_size)
 
 
-def _other_settings(training: TrainingData, config: RunConfig) -> str | None:
+def _other_settings(training: TrainingData, workload: Workload) -> str | None:
     """Why the trainings say nothing about these measurements, None if they do or do not tell how they were made."""
     if training.manifest is None:
         return None
-    trained = training.manifest.config.run
+    trained = training.manifest.config.workload
     for name in ("model", "amp"):
-        if getattr(trained, name) != getattr(config, name):
-            return f"trained with {name} {getattr(trained, name)}, measured with {getattr(config, name)}"
+        if getattr(trained, name) != getattr(workload, name):
+            return f"trained with {name} {getattr(trained, name)}, measured with {getattr(workload, name)}"
     return None
 
 

@@ -95,6 +95,6 @@ def cost_sources(manifest: Manifest | None, stated: LinkRate | None, calibration
     """
     if manifest is None:
         return CostSources(stated, calibration)
-    told = manifest.config.link
+    told = manifest.config.reporting.link
     stated = stated or (parse_link(told) if told is not None else None)
     return CostSources(stated, calibration, manifest.environment.interconnect)

@@ -147,13 +147,13 @@ def _setting(run: RunData) -> Iterator[Finding]:
             "dp-host is not nn.DataParallel, which does nothing without a GPU: it is dpscope's stand-in that runs the same four "
             "phases on CPU threads; its communication is copying within one process"
         )
-    config = run.manifest.config
-    if config.data != "synthetic" and config.workers_total is None and "ddp" in strategies and len(strategies) > 1:
+    workload, epochs = run.manifest.config.workload, run.manifest.config.measurement.epochs
+    if workload.data != "synthetic" and workload.workers_total is None and "ddp" in strategies and len(strategies) > 1:
         yield RunCode.LOADER_WORKERS.finding(
-            f"each process has {config.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one"
+            f"each process has {workload.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one"
         )
-    if config.data == "synthetic" and config.epochs is not None:
-        yield from _synthetic_epochs(run.measured, config.samples)
+    if workload.data == "synthetic" and epochs is not None:
+        yield from _synthetic_epochs(run.measured, workload.samples)
     threads = run.manifest.threads_per_process
     if run.manifest.device_type == "cpu":
         yield RunCode.THREADS.finding(

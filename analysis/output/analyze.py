@@ -74,7 +74,8 @@ def report_of(path: Path, targets: Targets) -> "Report":
     own = load_calibration(path) if calibration_path(path).exists() and targets.calibration is None else None
     calibration = costs_at(targets.calibration) if targets.calibration is not None else own
     run = load(path, targets.accuracy)
-    return make_report(run, targets.link, calibration, targets.efficiency or run.manifest.config.target_efficiency)
+    told = run.manifest.config.reporting
+    return make_report(run, targets.link, calibration, targets.efficiency or told.target_efficiency)
 
 
 def write_tensorboard(path: Path, link: LinkRate | None) -> Path:

@@ -20,8 +20,8 @@ from dpscope.analysis.text.terminal import print_findings, print_tables
 from dpscope.analysis.training.comparison import compare_trainings, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.tables import difference_table
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
@@ -52,7 +52,7 @@ def print_comparison(
             "name two runs, or the traces of two jobs"
         )
     if runs[0].recorded is not None:
-        _check_models(before, after, runs[0].manifest.config, runs[1].manifest.config, force)
+        _check_models(before, after, runs[0].manifest.config.workload, runs[1].manifest.config.workload, force)
     changes = compare_runs(*runs)
     share = DEFAULT_SHARE if share is None else share
     worse = regressions(changes, share)
@@ -72,7 +72,7 @@ def print_comparison(
     return REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
 
 
-def _check_models(before: Path, after: Path, one: RunConfig, other: RunConfig, force: bool) -> None:
+def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:
     if one.model != other.model and not force:
         raise DpscopeError(
             f"{before} measured {one.model} and {after} {other.model}: different models do not compare; name runs of one model, "
@@ -83,7 +83,7 @@ def _check_models(before: Path, after: Path, one: RunConfig, other: RunConfig, f
 def _compare_learning(before: Path, after: Path, output_format: OutputFormat, console: Console, force: bool) -> int:
     first, second = load_training(before), load_training(after)
     if first.manifest and second.manifest:
-        _check_models(before, after, first.manifest.config.run, second.manifest.config.run, force)
+        _check_models(before, after, first.manifest.config.workload, second.manifest.config.workload, force)
     findings = _print_learning_changes(first, second, output_format, console)
     if findings is None:
         raise NotComparableError(f"{before} and {after} trained no cell alike: nothing to compare; name others")

@@ -115,8 +115,8 @@ def _hyperparameters(report: Report, data: CellData) -> dict[str, HyperParameter
         "strategy": cell.strategy,
         "devices": cell.devices,
         "batch_size": cell.batch_size,
-        "model": config.model,
-        "amp": config.amp,
+        "model": config.workload.model,
+        "amp": config.workload.amp,
         "variant": cell.variant or "none",
     }
 

@@ -150,7 +150,7 @@ class _Builder:
 
     def loading(self) -> Sequence[Quantity]:
         """None of synthetic data: nothing is loaded."""
-        if self._run.manifest.config.data == "synthetic":
+        if self._run.manifest.config.workload.data == "synthetic":
             return ()
         return (
             Quantity("with loading [s]", self._epoch, 2, "step_us"),
@@ -206,7 +206,7 @@ class _Builder:
         batch: Callable[[CellData], int],
     ) -> tuple[TextTable | None, list[str]]:
         if not quantities:
-            return None, [f"--data {self._run.manifest.config.data} loads nothing"]
+            return None, [f"--data {self._run.manifest.config.workload.data} loads nothing"]
         by_key = {
             (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, batch(data)): data
             for data in self._run.measured

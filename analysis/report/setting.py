@@ -14,14 +14,14 @@ def setting_of(run: RunData) -> str:
     if run.recorded is None:
         return traces_said(run)
     manifest = run.manifest
-    config, environment = manifest.config, manifest.environment
+    workload, environment = manifest.config.workload, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
     size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
     return (
-        f"{config.model}{size}, {config.data} data{_normalised(run)}, "
-        f"amp {config.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
+        f"{workload.model}{size}, {workload.data} data{_normalised(run)}, "
+        f"amp {workload.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
         f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
-        f"seed {config.seed}; {repeats_said(run)}; measured {manifest.created_at}."
+        f"seed {workload.seed}; {repeats_said(run)}; measured {manifest.created_at}."
     )
 
 
@@ -45,6 +45,7 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
         return
     manifest = run.manifest
     environment, config = manifest.environment, manifest.config
+    workload, measurement = config.workload, config.measurement
     ranks = [rank for data in run.measured for _, rank in data.ranks]
     yield "Measured", manifest.created_at
     yield "dpscope", manifest.dpscope_version
@@ -60,12 +61,12 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "Threads per process", str(manifest.threads_per_process)
     yield (
         "Steps",
-        f"{config.warmup_steps} warm-up, {config.steps or NA} timed, {config.traced_steps} traced, each repeat",
+        f"{measurement.warmup_steps} warm-up, {measurement.steps or NA} timed, {measurement.traced_steps} traced, each repeat",
     )
-    yield "Model and data", f"{config.model}, {config.data}, amp {config.amp}"
+    yield "Model and data", f"{workload.model}, {workload.data}, amp {workload.amp}"
     if manifest.normalisation is not None:
         yield "Normalised by", manifest.normalisation
-    yield "Optimizer", f"SGD, learning rate {config.learning_rate:g}, momentum {config.momentum:g}"
+    yield "Optimizer", f"SGD, learning rate {config.optimizer.learning_rate:g}, momentum {config.optimizer.momentum:g}"
     for device in environment.accelerators:
         yield f"GPU {device.index}", _device(device)
     yield from sorted(environment.settings.items())

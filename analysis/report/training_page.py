@@ -54,9 +54,10 @@ def _headline(data: TrainingData) -> str:
 def _setting(data: TrainingData) -> str:
     if data.manifest is None:
         return f"{data.planned_epochs} epochs; train.json does not tell model, data and machine."
-    config, run = data.manifest.config, data.manifest.config.run
+    config, workload = data.manifest.config, data.manifest.config.workload
     return (
-        f"{run.model}, {run.data} data, amp {run.amp}, SGD at {run.learning_rate:g}, {config.epochs} epochs, "
+        f"{workload.model}, {workload.data} data, amp {workload.amp}, "
+        f"SGD at {config.optimizer.learning_rate:g}, {config.epochs} epochs, "
         f"{counted(len(config.seeds), 'seed')}; {data.manifest.device_type}, torch {data.manifest.environment.torch_version}; "
         f"begun {data.manifest.created_at}."
     )
@@ -76,13 +77,13 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
     yield from versions(environment)
     yield "Threads per process", str(manifest.threads_per_process)
     yield "Seeds", ", ".join(map(str, config.seeds))
-    yield "Learning rate", f"{config.run.learning_rate:g}, scaled by devices: {config.learning_rate_scaling}"
+    yield "Learning rate", f"{config.optimizer.learning_rate:g}, scaled by devices: {config.learning_rate_scaling}"
     yield (
         "Milestones",
         ", ".join(map(str, config.milestones)) + f" by {config.gamma:g}" if config.milestones else "none",
     )
     yield "Warm-up", f"{config.warmup_epochs} epochs"
-    yield "Momentum, weight decay", f"{config.run.momentum:g}, {config.run.weight_decay:g}"
+    yield "Momentum, weight decay", f"{config.optimizer.momentum:g}, {config.optimizer.weight_decay:g}"
     yield "Label smoothing", f"{config.label_smoothing:g}"
     yield "Augmentation", "on" if config.augment else "off"
     for device in environment.accelerators:

@@ -21,7 +21,7 @@ from dpscope.analysis.stats.samples import (
 )
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, choose_unit, show
-from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
+from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
@@ -196,7 +196,7 @@ def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     first, second = before.recorded, after.recorded
     if first is None or second is None:
         return []
-    return difference_findings(first, second, field_differences(first.config, second.config, SETTINGS))
+    return difference_findings(first, second, setting_differences(first.config, second.config, SETTINGS))
 
 
 def change_table(changes: Sequence[Change]) -> TextTable:

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.seed_statistics import CellDifference, difference, epoch_spread
-from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, field_differences
+from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.settings import own_settings, setting_names
 from dpscope.profiling.records.training import TrainConfig
 
-_LEARNING = tuple(name for name in TrainConfig.__struct_fields__ if name not in ("run", "seeds", "eval_batch_size"))
+_SHARED = tuple(name for name in SETTINGS if name in setting_names(TrainConfig))
+_OF_NO_RESULT = ("seeds", "eval_batch_size", "timeout_s")
+_LEARNING = tuple(name for name in own_settings(TrainConfig) if name not in _OF_NO_RESULT)
 
 
 def compare_trainings(before: TrainingData, after: TrainingData) -> list[CellDifference]:
@@ -27,8 +30,4 @@ def training_setting_findings(before: TrainingData, after: TrainingData) -> list
     first, second = before.manifest, after.manifest
     if first is None or second is None:
         return []
-    settings = [
-        *field_differences(first.config.run, second.config.run, SETTINGS),
-        *field_differences(first.config, second.config, _LEARNING),
-    ]
-    return difference_findings(first, second, settings)
+    return difference_findings(first, second, setting_differences(first.config, second.config, (*_SHARED, *_LEARNING)))

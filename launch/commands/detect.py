@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from dpscope.analysis.runs.repeats import repeat_costs
@@ -12,7 +11,9 @@ from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
 from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.jobs.progress import duration_text
 from dpscope.launch.measuring.run import run_sweep
-from dpscope.profiling.records.run import CellResult, Manifest, RunConfig
+from dpscope.profiling.records.config import Measurement, RunConfig
+from dpscope.profiling.records.run import CellResult, Manifest
+from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
@@ -33,9 +34,10 @@ def parse_change(text: str) -> float:
 
 def first_round(config: RunConfig) -> RunConfig:
     """The configuration of the first repeats; raises DpscopeError where a file gives repeats as well."""
-    if config.repeats != RunConfig().repeats:
-        raise DpscopeError(f"--detect and repeats = {config.repeats}: --detect chooses the repeats; give one of them")
-    return msgspec.structs.replace(config, repeats=FIRST_REPEATS)
+    repeats = config.measurement.repeats
+    if repeats != Measurement().repeats:
+        raise DpscopeError(f"--detect and repeats = {repeats}: --detect chooses the repeats; give one of them")
+    return with_settings(config, repeats=FIRST_REPEATS)
 
 
 def run_until_detected(
@@ -61,7 +63,7 @@ def run_until_detected(
         if measured and chosen == stored:
             break
         most, stored = max(chosen.values()), chosen
-        outcome = run_sweep(msgspec.structs.replace(config, repeats=most), out, False, console, chosen)
+        outcome = run_sweep(with_settings(config, repeats=most), out, False, console, chosen)
         if measured:
             break
     return outcome

@@ -5,9 +5,10 @@ from typing import Any
 from dpscope.launch.equality.settings import DEFAULT_BATCH_SIZE as EQUAL_BATCH_SIZES
 from dpscope.launch.equality.settings import DEFAULTS as EQUAL_SETTINGS
 from dpscope.launch.planning.cells import DEFAULT_BATCH_SIZES, DEFAULT_STEPS
-from dpscope.launch.planning.run_config import flag_name, load_config, shown
+from dpscope.launch.planning.run_config import flag_name, load_config
 from dpscope.launch.training.cells import DEFAULT_BATCH_SIZE
-from dpscope.launch.training.settings import MEASURING_FIELDS, load_train_config
+from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.settings import settings_of, shown
 
 _OF_READING = {
     "analyze": {"--figures": "those of the report that is there; png for the first"},
@@ -26,9 +27,8 @@ def defaults(command: str) -> dict[str, str]:
         }
     if command == "train":
         config = load_train_config(None, {})
-        measuring = {flag_name(field) for field in MEASURING_FIELDS}
-        run = {option: default for option, default in _told(config.run).items() if option not in measuring}
-        return run | _told(config) | {"--devices": _DEVICES, "--batch-size": str(DEFAULT_BATCH_SIZE)}
+        told = {option: default for option, default in _told(config).items() if option != "--seed"}
+        return told | {"--devices": _DEVICES, "--batch-size": str(DEFAULT_BATCH_SIZE)}
     if command == "equal":
         batch_size = _by_device(str(EQUAL_BATCH_SIZES["cuda"]), str(EQUAL_BATCH_SIZES["cpu"]))
         settings = _told(load_config(None, EQUAL_SETTINGS)) | {"--batch-size": batch_size}
@@ -38,7 +38,7 @@ def defaults(command: str) -> dict[str, str]:
 
 def _told(config: Any) -> dict[str, str]:
     """The settings of a configuration that are values, by option; a switch that is off is not told."""
-    values = {flag_name(field): getattr(config, field) for field in config.__struct_fields__ if field != "run"}
+    values = {flag_name(name): value for name, value in settings_of(config).items()}
     return {
         option: "on" if value is True else f"{value:g}" if isinstance(value, float) else shown(value)
         for option, value in values.items()

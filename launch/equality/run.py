@@ -34,7 +34,7 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console) -> Non
     with held(out, console):
         _clear(out)
         write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
-        download_data(settings.config)
+        download_data(settings.config.workload)
         stop = StopRequest()
         with stop.listening():
             for number, job in enumerate(settings.jobs, start=1):

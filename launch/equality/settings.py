@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.planning.cells import resolve, threads_per_process
-from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.planning.run_config import load_config, settings_told
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
-from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Precision, Training
-from dpscope.profiling.records.run import Cell, ResolvedConfig, RunConfig, Strategy
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.equality import EqualityConfig, EqualityJob, EqualitySettings, Precision, Training
+from dpscope.profiling.records.matrix import Strategy
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZE: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
@@ -29,15 +30,25 @@ def equality_settings(
     Raises DpscopeError naming the flag, its value and what to give instead.
     """
     given = load_config(None, {**DEFAULTS, **flags})
-    devices = resolve_devices(given.device)
-    config = resolve(_with_batch(given, devices.kind, flags), devices)
+    devices = resolve_devices(given.workload.device)
+    with settings_told():
+        one_batch = _with_batch(given, devices.kind, flags)
+    resolved = resolve(one_batch, devices)
+    assert resolved.measurement.steps is not None
+    config = EqualityConfig(
+        workload=resolved.workload,
+        optimizer=resolved.optimizer,
+        matrix=resolved.matrix,
+        steps=resolved.measurement.steps,
+        timeout_s=resolved.measurement.timeout_s,
+    )
     _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
-    check_data(config)
-    check_model(config)
+    check_data(config.workload)
+    check_model(config.workload)
     return EqualitySettings(
         config=config,
         device=devices.kind,
-        threads_per_process=threads_per_process(config),
+        threads_per_process=threads_per_process(config.matrix),
         precision=precision,
         freeze_batch_norm=freeze_batch_norm,
         sync_batch_norm=sync_batch_norm,
@@ -47,11 +58,15 @@ def equality_settings(
 
 def _with_batch(config: RunConfig, kind: DeviceType, flags: Mapping[str, object]) -> RunConfig:
     """The configuration with a global batch, and with epochs that end within the steps unless samples are given."""
-    if config.batch_growth is not None or len(config.batch_sizes or (0,)) != 1:
+    if config.matrix.batch_growth is not None or len(config.matrix.batch_sizes or (0,)) != 1:
         raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
-    batch_size = config.batch_sizes[0] if config.batch_sizes else DEFAULT_BATCH_SIZE[kind]
-    samples = config.samples if flags.get("samples") else samples_of_two_epochs(batch_size, config.steps or 0)
-    return msgspec.structs.replace(config, batch_sizes=(batch_size,), samples=samples)
+    batch_size = config.matrix.batch_sizes[0] if config.matrix.batch_sizes else DEFAULT_BATCH_SIZE[kind]
+    samples = (
+        config.workload.samples
+        if flags.get("samples")
+        else samples_of_two_epochs(batch_size, config.measurement.steps or 0)
+    )
+    return with_settings(config, batch_sizes=(batch_size,), samples=samples)
 
 
 def samples_of_two_epochs(batch_size: int, steps: int) -> int:
@@ -64,11 +79,13 @@ def samples_of_two_epochs(batch_size: int, steps: int) -> int:
     return (steps_per_epoch - 1) * batch_size + batch_size // 2 + 1
 
 
-def _check(config: ResolvedConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
+def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
     """Raise DpscopeError for settings that cannot be compared."""
-    counts, batch_size = config.devices, config.batch_sizes[0]
-    if len(config.strategies) < 2:
-        raise DpscopeError(f"--strategy {config.strategies[0]}: one has nothing to be compared with; give two or three")
+    counts, batch_size = config.matrix.devices, config.matrix.batch_sizes[0]
+    if len(config.matrix.strategies) < 2:
+        raise DpscopeError(
+            f"--strategy {config.matrix.strategies[0]}: one has nothing to be compared with; give two or three"
+        )
     if len(counts) != 1 or counts[0] < 2:
         shown = ",".join(str(count) for count in counts)
         raise DpscopeError(f"--devices {shown}: give one count of 2 or more; a single device takes part by --strategy")
@@ -77,12 +94,12 @@ def _check(config: ResolvedConfig, kind: DeviceType, freeze_batch_norm: bool, sy
             f"--batch-size {batch_size}: {counts[0]} devices cannot share a global batch of {batch_size} equally; "
             f"choose a multiple of {counts[0]}"
         )
-    if batch_size > config.samples:
+    if batch_size > config.workload.samples:
         raise DpscopeError(
-            f"--batch-size {batch_size}: the data set has {config.samples} samples; choose a smaller one"
+            f"--batch-size {batch_size}: the data set has {config.workload.samples} samples; choose a smaller one"
         )
     if sync_batch_norm:
-        _check_sync(config.strategies, kind, freeze_batch_norm)
+        _check_sync(config.matrix.strategies, kind, freeze_batch_norm)
 
 
 def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch_norm: bool) -> None:
@@ -99,24 +116,24 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
         )
 
 
-def _jobs(config: ResolvedConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
+def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
     """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares."""
     jobs = []
-    for index, strategy in enumerate(config.strategies):
+    for index, strategy in enumerate(config.matrix.strategies):
         trainings = [Training(kind="compared")]
         if index == 0:
             trainings.append(Training(kind="rounding"))
         if strategy == "single" and not frozen:
-            trainings.append(Training(kind="in_shares", shares=config.devices[0]))
-            trainings.append(Training(kind="rounding_in_shares", shares=config.devices[0]))
+            trainings.append(Training(kind="in_shares", shares=config.matrix.devices[0]))
+            trainings.append(Training(kind="rounding_in_shares", shares=config.matrix.devices[0]))
         jobs.append(EqualityJob(cell=_cell(config, kind, strategy), trainings=tuple(trainings)))
     return tuple(jobs)
 
 
-def _cell(config: ResolvedConfig, kind: DeviceType, strategy: Strategy) -> Cell:
-    devices = 1 if strategy == "single" else config.devices[0]
+def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy) -> Cell:
+    devices = 1 if strategy == "single" else config.matrix.devices[0]
     return Cell(
         strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,
         devices=devices,
-        batch_size=config.batch_sizes[0] // devices,
+        batch_size=config.matrix.batch_sizes[0] // devices,
     )

@@ -22,7 +22,7 @@ from dpscope.launch.jobs.process_group import devices_of, join_process_group
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching
-from dpscope.launch.workload.models import Workload, build_workload
+from dpscope.launch.workload.models import BuiltModel, build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Training
@@ -99,24 +99,24 @@ class _Process:
 
     def train(self, folder: Path) -> None:
         """Take the steps and save what was kept of them."""
-        torch.manual_seed(self._settings.config.seed)
-        workload = build_workload(self._settings.config.model)
-        model = workload.model.to(self._device).train()
+        torch.manual_seed(self._settings.config.workload.seed)
+        built = build_model(self._settings.config.workload.model)
+        model = built.model.to(self._device).train()
         random_layers = switch_off_random_layers(model)
         if self._training.shares > 1 and not batch_norms_by_batch(model):
             return  # shares would make no difference
         if self._settings.freeze_batch_norm:
-            freeze_batch_norm(model, self._first_images(workload))
+            freeze_batch_norm(model, self._first_images(built))
         if self._settings.sync_batch_norm and self._cell.strategy == "ddp":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         if self._settings.precision == "float64":
             model = to_double(model)
         if self._training.kind in ("rounding", "rounding_in_shares"):
-            nudge(model, self._settings.config.seed)
+            nudge(model, self._settings.config.workload.seed)
         forward = ForwardRecorder(model)
         recorder = TrainingRecorder(model, forward)
-        self._take_steps(model, self._stream(workload), recorder)
-        shuffled = self._settings.config.data != "synthetic"
+        self._take_steps(model, self._stream(built), recorder)
+        shuffled = self._settings.config.workload.data != "synthetic"
         whole_weights = self._training.kind == "compared" and self._rank == 0
         recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)
 
@@ -124,7 +124,8 @@ class _Process:
         wrapped = wrap(model, self._cell.strategy, self._cell.devices, self._device)
         kept = KeptBatches(batches)
         micro_batching = MicroBatching(count=self._training.shares)
-        train_step = TrainStep(wrapped, kept, self._settings.config, self._device, micro_batching)
+        config = self._settings.config
+        train_step = TrainStep(wrapped, kept, config.optimizer, config.workload.amp, self._device, micro_batching)
 
         def before_the_optimizer(optimizer: Any, arguments: Any, keywords: Any) -> None:
             recorder.add_gradients()
@@ -136,16 +137,18 @@ class _Process:
             recorder.add_step(train_step.last_loss.item())
             recorder.samples.add(step, kept.epoch, kept.samples, kept.images)
 
-    def _stream(self, workload: Workload) -> BatchStream:
+    def _stream(self, built: BuiltModel) -> BatchStream:
         rank = self._rank if self._cell.strategy == "ddp" else 0
-        return open_stream(self._settings.config, self._fed(self._cell.strategy == "ddp"), workload, rank, self._device)
+        return open_stream(
+            self._settings.config.workload, self._fed(self._cell.strategy == "ddp"), built, rank, self._device
+        )
 
     def _fed(self, one_share: bool) -> Cell:
         """The cell as its batches are cut: a single device gets what DataParallel gets, padding included."""
         share = self._settings.global_batch_size // self._settings.devices
         return Cell(strategy="ddp" if one_share else "dp", devices=self._settings.devices, batch_size=share)
 
-    def _first_images(self, workload: Workload) -> torch.Tensor:
+    def _first_images(self, built: BuiltModel) -> torch.Tensor:
         """The first global batch, the same for every process."""
-        config = msgspec.structs.replace(self._settings.config, workers=0, workers_total=None)
-        return open_stream(config, self._fed(False), workload, 0, self._device).next_batch()[0].to(self._device)
+        workload = msgspec.structs.replace(self._settings.config.workload, workers=0, workers_total=None)
+        return open_stream(workload, self._fed(False), built, 0, self._device).next_batch()[0].to(self._device)

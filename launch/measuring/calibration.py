@@ -18,9 +18,11 @@ from dpscope.profiling.records.calibration import (
     CalibrationSettings,
     Collective,
 )
+from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Environment, PlannedCell, ResolvedConfig
+from dpscope.profiling.records.run import Environment, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -46,9 +48,9 @@ def plan_calibration(
     uses no link. A calibration that was read from nccl-tests' logs is the user's word: nothing is added to it.
     """
     missing = needed_pairs(plan) - _held(stored)
-    if not config.calibrate or not missing or (stored is not None and stored.source != "measured"):
+    if not config.measurement.calibrate or not missing or (stored is not None and stored.source != "measured"):
         return None
-    sizes = calibrated_sizes(config, size)
+    sizes = calibrated_sizes(config.matrix, size)
     return CalibrationSettings(
         device=kind,
         devices=tuple(sorted({devices for _, devices in missing})),
@@ -57,7 +59,7 @@ def plan_calibration(
         max_bytes=sizes[-1],
         iterations=_ITERATIONS,
         warmup_iterations=_WARM_UP,
-        timeout_s=min(_LONGEST_S, config.timeout_s),
+        timeout_s=min(_LONGEST_S, config.measurement.timeout_s),
         chosen_sizes=sizes,
     )
 
@@ -82,14 +84,14 @@ def _held(stored: Calibration | None) -> set[Pair]:
     return {(point.collective, point.devices) for point in stored.points} if stored is not None else set()
 
 
-def calibrated_sizes(config: ResolvedConfig, size: ModelSize) -> tuple[int, ...]:
+def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
     """Two small sizes, and the largest bucket with three parts of it, in bytes: whole numbers of KiB.
 
     The largest bucket is that of the largest cap, or all gradients where there are fewer or where nothing overlaps.
     """
     gradients = size.parameters * ITEM_BYTES["float32"]
-    cap_mb = max(_DEFAULT_CAP_MB if cap == "default" else cap for cap in config.bucket_mb)
-    bucket = gradients if "off" in config.overlap else min(gradients, int(cap_mb * 2**20))
+    cap_mb = max(_DEFAULT_CAP_MB if cap == "default" else cap for cap in matrix.bucket_mb)
+    bucket = gradients if "off" in matrix.overlap else min(gradients, int(cap_mb * 2**20))
     largest = max(8 * _SMALL[-1], min(bucket, LARGEST_BYTES)) >> 10 << 10
     return tuple(sorted({*_SMALL, *(largest // part >> 10 << 10 for part in (8, 4, 2, 1))}))
 

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 
-import msgspec
 import torch
 from torch import distributed
 
@@ -16,7 +15,7 @@ from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
-from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
@@ -35,7 +34,7 @@ from dpscope.profiling.records.run import (
     Environment,
     ParameterSizes,
     RankResult,
-    precision_of,
+    cell_workload,
 )
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -54,7 +53,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
-        join_process_group(devices[0], job.config.timeout_s)
+        join_process_group(devices[0], job.config.measurement.timeout_s)
     process, sizes = _prepare(job, place, devices, report)
     own = (
         _own_process_ids(place.node) if job.kind == "cuda" else ()
@@ -97,14 +96,14 @@ def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float 
 def _prepare(
     job: WorkerJob, place: TorchrunPlace, devices: tuple[torch.device, ...], report: Callable[[str], None]
 ) -> tuple[CellProcess, ParameterSizes]:
-    torch.manual_seed(job.config.seed)
-    workload = build_workload(job.config.model)
-    sizes = parameter_sizes(workload.model)
-    config = msgspec.structs.replace(job.config, amp=precision_of(job.config, job.cell))
-    model = with_precision(workload.model.to(devices[0]), config.amp, devices[0])
+    workload = cell_workload(job.config.workload, job.cell)
+    torch.manual_seed(workload.seed)
+    built = build_model(workload.model)
+    sizes = parameter_sizes(built.model)
+    model = with_precision(built.model.to(devices[0]), workload.amp, devices[0])
     wrapped = wrap(model.train(), job.cell.strategy, job.cell.devices, devices[0], job.cell.options)
     data_rank = place.rank if job.cell.strategy == "ddp" else 0
-    batches = open_stream(job.config, job.cell, workload, data_rank, devices[0])
+    batches = open_stream(workload, job.cell, built, data_rank, devices[0])
     process = CellProcess(
         config=job.config,
         cell=job.cell,
@@ -112,7 +111,7 @@ def _prepare(
         rank=place.rank,
         devices=devices,
         model=wrapped,
-        step=TrainStep(wrapped, batches, config, devices[0], micro_batching(job.cell)),
+        step=TrainStep(wrapped, batches, job.config.optimizer, workload.amp, devices[0], micro_batching(job.cell)),
         folder=job.folder,
         report=report,
     )

@@ -12,7 +12,8 @@ from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
-from dpscope.profiling.records.run import Cell, DeviceMemory, RunConfig, TimedBlock
+from dpscope.profiling.records.config import RunConfig
+from dpscope.profiling.records.run import Cell, DeviceMemory, TimedBlock
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -48,7 +49,7 @@ class Measured:
 
 def run_passes(process: CellProcess) -> Measured:
     """Run every pass of a cell; traces and counters are saved on the way, the rest is returned."""
-    if process.config.epochs is None:
+    if process.config.measurement.epochs is None:
         process.step.batches.leave_out_short_batches()
     process.report("warm-up")
     _warm_up(process)
@@ -60,7 +61,7 @@ def run_passes(process: CellProcess) -> Measured:
     process.report("traced")
     traced = record_trace(
         process.step,
-        process.config.traced_steps,
+        process.config.measurement.traced_steps,
         process.folder.trace_path(process.node, process.rank),
         process.devices[0],
         # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that the profiler does not see.
@@ -74,11 +75,11 @@ def run_passes(process: CellProcess) -> Measured:
 
 
 def _warm_up(process: CellProcess) -> None:
-    steps = process.config.warmup_steps
+    steps = process.config.measurement.warmup_steps
     if isinstance(process.model, DistributedDataParallel):
         ddp_counters.stop_counting(process.model)
         steps = ddp_counters.warmup_iterations(steps, process.devices[0])
-    if process.config.epochs is not None:
+    if process.config.measurement.epochs is not None:
         per_epoch = process.step.batches.steps_per_epoch
         steps = -(-steps // per_epoch) * per_epoch  # whole epochs, so that the timed ones start at their start
     for _ in range(steps):
@@ -88,17 +89,17 @@ def _warm_up(process: CellProcess) -> None:
 def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
     """One block of `steps` steps, or one block per epoch."""
     device = process.devices[0]
-    if process.config.epochs is None:
-        assert process.config.steps is not None
+    steps, epochs = process.config.measurement.steps, process.config.measurement.epochs
+    if steps is not None:
         block, samples = time_block(
-            process.step, process.config.steps, device, process.synchronise, under_load=process.look_at_devices
+            process.step, steps, device, process.synchronise, under_load=process.look_at_devices
         )
         return [block], samples
     blocks, all_samples = [], []
     per_epoch = process.step.batches.steps_per_epoch
-    for epoch in range(process.config.epochs):
+    for epoch in range(epochs or 0):
         first_step = epoch * per_epoch
-        look = process.look_at_devices if epoch == process.config.epochs - 1 else nothing
+        look = process.look_at_devices if epoch + 1 == epochs else nothing
         block, samples = time_block(process.step, per_epoch, device, process.synchronise, first_step, epoch, look)
         blocks.append(block)
         all_samples += samples
@@ -109,7 +110,7 @@ def _count(process: CellProcess, model: DistributedDataParallel) -> None:
     counters = ddp_counters.record_counters(
         model,
         process.step,
-        process.config.traced_steps,
+        process.config.measurement.traced_steps,
         process.folder.counters_trace_path(process.node, process.rank),
         process.devices[0],
         process.synchronise,

@@ -3,28 +3,19 @@
 import msgspec
 
 from dpscope.launch.jobs.out_folder import claimed
-from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP
-from dpscope.launch.planning.variants import VARIANT_FIELDS, merged
+from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.profiling.machine.conditions import (
     Difference,
-    field_differences,
     machine_differences,
+    setting_differences,
     variable_differences,
 )
-from dpscope.profiling.records.run import Cell, Manifest, PlannedCell, ResolvedConfig, RunConfig
+from dpscope.profiling.records.config import ResolvedConfig, RunConfig
+from dpscope.profiling.records.matrix import VARIANTS
+from dpscope.profiling.records.run import Cell, Manifest, PlannedCell
+from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RESULT_NAME, RunFolder, is_run_folder
-
-# Fields in which cells of one run may differ: what is measured, not how.
-_FIELDS_OF_THE_PLAN = (
-    "strategies",
-    "devices",
-    "batch_sizes",
-    "batch_growth",
-    "scaling",
-    *FIELDS_OF_THE_SWEEP,
-    *VARIANT_FIELDS,
-)
 
 
 def free_repeat(run: RunFolder, cell: Cell) -> int:
@@ -78,8 +69,7 @@ def manifest_containing(run: RunFolder, config: RunConfig, cell: Cell, threads: 
 
 def _setting_differences(stored: Manifest, config: RunConfig, threads: int | None) -> list[Difference]:
     """What was asked otherwise and must be the same for cells to compare."""
-    fields = [field for field in RunConfig.__struct_fields__ if field not in _FIELDS_OF_THE_PLAN]
-    differences = field_differences(stored.config, config, fields)
+    differences = setting_differences(stored.config, config, WORKER_SETTINGS)
     if threads not in (None, stored.threads_per_process):
         differences.append(Difference("threads", stored.threads_per_process, threads))
     return differences
@@ -96,11 +86,6 @@ def _check_nobody_measures(run: RunFolder, difference: Difference) -> None:
 
 def _widened(config: ResolvedConfig, added: ResolvedConfig) -> ResolvedConfig:
     """A run's configuration that also covers an added cell's."""
-    order = ("single", "dp", "ddp")
-    together = {*config.strategies, *added.strategies}
-    return msgspec.structs.replace(
-        merged(config, added),
-        strategies=tuple(strategy for strategy in order if strategy in together),
-        devices=tuple(sorted({*config.devices, *added.devices})),
-        batch_sizes=tuple(sorted({*config.batch_sizes, *added.batch_sizes})),
-    )
+    lists = ("strategies", "devices", "batch_sizes", *VARIANTS)
+    both = {name: (*getattr(config.matrix, name), *getattr(added.matrix, name)) for name in lists}
+    return with_settings(config, **both)

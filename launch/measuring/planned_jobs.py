@@ -20,15 +20,16 @@ from dpscope.launch.measuring.calibration import (
     stored_calibration,
 )
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
-from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP
 from dpscope.launch.planning.plan_estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
 from dpscope.launch.planning.run_config import setting_text
 from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, check_model
 from dpscope.profiling.records.calibration import CalibrationSettings
+from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, PlannedCell, ResolvedConfig, RunConfig
+from dpscope.profiling.records.run import Cell, PlannedCell
+from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
 
@@ -83,26 +84,29 @@ def plan_run(
     `repeats_by_cell` has cells, by name, that get fewer repeats than `config` says.
     """
     fewer = repeats_by_cell or {}
-    devices = resolve_devices(config.device)
+    devices = resolve_devices(config.workload.device)
     resolved = resolve(config, devices)
-    check_data(resolved)
+    check_data(resolved.workload)
     run = RunFolder(out)
     _check_out(run, resolved, fresh)
-    plan = make_plan(resolved, devices.kind)
-    size = check_model(resolved)
+    plan = make_plan(resolved.matrix, resolved.workload.samples, devices.kind)
+    size = check_model(resolved.workload)
     jobs = tuple(
         _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
-        for repeat in range(resolved.repeats)
+        for repeat in range(resolved.measurement.repeats)
         for planned in plan
-        if planned.skip_reason is None and repeat < fewer.get(planned.cell.name, resolved.repeats)
+        if planned.skip_reason is None and repeat < fewer.get(planned.cell.name, resolved.measurement.repeats)
     )
     return PlanDescription(
         config=resolved,
         device_type=devices.kind,
-        threads_per_process=threads_per_process(resolved),
+        threads_per_process=threads_per_process(resolved.matrix),
         plan=plan,
         jobs=jobs,
-        findings=(*plan_findings(resolved, devices.kind), *estimate_findings(plan, resolved, devices.kind, size)),
+        findings=(
+            *plan_findings(resolved.workload, resolved.matrix, devices.kind),
+            *estimate_findings(plan, resolved, devices.kind, size),
+        ),
         estimate_basis=estimate_basis(devices.kind, size),
         model_size=size,
         calibration=plan_calibration(plan, resolved, devices.kind, size, stored_calibration(run))
@@ -132,10 +136,10 @@ def _check_out(run: RunFolder, config: ResolvedConfig, fresh: bool) -> None:
         return
     if fresh:
         return
-    had = run.manifest().config
-    for field in RunConfig.__struct_fields__:
-        then, now = getattr(had, field), getattr(config, field)
-        if field not in FIELDS_OF_THE_SWEEP and then != now:
+    had, asked = settings_of(run.manifest().config), settings_of(config)
+    for field in (name for name in asked if name not in MAY_CHANGE):
+        then, now = had[field], asked[field]
+        if then != now:
             raise DpscopeError(
                 f"--out {run.path}: holds a run with {setting_text(field, then)}, not {setting_text(field, now)}; use the "
                 "same settings to resume it, --fresh to redo it, or another --out"

@@ -16,11 +16,13 @@ from dpscope.launch.measuring.calibration import (
     stored_calibration,
 )
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
-from dpscope.launch.planning.manifest import FIELDS_OF_THE_SWEEP, check_same_conditions, new_manifest
+from dpscope.launch.planning.manifest import check_same_conditions, new_manifest
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.records.calibration import CalibrationSettings
+from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environment, Manifest, RunConfig
+from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environment, Manifest
+from dpscope.profiling.records.settings import settings_of, with_settings
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
 from dpscope.profiling.store.layout import remove_written
@@ -47,7 +49,7 @@ def run_sweep(
         if fresh or not is_run_folder(run.path):
             _remove_measurements(run)
         manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}))
-        download_data(description.config)
+        download_data(description.config.workload)
         sweep = _Sweep(run, manifest, description, console)
         return Outcome(manifest=manifest, results=tuple(sweep.work_off()), stop=sweep.stop)
 
@@ -78,9 +80,9 @@ def _open_manifest(
         manifest = msgspec.structs.replace(manifest, created_at=now, findings=(*manifest.findings, *failures))
         write_json(run.manifest_path, manifest)
         return manifest
-    changed = {field: getattr(description.config, field) for field in FIELDS_OF_THE_SWEEP}
+    asked = settings_of(description.config)
     findings = tuple(one for one in had.findings if one.code != PlanCode.CALIBRATION_FAILED)
-    config = msgspec.structs.replace(had.config, **changed)
+    config = with_settings(had.config, **{name: asked[name] for name in MAY_CHANGE})
     kept = msgspec.structs.replace(had, config=config, findings=(*findings, *failures), repeats_by_cell=repeats_by_cell)
     if kept != had:
         write_json(run.manifest_path, kept)
@@ -101,8 +103,8 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
 
     def __init__(self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console) -> None:
         config = description.config
-        super().__init__(run, description.jobs, manifest.threads_per_process, config.timeout_s, console)
-        self._growing = config.batch_growth is not None
+        super().__init__(run, description.jobs, manifest.threads_per_process, config.measurement.timeout_s, console)
+        self._growing = config.matrix.batch_growth is not None
         self._took_s: dict[str, float] = {}
         self._failed_cells: dict[str, tuple[Cell, CellStatus]] = {}  # which would fail again, by name
 

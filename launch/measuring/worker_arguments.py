@@ -7,20 +7,22 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_place
 from dpscope.launch.measuring.multi_host_manifest import free_repeat, manifest_containing, manifest_with
 from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.planning.manifest import new_manifest
-from dpscope.launch.planning.run_config import given_settings, load_config
+from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
 from dpscope.launch.planning.threads import check_threads, threads_by_default
-from dpscope.launch.planning.variants import SWITCHES, VARIANT_FIELDS, ddp_options, other_options
+from dpscope.launch.planning.variants import ddp_options, other_options
+from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_names import OWN_MODELS
-from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell, RunConfig
+from dpscope.profiling.records.config import RunConfig, Workload
+from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix
+from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
+from dpscope.profiling.records.settings import setting_names, settings_of, with_settings
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
@@ -67,33 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--strategy", help="single, dp or ddp")
     add("--devices", help="devices of dp; ddp has one per process")
     add("--batch-size", help="samples per device")
-    for name in (
-        "--device",
-        "--model",
-        "--data",
-        "--data-dir",
-        "--samples",
-        "--workers",
-        "--workers-total",
-        "--amp",
-    ):
-        add(name)
-    for name in (
-        "--lr",
-        "--momentum",
-        "--weight-decay",
-        "--warmup",
-        "--steps",
-        "--epochs",
-        "--traced-steps",
-        "--seed",
-    ):
-        add(name)
-    add("--pin-memory", action="store_true", default=None)
-    for name in ("comm_hook", "bucket_mb", "accumulate", "ddp_args"):
-        add(_flag(name))
-    for name in SWITCHES:
-        add(_flag(name), nargs="?", const="on", help="on or off; on when the flag stands alone")
+    defaults = settings_of(RunConfig())
+    for name in WORKER_SETTINGS:
+        if defaults[name] is False:
+            add(flag_name(name), action="store_true", default=None)
+        else:
+            add(flag_name(name))
+    for name in VARIANTS:
+        if name in SWITCHES:
+            add(flag_name(name), nargs="?", const="on", help="on or off; on when the flag stands alone")
+        else:
+            add(flag_name(name))
     return parser
 
 
@@ -145,20 +131,20 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     assert threads is None or isinstance(threads, int)
     assert config_path is None or isinstance(config_path, Path)
     given = load_config(config_path, options)
-    _check_one_cell(given, given_settings(config_path, options, RunConfig.__struct_fields__)[0].keys())
-    devices = resolve_devices(given.device)
-    count = _device_count(given, place, devices.count)
-    strategy = given.strategies[0]
+    _check_one_cell(given.matrix, given_settings(config_path, options, setting_names(RunConfig))[0].keys())
+    devices = resolve_devices(given.workload.device)
+    count = _device_count(given.matrix, place, devices.count)
+    strategy = given.matrix.strategies[0]
     on_this_host = place.local_world_size if strategy == "ddp" else None
-    config = resolve(msgspec.structs.replace(given, devices=(count,), scaling="weak"), devices, on_this_host)
+    config = resolve(with_settings(given, devices=(count,), scaling="weak"), devices, on_this_host)
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
         devices=count,
-        batch_size=config.batch_sizes[0],
-        options=_only_options(config),
+        batch_size=config.matrix.batch_sizes[0],
+        options=_only_options(config.matrix, config.workload.amp),
     )
     check_place(cell, place)
-    _check_measurable(cell, config)
+    _check_measurable(cell, config.workload)
     if threads is not None:
         check_threads(cell, place.local_world_size, threads, f"--threads {threads}")
     if place.rank == 0:
@@ -202,42 +188,42 @@ def _note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def _check_one_cell(config: RunConfig, stated: Container[str]) -> None:
+def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
     """Raise DpscopeError unless the settings that were `stated` name one cell."""
     if "strategies" not in stated:
         raise DpscopeError("--strategy is missing: a worker measures one; give single, dp or ddp")
-    if len(config.strategies) != 1:
-        raise DpscopeError(f"--strategy {','.join(config.strategies)}: a worker measures one; give single, dp or ddp")
-    if config.batch_sizes is None:
+    if len(matrix.strategies) != 1:
+        raise DpscopeError(f"--strategy {','.join(matrix.strategies)}: a worker measures one; give single, dp or ddp")
+    if matrix.batch_sizes is None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
-    if "devices" in stated and config.strategies != ("dp",):
-        why = "ddp has one for each of torchrun's processes" if config.strategies == ("ddp",) else "single has one"
+    if "devices" in stated and matrix.strategies != ("dp",):
+        why = "ddp has one for each of torchrun's processes" if matrix.strategies == ("ddp",) else "single has one"
         raise DpscopeError(f"--devices does nothing here: {why}; omit it")
-    if len(config.batch_sizes) != 1 or config.batch_growth is not None:
-        growth = f"x{config.batch_growth}" if config.batch_growth else ""
-        sizes = ",".join(str(size) for size in config.batch_sizes)
+    if len(matrix.batch_sizes) != 1 or matrix.batch_growth is not None:
+        growth = f"x{matrix.batch_growth}" if matrix.batch_growth else ""
+        sizes = ",".join(str(size) for size in matrix.batch_sizes)
         raise DpscopeError(f"--batch-size {sizes}{growth}: a worker measures one batch size; give one")
 
 
-def _check_measurable(cell: Cell, config: RunConfig) -> None:
+def _check_measurable(cell: Cell, workload: Workload) -> None:
     """Raise DpscopeError for what would fail in the middle of the job."""
     if cell.strategy in ("dp", "dp-host") and cell.devices < 2:
         raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; ask for 2 or more")
-    if reason := too_large(cell, config):
+    if reason := too_large(cell, workload.samples):
         raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
-    check_data(config)
-    if config.model not in OWN_MODELS:
+    check_data(workload)
+    if workload.model not in OWN_MODELS:
         from dpscope.launch.workload.models import check_model
 
-        check_model(config.model)
+        check_model(workload.model)
 
 
-def _only_options(config: RunConfig) -> CellOptions:
-    options = ddp_options(config) if config.strategies[0] == "ddp" else other_options(config)
+def _only_options(matrix: Matrix, amp: Amp) -> CellOptions:
+    options = ddp_options(matrix) if matrix.strategies[0] == "ddp" else other_options(matrix)
     if len(options) > 1:
-        several = {field: getattr(config, field) for field in VARIANT_FIELDS if len(getattr(config, field)) > 1}
-        if config.amp_variants:
-            several = {"amp": (config.amp, *config.amp_variants)}
+        several = {name: getattr(matrix, name) for name in VARIANTS if len(getattr(matrix, name)) > 1}
+        if matrix.amp_variants:
+            several = {"amp": (amp, *matrix.amp_variants)}
         field, values = next(iter(several.items()))
         raise DpscopeError(
             f"{_flag(field)} {','.join(str(value) for value in values)}: a worker measures one variant; give one value"
@@ -245,16 +231,16 @@ def _only_options(config: RunConfig) -> CellOptions:
     return options[0]
 
 
-def _device_count(config: RunConfig, place: TorchrunPlace, gpus: int | None) -> int:
-    strategy = config.strategies[0]
+def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int:
+    strategy = matrix.strategies[0]
     if strategy == "ddp":
         return place.world_size
     if strategy == "single":
         return 1
-    if config.devices is None:
+    if matrix.devices is None:
         return gpus or 2
-    if len(config.devices) != 1:
+    if len(matrix.devices) != 1:
         raise DpscopeError(
-            f"--devices {','.join(str(count) for count in config.devices)}: a worker measures one device count"
+            f"--devices {','.join(str(count) for count in matrix.devices)}: a worker measures one device count"
         )
-    return config.devices[0]
+    return matrix.devices[0]

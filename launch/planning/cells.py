@@ -7,21 +7,16 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
-from dpscope.launch.planning.idle_settings import check_idle, idle_fields
-from dpscope.launch.planning.variants import check_variants, ddp_options, other_options
+from dpscope.launch.planning.idle_settings import check_idle, idle_settings
+from dpscope.launch.planning.run_config import settings_told
+from dpscope.launch.planning.variants import ddp_options, other_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.config import Measurement, ResolvedConfig, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix, Strategy, check_micro_batches
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import (
-    Cell,
-    CellOptions,
-    CellStrategy,
-    PlannedCell,
-    ResolvedConfig,
-    RunConfig,
-    Strategy,
-)
+from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
@@ -37,35 +32,62 @@ def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None
 
     Of a job that may span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
     """
-    if "fp16" in (config.amp, *config.amp_variants) and devices.kind == "cpu":
-        raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
-    if config.pin_memory and devices.kind == "cpu":
+    chosen = {
+        "workload": resolved_workload(config.workload, devices.kind),
+        "measurement": _resolved_measurement(config.measurement, devices.kind),
+        "matrix": resolved_matrix(config.matrix, devices, on_this_host),
+    }
+    return ResolvedConfig(**{**msgspec.structs.asdict(config), **chosen})
+
+
+def resolved_workload(workload: Workload, kind: DeviceType) -> Workload:
+    """The workload on this machine's devices; raises DpscopeError for what they cannot do."""
+    _check_precisions((workload.amp,), kind)
+    if workload.pin_memory and kind == "cpu":
         raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; leave it away")
-    counts = config.devices or _default_device_counts(devices)
+    return msgspec.structs.replace(
+        workload,
+        device=kind,
+        samples=TRAINING_SAMPLES.get(workload.data, workload.samples),
+        data_dir=str(Path(workload.data_dir).expanduser()),
+    )
+
+
+def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
+    if "fp16" in precisions and kind == "cpu":
+        raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
+
+
+def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> Measurement:
+    chosen = measurement.steps if measurement.steps or measurement.epochs else DEFAULT_STEPS[kind]
+    return msgspec.structs.replace(measurement, steps=chosen)
+
+
+def resolved_matrix(matrix: Matrix, devices: Devices, on_this_host: int | None = None) -> ResolvedMatrix:
+    """The matrix for this machine's devices, as `resolve` says; raises DpscopeError."""
+    _check_precisions(matrix.amp_variants, devices.kind)
+    counts = matrix.devices or _default_device_counts(devices)
     if on_this_host is None:
         _check_device_count("--devices", max(counts), devices)
     else:
         _check_device_count("--nproc-per-node", on_this_host, devices)
-    chosen = {
-        "device": devices.kind,
-        "devices": counts,
-        "batch_sizes": config.batch_sizes or _default_batch_sizes(config, devices.kind, counts),
-        "steps": config.steps if config.steps or config.epochs else DEFAULT_STEPS[devices.kind],
-        "samples": TRAINING_SAMPLES.get(config.data, config.samples),
-        "data_dir": str(Path(config.data_dir).expanduser()),
-    }
-    resolved = ResolvedConfig(**{**msgspec.structs.asdict(config), **chosen})
-    _check_split(resolved)
-    check_variants(resolved, {})
+    sizes = matrix.batch_sizes or _default_batch_sizes(matrix, devices.kind, counts)
+    with settings_told():
+        resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), "devices": counts, "batch_sizes": sizes})
+        _check_split(resolved)
+        check_micro_batches(resolved)
     return resolved
 
 
 def check_idle_here(config: RunConfig, flags: Collection[str]) -> None:
     """Raise DpscopeError for one of the `flags` (fields) that does nothing with the devices that this machine has."""
     needing_several = {"link", "target_efficiency", "calibrate", "scaling"} & set(flags)
-    if config.devices is None and needing_several:
-        here = resolve(config, resolve_devices(config.device))
-        check_idle(idle_fields(here), {field: f"--{field.replace('_', '-')}" for field in needing_several})
+    if config.matrix.devices is None and needing_several:
+        here = resolve(config, resolve_devices(config.workload.device))
+        check_idle(
+            idle_settings(here.workload, here.matrix),
+            {field: f"--{field.replace('_', '-')}" for field in needing_several},
+        )
 
 
 def _default_device_counts(devices: Devices) -> tuple[int, ...]:
@@ -75,8 +97,8 @@ def _default_device_counts(devices: Devices) -> tuple[int, ...]:
     return tuple(sorted({count for count in powers if count <= devices.count} | {devices.count}))
 
 
-def _default_batch_sizes(config: RunConfig, kind: DeviceType, counts: Sequence[int]) -> tuple[int, ...]:
-    if config.scaling == "weak":
+def _default_batch_sizes(matrix: Matrix, kind: DeviceType, counts: Sequence[int]) -> tuple[int, ...]:
+    if matrix.scaling == "weak":
         return DEFAULT_BATCH_SIZES[kind]
     multiple = math.lcm(*counts)  # a global batch that every device count divides
     return tuple(sorted({math.ceil(size / multiple) * multiple for size in DEFAULT_BATCH_SIZES[kind]}))
@@ -96,38 +118,40 @@ def _check_device_count(flag: str, count: int, devices: Devices) -> None:
         )
 
 
-def _check_split(config: ResolvedConfig) -> None:
-    if config.scaling == "weak":
+def _check_split(matrix: ResolvedMatrix) -> None:
+    if matrix.scaling == "weak":
         return
-    for devices in config.devices:
-        for batch_size in config.batch_sizes:
+    for devices in matrix.devices:
+        for batch_size in matrix.batch_sizes:
             if batch_size % devices:
                 raise DpscopeError(
-                    f"--batch-size {batch_size} with --scaling {config.scaling}: a global batch of {batch_size} "
+                    f"--batch-size {batch_size} with --scaling {matrix.scaling}: a global batch of {batch_size} "
                     f"cannot be split over {devices} devices; choose a multiple of {devices}"
                 )
 
 
-def make_plan(config: ResolvedConfig, kind: DeviceType) -> tuple[PlannedCell, ...]:
-    """The cells of a resolved configuration, small batches first, variants together; batches are per device.
+def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[PlannedCell, ...]:
+    """The cells of a matrix, small batches first, variants together; batches are per device.
+
+    `samples` are an epoch's.
 
     Weak scaling puts each listed batch on every device; strong scaling splits it, with single-device cells at
     the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
     """
     cells: dict[Cell, str | None] = {}
-    for count in config.devices:
-        for size in _weak_sizes(config, count) if config.scaling != "strong" else ():
-            _add(cells, config, kind, count, size)
-        for size in _strong_sizes(config, count) if config.scaling != "weak" else ():
-            _add(cells, config, kind, count, size // count)
-            if "single" in config.strategies:
-                _add_each(cells, _cell("single", kind, 1, size // count), other_options(config))
-    planned = [PlannedCell(cell=cell, skip_reason=reason or too_large(cell, config)) for cell, reason in cells.items()]
+    for count in matrix.devices:
+        for size in _weak_sizes(matrix, samples, count) if matrix.scaling != "strong" else ():
+            _add(cells, matrix, kind, count, size)
+        for size in _strong_sizes(matrix, samples, count) if matrix.scaling != "weak" else ():
+            _add(cells, matrix, kind, count, size // count)
+            if "single" in matrix.strategies:
+                _add_each(cells, _cell("single", kind, 1, size // count), other_options(matrix))
+    planned = [PlannedCell(cell=cell, skip_reason=reason or too_large(cell, samples)) for cell, reason in cells.items()]
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
-            f"nothing to measure: --strategy {','.join(config.strategies)} with --devices "
-            f"{','.join(str(count) for count in config.devices)} and batches "
-            f"{','.join(str(size) for size in config.batch_sizes)} leaves no cell; "
+            f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
+            f"{','.join(str(count) for count in matrix.devices)} and batches "
+            f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
             "single needs 1 device, dp 2 or more, and a step at most the data set's samples"
         )
     order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
@@ -135,16 +159,16 @@ def make_plan(config: ResolvedConfig, kind: DeviceType) -> tuple[PlannedCell, ..
     return tuple(sorted(planned, key=key))
 
 
-def _weak_sizes(config: ResolvedConfig, count: int) -> tuple[int, ...]:
-    if config.batch_growth is None:
-        return config.batch_sizes
-    return _grown(config.batch_sizes[0], config.batch_growth, config.samples // count)
+def _weak_sizes(matrix: ResolvedMatrix, samples: int, count: int) -> tuple[int, ...]:
+    if matrix.batch_growth is None:
+        return matrix.batch_sizes
+    return _grown(matrix.batch_sizes[0], matrix.batch_growth, samples // count)
 
 
-def _strong_sizes(config: ResolvedConfig, count: int) -> tuple[int, ...]:
-    if config.batch_growth is None:
-        return config.batch_sizes
-    return _grown(config.batch_sizes[0], config.batch_growth, config.samples)
+def _strong_sizes(matrix: ResolvedMatrix, samples: int, count: int) -> tuple[int, ...]:
+    if matrix.batch_growth is None:
+        return matrix.batch_sizes
+    return _grown(matrix.batch_sizes[0], matrix.batch_growth, samples)
 
 
 def _grown(first: int, growth: int, largest: int) -> tuple[int, ...]:
@@ -156,15 +180,15 @@ def _grown(first: int, growth: int, largest: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _add(cells: dict[Cell, str | None], config: ResolvedConfig, kind: DeviceType, count: int, size: int) -> None:
-    only_one = max(config.devices) == 1
-    if count == 1 and "single" in config.strategies:
-        _add_each(cells, _cell("single", kind, 1, size), other_options(config))
-    if (count > 1 or only_one) and "dp" in config.strategies:
+def _add(cells: dict[Cell, str | None], matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int) -> None:
+    only_one = max(matrix.devices) == 1
+    if count == 1 and "single" in matrix.strategies:
+        _add_each(cells, _cell("single", kind, 1, size), other_options(matrix))
+    if (count > 1 or only_one) and "dp" in matrix.strategies:
         reason = PASS_THROUGH_REASON if only_one else None
-        _add_each(cells, _cell("dp", kind, count, size), other_options(config), reason)
-    if (count > 1 or only_one) and "ddp" in config.strategies:
-        _add_each(cells, _cell("ddp", kind, count, size), ddp_options(config))
+        _add_each(cells, _cell("dp", kind, count, size), other_options(matrix), reason)
+    if (count > 1 or only_one) and "ddp" in matrix.strategies:
+        _add_each(cells, _cell("ddp", kind, count, size), ddp_options(matrix))
 
 
 def _add_each(
@@ -174,11 +198,11 @@ def _add_each(
         cells.setdefault(msgspec.structs.replace(plain, options=chosen), reason)
 
 
-def too_large(cell: Cell, config: RunConfig) -> str | None:
+def too_large(cell: Cell, samples: int) -> str | None:
     """Why a cell's steps cannot be whole, None when they can."""
-    if cell.global_batch_size <= config.samples:
+    if cell.global_batch_size <= samples:
         return None
-    return f"a step takes {cell.global_batch_size} samples and the data set has {config.samples}"
+    return f"a step takes {cell.global_batch_size} samples and the data set has {samples}"
 
 
 def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -> Cell:
@@ -186,15 +210,17 @@ def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -
     return Cell(strategy=named, devices=devices, batch_size=batch_size)
 
 
-def threads_per_process(config: ResolvedConfig) -> int:
+def threads_per_process(matrix: ResolvedMatrix) -> int:
     """Intra-op threads of every process, equal for all cells: the cores over the largest device count."""
-    return max(1, usable_cores() // max(config.devices))
+    return max(1, usable_cores() // max(matrix.devices))
 
 
-def plan_findings(config: ResolvedConfig, kind: DeviceType, on_this_host: int | None = None) -> list[Finding]:
+def plan_findings(
+    workload: Workload, matrix: ResolvedMatrix, kind: DeviceType, on_this_host: int | None = None
+) -> list[Finding]:
     """What about this plan will mislead a reader who is not told; `on_this_host` as `resolve` has it."""
     findings = []
-    largest, cores = max(config.devices), usable_cores()
+    largest, cores = max(matrix.devices), usable_cores()
     here = largest if on_this_host is None else on_this_host
     if kind == "cpu" and here > cores:
         findings.append(
@@ -204,10 +230,10 @@ def plan_findings(config: ResolvedConfig, kind: DeviceType, on_this_host: int | 
                 next_step=f"Use --devices up to {cores} on this machine.",
             )
         )
-    if config.data != "synthetic" and "ddp" in config.strategies and 0 < (config.workers_total or 0) < largest:
+    if workload.data != "synthetic" and "ddp" in matrix.strategies and 0 < (workload.workers_total or 0) < largest:
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
-                message=f"{config.workers_total} loader worker(s) in all for {largest} DDP processes: some of the "
+                message=f"{workload.workers_total} loader worker(s) in all for {largest} DDP processes: some of the "
                 "processes load their batches themselves, in the middle of a step, and the others wait for them.",
                 next_step=f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
             )

@@ -2,30 +2,31 @@
 
 from collections.abc import Mapping
 
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.store.errors import DpscopeError
 
 
-def idle_fields(config: RunConfig) -> dict[str, str]:
-    """Fields that do nothing with the others as they are, and why."""
+def idle_settings(workload: Workload, matrix: Matrix) -> dict[str, str]:
+    """Settings that do nothing with the others as they are, and why."""
     idle: dict[str, str] = {}
-    if config.data != "cifar10":
+    if workload.data != "cifar10":
         idle |= dict.fromkeys(
-            ("data_dir", "download"), f"only cifar10 is read from a folder, and --data is {config.data}"
+            ("data_dir", "download"), f"only cifar10 is read from a folder, and --data is {workload.data}"
         )
-    if config.data in ("digits", "cifar10"):
-        idle["samples"] = f"{config.data} has its own number of samples"
-    if config.data == "synthetic":
+    if workload.data in ("digits", "cifar10"):
+        idle["samples"] = f"{workload.data} has its own number of samples"
+    if workload.data == "synthetic":
         idle |= dict.fromkeys(
             ("workers", "workers_total", "pin_memory"), "synthetic data is one batch on the device, never loaded"
         )
-    elif config.workers_total is not None:
+    elif workload.workers_total is not None:
         idle["workers"] = "--workers-total says how many there are"
-    if config.device == "cpu":
+    if workload.device == "cpu":
         idle["pin_memory"] = "batches are copied to no GPU with --device cpu"
-    if config.devices == (1,):
+    if matrix.devices == (1,):
         idle["scaling"] = "on one device weak and strong are the same"
-    if config.devices == (1,) or config.strategies == ("single",):
+    if matrix.devices == (1,) or matrix.strategies == ("single",):
         idle |= dict.fromkeys(
             ("link", "target_efficiency", "calibrate"),
             "nothing is measured on several devices, so there is no link and no scaling",

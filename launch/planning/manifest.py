@@ -11,13 +11,11 @@ from dpscope.launch.workload.data_files import normalisation
 from dpscope.profiling.machine.conditions import Difference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
+from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell, ResolvedConfig
+from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
-
-FIELDS_OF_THE_SWEEP = ("repeats", "timeout_s", "download", "calibrate", "link", "target_efficiency")
-"""Settings that say how often and how patiently a run is measured, or how it is told: they may change while it is resumed."""
 
 
 def new_manifest(
@@ -29,7 +27,7 @@ def new_manifest(
 ) -> Manifest:
     """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it."""
     environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda")
-    findings = plan_findings(config, kind, on_this_host)
+    findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
     return Manifest(
         schema_version=SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
@@ -39,8 +37,8 @@ def new_manifest(
         threads_per_process=threads,
         environment=environment,
         plan=tuple(plan),
-        normalisation=normalisation(config),
-        findings=(*machine_findings(environment, kind, max(config.devices)), *findings),
+        normalisation=normalisation(config.workload),
+        findings=(*machine_findings(environment, kind, max(config.matrix.devices)), *findings),
     )
 
 

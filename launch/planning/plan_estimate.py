@@ -16,9 +16,10 @@ from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.workload.model_names import CIFAR_RESNET
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, PlannedCell, ResolvedConfig
+from dpscope.profiling.records.run import Cell, PlannedCell
 
 _BASIS = {
     "cpu": "from constants measured with ResNet-18 for CIFAR on a 2-core host; other machines and models differ",
@@ -50,7 +51,7 @@ def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: Mo
     step_s = _step_s(cell, config, kind, size)
     duration_s = _START_S[kind] + _steps(cell, config) * step_s
     writers = cell.devices * (2 if cell.strategy == "ddp" else 1)  # DDP's counters pass is traced as well
-    traced_bytes = writers * (config.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
+    traced_bytes = writers * (config.measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
     return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
 
 
@@ -60,24 +61,24 @@ def estimate_findings(
     """Cells that will probably be ended by the time limit before they are measured."""
     planned = [one.cell for one in plan if not one.skip_reason]
     durations = {cell.name: estimate_cell(cell, config, kind, size).duration_s for cell in planned}
-    over = {name: duration_s for name, duration_s in durations.items() if duration_s > config.timeout_s}
+    over = {name: duration_s for name, duration_s in durations.items() if duration_s > config.measurement.timeout_s}
     if not over:
         return []
     return [
         PlanCode.ESTIMATE_OVER_TIMEOUT.finding(
             message=f"{', '.join(over)}: a repeat is estimated to take up to "
             f"{duration_text(max(over.values()))} and is ended at "
-            f"its time limit of {config.timeout_s:g} s, unmeasured."
+            f"its time limit of {config.measurement.timeout_s:g} s, unmeasured."
         )
     ]
 
 
 def _steps(cell: Cell, config: ResolvedConfig) -> int:
     passes = 2 if cell.strategy == "ddp" else 1
-    beside = passes * (config.traced_steps + _PROFILER_STEPS)
-    if config.epochs is None:
-        return config.warmup_steps + (config.steps or 0) + beside
-    return (1 + config.epochs) * math.ceil(config.samples / cell.global_batch_size) + beside
+    beside = passes * (config.measurement.traced_steps + _PROFILER_STEPS)
+    if config.measurement.epochs is None:
+        return config.measurement.warmup_steps + (config.measurement.steps or 0) + beside
+    return (1 + config.measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size) + beside
 
 
 def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
@@ -87,7 +88,7 @@ def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSiz
     several = cell.devices > 1
     if kind == "cuda":
         return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + 0.01 * parameters * several
-    threads = threads_per_process(config)
+    threads = threads_per_process(config.matrix)
     one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
     turns = max(1.0, cell.devices * threads / usable_cores())
     return one_s * turns + (0.01 + 0.14 * parameters) * several

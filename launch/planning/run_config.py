@@ -1,24 +1,25 @@
 """From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
 
 import difflib
-import math
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Literal, get_args, get_origin
+from typing import Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from dpscope.launch.planning import variants
-from dpscope.launch.planning.idle_settings import check_idle, idle_fields
+from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.profiling.machine.link_text import parse_link
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
+from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches
+from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
 from dpscope.profiling.store.errors import DpscopeError
 
-_LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
-MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations
+_Part = TypeVar("_Part", bound=ConfigPart)
 
 _FIELD_OF_FLAG = {
     "strategy": "strategies",
@@ -34,12 +35,23 @@ _FLAG_OF_FIELD = {field: flag for flag, field in _FIELD_OF_FLAG.items()}
 def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig:
     """The configuration of a TOML file overlaid by flags.
 
-    Keys of both are the flags' names, with ``_`` or ``-`` (`batch_size = "32,128"`), or RunConfig's field
+    Keys of both are the flags' names, with ``_`` or ``-`` (`batch_size = "32,128"`), or settings'
     names; lists may be given as lists or as text. `flags` holds only the flags that were given; None counts as
     not given. Raises DpscopeError naming field, value and fix.
     """
-    given, origins = given_settings(config_path, flags, RunConfig.__struct_fields__)
-    return build_config(given, origins)
+    given, origins = given_settings(config_path, flags, setting_names(RunConfig))
+    if given.get("link") is not None:
+        given["link"] = _checked_link(str(given["link"]), origins["link"])
+    workload = build_part(Workload, given, origins)
+    config = RunConfig(
+        workload=workload,
+        optimizer=build_part(Optimizer, given, origins),
+        measurement=build_part(Measurement, given, origins),
+        matrix=build_matrix(given, origins, workload.amp),
+        reporting=build_part(Reporting, given, origins),
+    )
+    check_idle(idle_settings(config.workload, config.matrix), origins)
+    return config
 
 
 def given_settings(
@@ -56,11 +68,16 @@ def given_settings(
         if value is not None:
             field = _field_name(key, f"--{key}", fields)
             given[field], origins[field] = value, flag_name(field)
+    if "amp" in given:  # the first is the workload's precision, the others are the matrix's
+        precisions = given["amp"]
+        given["amp"], given["amp_variants"] = variants.precisions(
+            ",".join(map(str, precisions)) if isinstance(precisions, list | tuple) else str(precisions)
+        )
     return given, origins
 
 
 def flag_name(field: str) -> str:
-    """The flag that sets a field of RunConfig, such as ``--batch-size`` for ``batch_sizes``."""
+    """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``."""
     return "--" + _FLAG_OF_FIELD.get(field, field).replace("_", "-")
 
 
@@ -113,29 +130,20 @@ def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
     return field
 
 
-def build_config(given: dict[str, object], origins: dict[str, str]) -> RunConfig:
-    """The configuration from the values of its fields, lists as lists or text; raises DpscopeError."""
-    values = dict(given)
-    if values.get("link") is not None:
-        values["link"] = _checked_link(str(values["link"]), origins["link"])
-    if isinstance(values.get("amp"), list | tuple):
-        values["amp"] = ",".join(str(one) for one in values["amp"])  # type: ignore[attr-defined]
+def build_part(kind: type[_Part], given: dict[str, object], origins: dict[str, str]) -> _Part:
+    """A part of a configuration from what is given of its settings, lists as lists or text; raises DpscopeError."""
+    values = {name: value for name, value in given.items() if name in kind.__struct_fields__}
     for field, parse in _TEXT_PARSERS.items():
         if isinstance(values.get(field), str | int | float):
             _parse_text(values, field, parse, origins)
-    for field in ("devices", "batch_sizes", *variants.VARIANT_FIELDS):
-        if isinstance(values.get(field), list | tuple):
-            values[field] = tuple(values[field])  # type: ignore[arg-type]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
-        config = msgspec.convert(values, RunConfig, strict=False)
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise DpscopeError(conversion_message(str(error), RunConfig, _CHOICES, values, origins)) from error
-    config = _in_order(config)
-    for field, ok, fix in _checks(config):
-        if not ok:
-            raise DpscopeError(f"{origins.get(field, flag_name(field))} {shown(getattr(config, field))}: {fix}")
-    _check_together(config, origins)
-    return config
+        with settings_told(origins):
+            if isinstance(error.__cause__, SettingError):
+                raise error.__cause__ from None
+        raise DpscopeError(conversion_message(str(error), kind, _CHOICES, values, origins)) from error
 
 
 def _checked_link(text: str, origin: str) -> str:
@@ -147,23 +155,28 @@ def _checked_link(text: str, origin: str) -> str:
     return text
 
 
-def _in_order(config: RunConfig) -> RunConfig:
-    """Lists without repetition: numbers ascending, strategies in the order of the report."""
-    order = ("single", "dp", "ddp")
-    return msgspec.structs.replace(
-        variants.in_order(config),
-        strategies=tuple(strategy for strategy in order if strategy in config.strategies),
-        devices=None if config.devices is None else tuple(sorted(set(config.devices))),
-        batch_sizes=None if config.batch_sizes is None else tuple(sorted(set(config.batch_sizes))),
-    )
+def build_matrix(given: dict[str, object], origins: dict[str, str], amp: Amp) -> Matrix:
+    """As `build_part`, of batches that can be cut into micro-batches; `amp` is the workload's precision, no variant of it."""
+    matrix = build_part(Matrix, given, origins)
+    others = tuple(one for one in matrix.amp_variants if one != amp)
+    matrix = msgspec.structs.replace(matrix, amp_variants=others)
+    with settings_told(origins):
+        check_micro_batches(matrix)
+    return matrix
+
+
+@contextmanager
+def settings_told(origins: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Tells a mistake in settings as one line, with where each was given, by default its flag; raises DpscopeError."""
+    try:
+        yield
+    except SettingError as error:
+        raise DpscopeError(error.told(lambda name: (origins or {}).get(name, flag_name(name)))) from error
 
 
 def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]) -> None:
     parsed = read_text(str(values[field]), parse, origins[field], _EXAMPLES.get(field, "1,2,4"))
-    if field == "amp":
-        assert isinstance(parsed, tuple)
-        values["amp"], values["amp_variants"] = parsed
-    elif field == "batch_sizes":
+    if field == "batch_sizes":
         assert isinstance(parsed, tuple)
         values["batch_sizes"], growth = parsed
         if growth is not None:
@@ -185,7 +198,6 @@ _TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "devices": parse_devices,
     "batch_sizes": parse_batch_sizes,
     "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
-    "amp": variants.precisions,
     **variants.TEXT_PARSERS,
 }
 _CHOICES = {
@@ -197,7 +209,7 @@ _CHOICES = {
     "amp_variants": "off, bf16, fp16",
     **variants.CHOICES,
 }
-_EXAMPLES = {"batch_sizes": "32,128 or 32x4", **variants.EXAMPLES}
+_EXAMPLES = {"batch_sizes": "32,128 or 32x4", **VARIANT_EXAMPLES}
 
 
 def conversion_message(
@@ -209,8 +221,8 @@ def conversion_message(
     reason = error.partition(" - at ")[0]
     if "Invalid enum value" in reason:
         reason = f"unknown; choose from {choices.get(field, 'the documented values')}"
-    elif field in kind.__struct_fields__:
-        reason = f"must be {_in_words(kind.__annotations__[field])}"
+    elif kinds := [one.type for one in msgspec.structs.fields(kind) if one.name == field]:
+        reason = f"must be {_in_words(kinds[0])}"
     return f"{origins.get(field, flag_name(field))} {shown(values.get(field))}: {reason}"
 
 
@@ -227,65 +239,8 @@ def _in_words(kind: object) -> str:
     )
 
 
-def shown(value: object) -> str:
-    """A setting's value as it is written on the command line."""
-    return ",".join(str(part) for part in value) or "(none)" if isinstance(value, list | tuple) else str(value)
-
-
 def setting_text(field: str, value: object) -> str:
     """A setting as the option that makes it, such as ``--strategy single,ddp``."""
     if isinstance(value, bool):
         return f"--{'' if value else 'no-'}{flag_name(field).removeprefix('--')}"
     return f"no {flag_name(field)}" if value is None else f"{flag_name(field)} {shown(value)}"
-
-
-def _checks(config: RunConfig) -> list[tuple[str, bool, str]]:
-    """(field, whether it holds, the fix) of every field that can be wrong by itself."""
-    return [
-        ("strategies", bool(config.strategies), "no strategy; choose from single, dp, ddp"),
-        ("devices", _all_positive(config.devices), "every device count must be 1 or more"),
-        ("batch_sizes", _all_positive(config.batch_sizes), "every batch size must be 1 or more"),
-        ("batch_growth", config.batch_growth is None or config.batch_growth >= 2, "growth must be 2 or more"),
-        ("samples", config.samples >= 1, "an epoch needs 1 sample or more"),
-        ("workers", config.workers >= 0, "must be 0 or more; 0 loads in the training process"),
-        ("workers_total", (config.workers_total or 0) >= 0, "must be 0 or more"),
-        ("learning_rate", 0 < config.learning_rate < math.inf, "must be a number above 0"),
-        ("momentum", 0 <= config.momentum < math.inf, "must be a number, 0 or more"),
-        ("weight_decay", 0 <= config.weight_decay < math.inf, "must be a number, 0 or more"),
-        ("seed", 0 <= config.seed < 2**63, "must be 0 or more and below 2^63"),
-        (
-            "warmup_steps",
-            config.warmup_steps >= MINIMUM_WARMUP_STEPS,
-            f"must be {MINIMUM_WARMUP_STEPS} or more: DDP rebuilds its buckets in the first steps",
-        ),
-        ("steps", config.steps is None or config.steps >= 1, "must be 1 or more"),
-        ("epochs", config.epochs is None or config.epochs >= 1, "must be 1 or more"),
-        ("traced_steps", config.traced_steps >= 1, "must be 1 or more"),
-        ("repeats", config.repeats >= 1, "must be 1 or more"),
-        ("timeout_s", 0 < config.timeout_s <= _LONGEST_TIMEOUT_S, "must be above 0 seconds and at most 1e7"),
-        (
-            "target_efficiency",
-            config.target_efficiency is None or 0 < config.target_efficiency <= 1,
-            "must be above 0 and at most 1; 0.8 is 80%",
-        ),
-        *variants.variant_checks(config),
-    ]
-
-
-def _all_positive(numbers: tuple[int, ...] | None) -> bool:
-    return numbers is None or (len(numbers) > 0 and min(numbers) >= 1)
-
-
-def _check_together(config: RunConfig, origins: dict[str, str]) -> None:
-    if config.steps is not None and config.epochs is not None:
-        raise DpscopeError(
-            f"--steps {config.steps} and --epochs {config.epochs}: give one of them; "
-            "--epochs times whole epochs, --steps that many steps"
-        )
-    if config.batch_growth is not None and len(config.batch_sizes or ()) != 1:
-        raise DpscopeError(
-            f"{origins.get('batch_growth', 'batch_growth')} {config.batch_growth}: "
-            "growth needs one batch size to start from, as in --batch-size 32x4"
-        )
-    variants.check_variants(config, origins)
-    check_idle(idle_fields(config), origins)

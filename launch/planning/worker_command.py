@@ -1,28 +1,23 @@
 """The command that measures one cell by hand, in a folder that need not exist yet. Imports no torch."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from dpscope.launch.planning.cells import threads_per_process
-from dpscope.launch.planning.idle_settings import idle_fields
-from dpscope.launch.planning.run_config import flag_name
-from dpscope.profiling.records.run import Cell, CellOptions, ResolvedConfig, RunConfig
+import msgspec
 
-# What a worker takes from its cell, or what only a sweep needs.
-_NOT_OF_A_WORKER = (
-    "strategies",
-    "devices",
-    "batch_sizes",
-    "batch_growth",
-    "scaling",
-    "download",
-    "repeats",
-    "timeout_s",
-    "calibrate",
-    "link",
-    "target_efficiency",
-    "amp_variants",
-    *(field for field in CellOptions.__struct_fields__ if field != "amp"),
+from dpscope.launch.planning.cells import threads_per_process
+from dpscope.launch.planning.idle_settings import idle_settings
+from dpscope.launch.planning.run_config import flag_name
+from dpscope.profiling.records.config import MAY_CHANGE, Measurement, Optimizer, ResolvedConfig, RunConfig, Workload
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.settings import settings_of
+
+WORKER_SETTINGS = tuple(
+    name
+    for part in (Workload, Optimizer, Measurement)
+    for name in part.__struct_fields__
+    if name not in MAY_CHANGE  # only a sweep needs them; the rest of a run's settings is in the cell
 )
 
 
@@ -34,10 +29,10 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
     strategy = "dp" if cell.strategy == "dp-host" else cell.strategy
     flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
     flags += ["--devices", str(cell.devices)] if strategy == "dp" else []
-    left_out = {*_NOT_OF_A_WORKER, *idle_fields(config), *(["amp"] if cell.options.amp else [])}
-    flags += _flags(config, RunConfig(), [name for name in RunConfig.__struct_fields__ if name not in left_out])
+    left_out = {*idle_settings(config.workload, config.matrix), *(["amp"] if cell.options.amp else [])}
+    flags += _flags(config, RunConfig(), [name for name in WORKER_SETTINGS if name not in left_out])
     flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)
-    flags += ["--threads", str(threads_per_process(config))]
+    flags += ["--threads", str(threads_per_process(config.matrix))]
     return [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cell.processes}"),
@@ -45,12 +40,10 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
     ]
 
 
-def _flags(
-    values: RunConfig | CellOptions, defaults: RunConfig | CellOptions, fields: list[str] | tuple[str, ...]
-) -> list[str]:
+def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str]) -> list[str]:
+    values, usual = settings_of(chosen), settings_of(defaults)
     flags: list[str] = []
-    for field in fields:
-        value = getattr(values, field)
-        if value != getattr(defaults, field):
-            flags += [flag_name(field)] if value is True else [flag_name(field), str(value)]
+    for name in names:
+        if values[name] != usual[name]:
+            flags += [flag_name(name)] if values[name] is True else [flag_name(name), str(values[name])]
     return flags

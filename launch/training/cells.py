@@ -5,12 +5,12 @@ import math
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType
-from dpscope.launch.planning.cells import make_plan, plan_findings, resolve
-from dpscope.launch.planning.run_config import shown
+from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
 from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell, PlannedCell
+from dpscope.profiling.records.settings import shown
 from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -19,12 +19,13 @@ DEFAULT_BATCH_SIZE = 32
 
 def resolve_training(config: TrainConfig, devices: Devices) -> ResolvedTrainConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
-    run = resolve(config.run, devices)
-    if config.run.batch_sizes is None:
-        multiple = 1 if run.scaling == "weak" else math.lcm(*run.devices)
+    workload = resolved_workload(config.workload, devices.kind)
+    matrix = resolved_matrix(config.matrix, devices)
+    if config.matrix.batch_sizes is None:
+        multiple = 1 if matrix.scaling == "weak" else math.lcm(*matrix.devices)
         batch_size = math.ceil(DEFAULT_BATCH_SIZE / multiple) * multiple
-        run = resolve(msgspec.structs.replace(config.run, batch_sizes=(batch_size,)), devices)
-    return ResolvedTrainConfig(**{**msgspec.structs.asdict(config), "run": run})
+        matrix = resolved_matrix(msgspec.structs.replace(config.matrix, batch_sizes=(batch_size,)), devices)
+    return ResolvedTrainConfig(**{**msgspec.structs.asdict(config), "workload": workload, "matrix": matrix})
 
 
 def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[PlannedTraining, ...]:
@@ -34,11 +35,11 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     every strategy takes the same steps. Under weak scaling each device gets the listed batch. A single-device cell is
     planned whether or not 1 is among the device counts. Raises DpscopeError when nothing is left to train.
     """
-    run = config.run
-    with_single = run.devices if "single" not in run.strategies else tuple(sorted({1, *run.devices}))
-    planned = make_plan(msgspec.structs.replace(run, devices=with_single), kind)
+    matrix = config.matrix
+    with_single = matrix.devices if "single" not in matrix.strategies else (1, *matrix.devices)
+    planned = make_plan(msgspec.structs.replace(matrix, devices=with_single), config.workload.samples, kind)
     # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
-    chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in run.batch_sizes]
+    chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in matrix.batch_sizes]
     order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
     chosen.sort(key=lambda one: (_listed_batch(config, one.cell), one.cell.devices, order[one.cell.strategy]))
     if all(one.skip_reason for one in chosen):
@@ -47,11 +48,11 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
 
 
 def _listed_batch(config: TrainConfig, cell: Cell) -> int:
-    return cell.batch_size if config.run.scaling == "weak" else cell.global_batch_size
+    return cell.batch_size if config.matrix.scaling == "weak" else cell.global_batch_size
 
 
 def _planned_training(config: TrainConfig, planned: PlannedCell) -> PlannedTraining:
-    samples = config.run.samples
+    samples = config.workload.samples
     return PlannedTraining(
         planned=planned,
         learning_rate=scaled_learning_rate(config, planned.cell),
@@ -64,7 +65,7 @@ def train_findings(
     config: ResolvedTrainConfig, plan: tuple[PlannedTraining, ...], kind: DeviceType
 ) -> tuple[Finding, ...]:
     """What about this plan will mislead a reader who is not told."""
-    found = [*plan_findings(config.run, kind)]
+    found = [*plan_findings(config.workload, config.matrix, kind)]
     late = [milestone for milestone in config.milestones if milestone >= config.epochs]
     if late:
         found.append(
@@ -91,7 +92,7 @@ def _scaling_findings(config: TrainConfig, plan: tuple[PlannedTraining, ...]) ->
     return [
         LearningCode.LEARNING_RATE_NOT_SCALED.finding(
             message=f"--learning-rate-scaling {config.learning_rate_scaling}: no cell has a larger global batch than the "
-            f"single device it is compared with, so that all learn with {config.run.learning_rate:g}."
+            f"single device it is compared with, so that all learn with {config.optimizer.learning_rate:g}."
         )
     ]
 

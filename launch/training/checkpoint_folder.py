@@ -17,7 +17,7 @@ import msgspec
 
 from dpscope.profiling.records.checkpoint import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.files import atomic_path, decoded
 
 _MARK = b"dpscope checkpoint\n"
 _ZIP_START = b"PK\x03\x04"
@@ -147,7 +147,7 @@ def _description(path: Path, told: bytes) -> CheckpointDescription:
     version = msgspec.json.decode(told, type=_Version)
     try:
         if version.format_version == CHECKPOINT_FORMAT_VERSION:
-            return msgspec.json.decode(told, type=CheckpointDescription)
+            return decoded(told, CheckpointDescription)
         reason = f"it has format {version.format_version}, this dpscope reads {CHECKPOINT_FORMAT_VERSION}"
     except msgspec.ValidationError as error:
         reason = str(error)

@@ -8,7 +8,8 @@ import msgspec
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.learning_rate_scaling import scaled_learning_rate
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.training_folders import TrainingFolder
 
@@ -31,7 +32,12 @@ class TrainJob:
         return CheckpointFolder(self.folder.checkpoints_path)
 
     @property
-    def settings(self) -> RunConfig:
-        """The settings shared with measuring, with this training's seed and learning rate."""
+    def workload(self) -> Workload:
+        """What is trained, with this training's seed."""
+        return msgspec.structs.replace(self.config.workload, seed=self.seed)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer's settings, with this training's learning rate."""
         learning_rate = scaled_learning_rate(self.config, self.cell)
-        return msgspec.structs.replace(self.config.run, seed=self.seed, learning_rate=learning_rate)
+        return msgspec.structs.replace(self.config.optimizer, learning_rate=learning_rate)

@@ -8,12 +8,12 @@ from dpscope.profiling.records.training import LearningRateScaling, TrainConfig
 
 def scaled_learning_rate(config: TrainConfig, cell: Cell) -> float:
     """The rate a cell learns with, before warm-up and milestones."""
-    return config.run.learning_rate * scaling_factor(config.learning_rate_scaling, batch_growth(config, cell))
+    return config.optimizer.learning_rate * scaling_factor(config.learning_rate_scaling, batch_growth(config, cell))
 
 
 def batch_growth(config: TrainConfig, cell: Cell) -> int:
     """A cell's global batch over that of the single device it is compared with: 1 under strong scaling."""
-    return cell.devices if config.run.scaling == "weak" else 1
+    return cell.devices if config.matrix.scaling == "weak" else 1
 
 
 def scaling_factor(scaling: LearningRateScaling, growth: float) -> float:

@@ -32,7 +32,7 @@ def open_train_manifest(folder: TrainFolder, description: TrainDescription) -> T
 
 
 def _new(description: TrainDescription) -> TrainManifest:
-    devices = description.config.run.devices
+    devices = description.config.matrix.devices
     on_gpus = description.device_type == "cuda"
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus)
     return TrainManifest(

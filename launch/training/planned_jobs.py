@@ -20,14 +20,11 @@ from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, 
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import check_model
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, RunConfig
-from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.settings import settings_of
+from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
-
-MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts")
-"""Settings of learning that may change when trainings are added or go on: rates do not depend on them."""
-RUN_FIELDS_THAT_MAY_CHANGE = ("timeout_s", "download")
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,10 @@ def plan_trainings(
     config: TrainConfig, out: Path, fresh: bool = False, resume_from: str | None = None
 ) -> TrainDescription:
     """What `run_trainings` would do; starts and writes nothing. Raises DpscopeError for what cannot be trained."""
-    devices = resolve_devices(config.run.device)
+    devices = resolve_devices(config.workload.device)
     resolved = resolve_training(config, devices)
-    check_data(resolved.run)
-    check_model(resolved.run)
+    check_data(resolved.workload)
+    check_model(resolved.workload)
     folder = TrainFolder(out)
     check_train_place(out, fresh)
     if is_train_folder(out) and not fresh:
@@ -78,7 +75,7 @@ def plan_trainings(
     own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
     origin = None if resume_from in (None, PREVIOUS) else Path(resume_from)
     plan = make_train_plan(resolved, devices.kind)
-    threads = threads_per_process(resolved.run)
+    threads = threads_per_process(resolved.matrix)
     return TrainDescription(
         config=resolved,
         device_type=devices.kind,
@@ -124,14 +121,9 @@ def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool
 
 def _check_same_settings(folder: TrainFolder, config: ResolvedTrainConfig) -> None:
     """Raise DpscopeError, naming the setting, unless what is trained now belongs to what was trained before."""
-    had = folder.manifest().config
-    run_fields = [field for field in RunConfig.__struct_fields__ if field not in RUN_FIELDS_THAT_MAY_CHANGE]
-    fields = [field for field in TrainConfig.__struct_fields__ if field not in (*MAY_CHANGE, "run")]
-    pairs = [
-        *((field, getattr(had.run, field), getattr(config.run, field)) for field in run_fields),
-        *((field, getattr(had, field), getattr(config, field)) for field in fields),
-    ]
-    for field, then, now in pairs:
+    had, asked = settings_of(folder.manifest().config), settings_of(config)
+    for field in (name for name in asked if name not in TRAINING_MAY_CHANGE):
+        then, now = had[field], asked[field]
         if then != now:
             raise DpscopeError(
                 f"--out {folder.path}: holds trainings with {setting_text(field, then)}, not {setting_text(field, now)}; "
@@ -171,7 +163,8 @@ def print_train_plan(description: TrainDescription, console: Console) -> None:
         table.add_row(one.cell.name, *(str(number) for number in numbers))
     console.print(table)
     console.print(
-        f"{config.run.model} on {config.run.data}, {config.epochs} epochs of {description.plan[0].train_samples} samples; "
+        f"{config.workload.model} on {config.workload.data}, {config.epochs} epochs of "
+        f"{description.plan[0].train_samples} samples; "
         f"{description.device_type}, {description.threads_per_process} thread(s) a process.",
         soft_wrap=True,
     )

@@ -7,28 +7,26 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.planning.run_config import flag_name, shown
+from dpscope.launch.planning.run_config import flag_name
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.records.checkpoint import CheckpointDescription
+from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.training import TrainConfig
+from dpscope.profiling.records.settings import own_settings, settings_of, shown
+from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainingFolder
 
 # What must be the same for a training to be the one that was begun. How batches are loaded and which cells there are
 # may change, and so may the number of epochs: learning rates do not depend on it.
-RUN_FIELDS_OF_LEARNING = ("model", "data", "samples", "amp", "learning_rate", "momentum", "weight_decay")
-FIELDS_OF_LEARNING = (
-    "milestones",
-    "gamma",
-    "learning_rate_scaling",
-    "warmup_epochs",
-    "label_smoothing",
-    "augment",
+_OF_LEARNING = (
+    *("model", "data", "samples", "amp"),
+    *Optimizer.__struct_fields__,
+    *(name for name in own_settings(TrainConfig) if name not in (*TRAINING_MAY_CHANGE, "eval_batch_size")),
 )
 
 PREVIOUS = "previous"
@@ -94,12 +92,9 @@ def describe_saved_state(folder: TrainingFolder) -> str:
 
 def check_same_learning(path: Path, had: CheckpointDescription, config: TrainConfig, cell: Cell, seed: int) -> None:
     """Raise DpscopeError, naming the field, unless `cell` may go on with `config` from the checkpoint at `path`."""
+    trained, asked = settings_of(had.config), settings_of(config)
     pairs = [
-        *(
-            (flag_name(field), getattr(had.config.run, field), getattr(config.run, field))
-            for field in RUN_FIELDS_OF_LEARNING
-        ),
-        *((flag_name(field), getattr(had.config, field), getattr(config, field)) for field in FIELDS_OF_LEARNING),
+        *((flag_name(name), trained[name], asked[name]) for name in _OF_LEARNING),
         ("--seeds", had.seed, seed),
     ]
     for flag, then, now in pairs:

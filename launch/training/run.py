@@ -48,7 +48,7 @@ def run_trainings(
         if fresh or not is_train_folder(out):
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description)
-        download_data(description.config.run)
+        download_data(description.config.workload)
         trainings = _Trainings(folder, manifest, description, console, mirrors)
         return Outcome(manifest=manifest, results=trainings.train(), stop=trainings.stop)
 
@@ -74,7 +74,7 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         console: Console,
         mirrors: Sequence[TrainingMirror],
     ) -> None:
-        timeout_s = description.config.run.timeout_s
+        timeout_s = description.config.timeout_s
         super().__init__(
             RunFolder(folder.path), description.jobs, manifest.threads_per_process, timeout_s, console, _SAVING_GRACE_S
         )

@@ -5,46 +5,35 @@ from pathlib import Path
 
 import msgspec
 
-from dpscope.launch.planning.idle_settings import check_idle
+from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import (
-    build_config,
+    build_matrix,
+    build_part,
     conversion_message,
     flag_name,
     given_settings,
     read_text,
-    shown,
     whole_numbers,
 )
 from dpscope.launch.workload.model_names import SMALL_RESNET
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Optimizer, Workload, timeout_check
+from dpscope.profiling.records.matrix import Matrix
+from dpscope.profiling.records.settings import ConfigPart, own_settings, setting_names, shown
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
-MEASURING_FIELDS = (
-    "seed",
-    "warmup_steps",
-    "steps",
-    "epochs",
-    "traced_steps",
-    "repeats",
-    "calibrate",
-    "link",
-    "target_efficiency",
-)
-"""Settings of a measurement that a training does not have, or has under another name."""
+_SETTINGS = tuple(name for name in setting_names(TrainConfig) if name != "seed")
+"""What a training takes; its workload's seed is one of its seeds."""
 
 _DEFAULTS: dict[str, object] = {
     "data": "digits",
     "model": SMALL_RESNET,
     "scaling": "strong",
     "learning_rate": 0.05,
-    "timeout_s": 7 * 24 * 3600.0,
     "epochs": 12,
 }
 _SCHEDULE: dict[str, object] = {"epochs": 12, "warmup_epochs": 1, "milestones": (7, 10)}
 """What holds as a whole where none of it is given: digits are learned to 99% with it."""
-_RUN_FIELDS = tuple(field for field in RunConfig.__struct_fields__ if field not in MEASURING_FIELDS)
-_LEARNING_FIELDS = tuple(field for field in TrainConfig.__struct_fields__ if field != "run")
 _EXAMPLES = {"seeds": "0,1,2", "milestones": "6,8"}
 _CHOICES = {"learning_rate_scaling": "none, sqrt, linear"}
 
@@ -54,18 +43,22 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
 
     Raises DpscopeError naming field, value and fix.
     """
-    given, origins = given_settings(config_path, flags, (*_RUN_FIELDS, *_LEARNING_FIELDS))
+    given, origins = given_settings(config_path, flags, _SETTINGS)
     values = {**_DEFAULTS, **({} if _SCHEDULE.keys() & given.keys() else _SCHEDULE), **given}
     if values["data"] != "digits":  # elsewhere loading takes long enough to have workers for it
-        values.setdefault("workers", RunConfig().workers)
+        values.setdefault("workers", Workload().workers)
     values.setdefault("workers", 0)
-    run = build_config({field: values[field] for field in _RUN_FIELDS if field in values}, origins)
-    _check_shared(run, origins)
-    learning = {field: values[field] for field in _LEARNING_FIELDS if field in values}
-    return _learning_config(run, learning, origins)
+    workload = build_part(Workload, values, origins)
+    matrix = build_matrix(values, origins, workload.amp)
+    parts = {"workload": workload, "optimizer": build_part(Optimizer, values, origins), "matrix": matrix}
+    check_idle(idle_settings(workload, matrix), origins)
+    _check_shared(workload, matrix, origins)
+    learning = {name: values[name] for name in own_settings(TrainConfig) if name in values}
+    return _learning_config(parts, learning, origins)
 
 
-def _learning_config(run: RunConfig, values: dict[str, object], origins: dict[str, str]) -> TrainConfig:
+def _learning_config(parts: dict[str, ConfigPart], values: dict[str, object], origins: dict[str, str]) -> TrainConfig:
+    """The configuration of these parts and the settings that are learning's own."""
     for field, example in _EXAMPLES.items():
         value = values.get(field)
         if isinstance(value, str | int | float):
@@ -73,7 +66,7 @@ def _learning_config(run: RunConfig, values: dict[str, object], origins: dict[st
         elif isinstance(value, list | tuple):
             values[field] = tuple(value)
     try:
-        config = msgspec.convert({"run": run, **values}, TrainConfig, strict=False)
+        config = msgspec.convert({**parts, **values}, TrainConfig, strict=False)
     except msgspec.ValidationError as error:
         raise DpscopeError(conversion_message(str(error), TrainConfig, _CHOICES, values, origins)) from error
     config = msgspec.structs.replace(
@@ -89,11 +82,11 @@ def _learning_config(run: RunConfig, values: dict[str, object], origins: dict[st
 def _idle_fields(config: TrainConfig) -> dict[str, str]:
     """Fields of learning that do nothing with the others as they are, and why."""
     idle = {}
-    if config.run.data == "fake":
+    if config.workload.data == "fake":
         idle["augment"] = "fake images are random already"
     if not config.milestones:
         idle["gamma"] = "there is no --milestones at which the learning rate falls"
-    if config.run.scaling == "strong" and config.learning_rate_scaling != "none":
+    if config.matrix.scaling == "strong" and config.learning_rate_scaling != "none":
         idle["learning_rate_scaling"] = "under --scaling strong the global batch does not grow"
     return idle
 
@@ -111,21 +104,22 @@ def _checks(config: TrainConfig) -> list[tuple[str, bool, str]]:
         ("eval_batch_size", config.eval_batch_size >= 1, "must be 1 or more"),
         ("checkpoint_steps", config.checkpoint_steps is None or config.checkpoint_steps >= 1, "must be 1 step or more"),
         ("max_restarts", config.max_restarts >= 0, "must be 0 or more"),
+        timeout_check(config.timeout_s),
     ]
 
 
-def _check_shared(run: RunConfig, origins: dict[str, str]) -> None:
+def _check_shared(workload: Workload, matrix: Matrix, origins: dict[str, str]) -> None:
     """Raise DpscopeError for settings that a measurement can have and a training cannot."""
-    if run.data == "synthetic":
+    if workload.data == "synthetic":
         raise DpscopeError(
             f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
         )
-    if run.scaling == "both":
+    if matrix.scaling == "both":
         raise DpscopeError(
             f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
         )
-    if run.batch_growth is not None:
+    if matrix.batch_growth is not None:
         raise DpscopeError(
-            f"{origins['batch_sizes']} {shown(run.batch_sizes)}x{run.batch_growth}: name each batch size to train with, "
+            f"{origins['batch_sizes']} {shown(matrix.batch_sizes)}x{matrix.batch_growth}: name each batch size to train with, "
             "such as 32,128"
         )

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import msgspec
 import numpy as np
 import torch
 from torch import distributed, nn
@@ -25,12 +24,12 @@ from dpscope.launch.workload.augmentation import random_words
 from dpscope.launch.workload.image_sets import check_classes, test_images
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
-from dpscope.launch.workload.models import Workload, build_workload
+from dpscope.launch.workload.models import BuiltModel, build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.records.checkpoint import CheckpointDescription
-from dpscope.profiling.records.run import precision_of
+from dpscope.profiling.records.run import cell_workload
 from dpscope.profiling.records.training import EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
@@ -46,7 +45,7 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     torch.set_num_threads(job.threads)
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
-        join_process_group(devices[0], min(job.config.run.timeout_s, _LONGEST_WAIT_S))
+        join_process_group(devices[0], min(job.config.timeout_s, _LONGEST_WAIT_S))
     state, test = prepare(job, place, devices)
     stop = StopRequest()
     checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)
@@ -83,7 +82,7 @@ def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:
         seed=job.seed,
         device_type=job.kind,
         threads_per_process=job.threads,
-        train_samples=job.config.run.samples,
+        train_samples=job.config.workload.samples,
         steps_per_epoch=state.step.batches.steps_per_epoch,
         epochs=0,
         step=0,
@@ -96,35 +95,42 @@ def prepare(
 ) -> tuple[TrainState, Callable[[], Learned]]:
     """The state of a training that has not begun, and its test."""
     cell, device = job.cell, devices[0]
-    settings = msgspec.structs.replace(job.settings, amp=precision_of(job.settings, cell))
+    workload = cell_workload(job.workload, cell)
     _seed_all(job.seed)
-    workload = build_workload(settings.model)
-    check_classes(settings, workload)
-    model = workload.model.to(device).train()
-    precise = with_precision(model, settings.amp, device)
+    built = build_model(workload.model)
+    check_classes(workload, built)
+    model = built.model.to(device).train()
+    precise = with_precision(model, workload.amp, device)
     wrapped = wrap(precise, cell.strategy, cell.devices, device, cell.options)
     # From here on each process draws numbers of its own, so that ranks do not drop the same units.
     _seed_all(int(random_words(job.seed, 0, [place.rank])[0] >> np.uint64(1)))
-    batches = open_stream(settings, cell, workload, place.rank, device, job.config.augment)
+    batches = open_stream(workload, cell, built, place.rank, device, job.config.augment)
     sums = LearningSums(device)
     step = TrainStep(
-        wrapped, batches, settings, device, micro_batching(cell), job.config.label_smoothing, on_forward=sums.add
+        wrapped,
+        batches,
+        job.optimizer,
+        workload.amp,
+        device,
+        micro_batching(cell),
+        job.config.label_smoothing,
+        on_forward=sums.add,
     )
     schedule = LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
     state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
-    return state, _test(job, place, workload, wrapped, precise, device)
+    return state, _test(job, place, built, wrapped, precise, device)
 
 
 def _test(
     job: TrainJob,
     place: TorchrunPlace,
-    workload: Workload,
+    built: BuiltModel,
     wrapped: nn.Module,
     precise: nn.Module,
     device: torch.device,
 ) -> Callable[[], Learned]:
     """DataParallel tests on all its devices; DDP's processes each test their samples with a model of their own."""
-    images = test_images(job.settings, workload)
+    images = test_images(job.workload, built)
     samples = shard(len(images), place.rank, place.world_size)
     shares = 1 if job.cell.strategy == "ddp" else job.cell.devices
     tested = precise if job.cell.strategy == "ddp" else wrapped

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 TRAINING_SAMPLES = {"cifar10": 50_000, "digits": 1_440}
@@ -21,21 +21,21 @@ CIFAR_DEVIATION = (0.2023, 0.1994, 0.2010)
 _CIFAR_FOLDER = "cifar-10-batches-py"
 
 
-def check_data(config: RunConfig) -> None:
+def check_data(workload: Workload) -> None:
     """Raise DpscopeError when the data a run needs is not there."""
-    if config.data == "digits":
+    if workload.data == "digits":
         digits_file()
-    folder = Path(config.data_dir)
-    if config.data == "cifar10" and not config.download and not (folder / _CIFAR_FOLDER).is_dir():
+    folder = Path(workload.data_dir)
+    if workload.data == "cifar10" and not workload.download and not (folder / _CIFAR_FOLDER).is_dir():
         raise DpscopeError(
             f"--data cifar10: {folder / _CIFAR_FOLDER} is not there; pass --download, or name the folder that "
             f"holds {_CIFAR_FOLDER} with --data-dir"
         )
 
 
-def normalisation(config: RunConfig) -> str | None:
+def normalisation(workload: Workload) -> str | None:
     """By what a data set's images are normalised, channel by channel, in words; None where they are not told."""
-    if config.data != "cifar10":
+    if workload.data != "cifar10":
         return None
     mean, deviation = ("/".join(f"{value:.4f}" for value in values) for values in (CIFAR_MEAN, CIFAR_DEVIATION))
     return f"mean {mean}, deviation {deviation}"
@@ -53,17 +53,17 @@ def digits_file() -> Path:
     return path
 
 
-def download_data(config: RunConfig) -> None:
+def download_data(workload: Workload) -> None:
     """Fetch CIFAR-10 where it is asked for and absent. Imports torch only then.
 
     Raises DpscopeError when that fails, and where a file that is not CIFAR-10's has the name of one: torchvision overwrites it.
     """
-    if config.data != "cifar10" or not config.download:
+    if workload.data != "cifar10" or not workload.download:
         return
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
 
-    folder = Path(config.data_dir)
+    folder = Path(workload.data_dir)
     parts = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
     files = [(folder / CIFAR10.base_folder / name, md5) for name, md5 in parts]
     if all(check_integrity(path, md5) for path, md5 in files):
@@ -84,7 +84,7 @@ def download_data(config: RunConfig) -> None:
             _move(fresh / CIFAR10.base_folder, folder / CIFAR10.base_folder)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
-            f"--download: CIFAR-10 could not be fetched into {config.data_dir} ({error}); "
+            f"--download: CIFAR-10 could not be fetched into {workload.data_dir} ({error}); "
             "fetch cifar-10-python.tar.gz elsewhere and unpack it there"
         ) from error
 

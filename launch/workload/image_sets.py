@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 from dpscope.launch.workload.augmentation import Augmentation
 from dpscope.launch.workload.data_files import CIFAR_DEVIATION, CIFAR_MEAN
 from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
-from dpscope.launch.workload.models import Workload
-from dpscope.profiling.records.run import RunConfig
+from dpscope.launch.workload.models import BuiltModel
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 _CLASSES = 10  # of digits and of CIFAR-10
@@ -58,14 +58,14 @@ class StoredImages(Dataset[Any]):
 class FakeImages(Dataset[Any]):
     """torchvision's FakeData: noise with random labels, made when asked for, the same for the same sample."""
 
-    def __init__(self, workload: Workload, first: int, count: int) -> None:
+    def __init__(self, built: BuiltModel, first: int, count: int) -> None:
         from torchvision import transforms
         from torchvision.datasets import FakeData
 
         self._images = FakeData(
             size=count,
-            image_size=workload.input_shape,
-            num_classes=workload.classes,
+            image_size=built.input_shape,
+            num_classes=built.classes,
             transform=transforms.ToTensor(),
             random_offset=first,
         )
@@ -81,41 +81,41 @@ class FakeImages(Dataset[Any]):
 ImageSet = StoredImages | FakeImages
 
 
-def training_images(config: RunConfig, workload: Workload, augment: bool = True) -> ImageSet:
-    """What a run trains on, augmented from `config.seed`; raises DpscopeError when it cannot be read."""
-    if config.data == "cifar10":
-        return _cifar10(config, train=True, augmentation=Augmentation(config.seed, 4, True) if augment else None)
-    if config.data == "digits":
-        return _digits(train=True, augmentation=Augmentation(config.seed, 3, False) if augment else None)
-    return FakeImages(workload, first=0, count=config.samples)
+def training_images(workload: Workload, built: BuiltModel, augment: bool = True) -> ImageSet:
+    """What a run trains on, augmented from `workload.seed`; raises DpscopeError when it cannot be read."""
+    if workload.data == "cifar10":
+        return _cifar10(workload, train=True, augmentation=Augmentation(workload.seed, 4, True) if augment else None)
+    if workload.data == "digits":
+        return _digits(train=True, augmentation=Augmentation(workload.seed, 3, False) if augment else None)
+    return FakeImages(built, first=0, count=workload.samples)
 
 
-def test_images(config: RunConfig, workload: Workload) -> ImageSet:
+def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
     """What learning is tested on, never augmented; of fake data, a fifth of the training samples' number."""
-    if config.data == "cifar10":
-        return _cifar10(config, train=False, augmentation=None)
-    if config.data == "digits":
+    if workload.data == "cifar10":
+        return _cifar10(workload, train=False, augmentation=None)
+    if workload.data == "digits":
         return _digits(train=False, augmentation=None)
-    return FakeImages(workload, first=config.samples, count=max(1, config.samples // 5))
+    return FakeImages(built, first=workload.samples, count=max(1, workload.samples // 5))
 
 
-def check_classes(config: RunConfig, workload: Workload) -> None:
+def check_classes(workload: Workload, built: BuiltModel) -> None:
     """Raise DpscopeError for a model that cannot tell the data's classes apart."""
-    if config.data in ("digits", "cifar10") and workload.classes < _CLASSES:
+    if workload.data in ("digits", "cifar10") and built.classes < _CLASSES:
         raise DpscopeError(
-            f"--model {config.model}: it tells {workload.classes} classes apart and {config.data} has {_CLASSES}; "
+            f"--model {workload.model}: it tells {built.classes} classes apart and {workload.data} has {_CLASSES}; "
             "give it as many outputs and return (module, shape of a sample, classes)"
         )
 
 
-def _cifar10(config: RunConfig, train: bool, augmentation: Augmentation | None) -> StoredImages:
+def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None) -> StoredImages:
     from torchvision.datasets import CIFAR10
 
     try:
-        files = CIFAR10(config.data_dir, train=train, download=False)
+        files = CIFAR10(workload.data_dir, train=train, download=False)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
-            f"--data cifar10: {config.data_dir} cannot be read ({error}); fetch it again with --download"
+            f"--data cifar10: {workload.data_dir} cannot be read ({error}); fetch it again with --download"
         ) from error
     images = torch.from_numpy(files.data).permute(0, 3, 1, 2).contiguous()
     return StoredImages(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION, augmentation)

@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from dpscope.launch.jobs.parent_death import die_with_job
 from dpscope.launch.workload.image_sets import Batch, EpochSamples, training_images
 from dpscope.launch.workload.micro_batches import by_micro_batches
-from dpscope.launch.workload.models import Workload
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.launch.workload.models import BuiltModel
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.run import Cell
 
 
 class BatchStream(Protocol):
@@ -164,44 +165,44 @@ class LoadedBatches:
 
 
 def open_stream(
-    config: RunConfig, cell: Cell, workload: Workload, rank: int, device: torch.device, augment: bool = True
+    workload: Workload, cell: Cell, built: BuiltModel, rank: int, device: torch.device, augment: bool = True
 ) -> BatchStream:
     """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
     ranks = range(rank, rank + 1) if cell.strategy == "ddp" else range(cell.devices)
-    if config.data == "synthetic":
-        shares = [_random_batch(workload, cell.batch_size, config.seed + share) for share in ranks]
+    if workload.data == "synthetic":
+        shares = [_random_batch(built, cell.batch_size, workload.seed + share) for share in ranks]
         images, labels = (
             torch.cat(by_micro_batches(parts, cell.options.accumulate)).to(device)
             for parts in zip(*shares, strict=True)
         )
-        steps = math.ceil(config.samples / cell.global_batch_size)
+        steps = math.ceil(workload.samples / cell.global_batch_size)
         indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
         samples = [index for part in by_micro_batches(indices, cell.options.accumulate) for index in part]
         return SyntheticBatches((images, labels), samples, steps)
-    images_to_learn = training_images(config, workload, augment)
+    images_to_learn = training_images(workload, built, augment)
     sampler = RankOrderBatchSampler(
-        images_to_learn, cell.devices, ranks, cell.batch_size, config.seed, cell.options.accumulate
+        images_to_learn, cell.devices, ranks, cell.batch_size, workload.seed, cell.options.accumulate
     )
     requests = _BatchRequests(sampler)
-    workers = loader_workers(config, cell, rank)
+    workers = loader_workers(workload, cell, rank)
     loader: DataLoader[Any] = DataLoader(
         images_to_learn,
         batch_sampler=cast(Any, requests),  # a loader passes on whatever its batch sampler yields
         collate_fn=_as_it_is,
         num_workers=workers,
-        pin_memory=config.pin_memory,
+        pin_memory=workload.pin_memory,
         persistent_workers=workers > 0,
         worker_init_fn=_bind_to_parent if workers else None,
-        generator=torch.Generator().manual_seed(config.seed + rank),
+        generator=torch.Generator().manual_seed(workload.seed + rank),
     )
     return LoadedBatches(loader, sampler, requests, workers)
 
 
-def loader_workers(config: RunConfig, cell: Cell, rank: int) -> int:
+def loader_workers(workload: Workload, cell: Cell, rank: int) -> int:
     """DataLoader workers of one process: `workers`, or its share of `workers_total`."""
-    if config.workers_total is None:
-        return config.workers
-    whole, rest = divmod(config.workers_total, cell.processes)
+    if workload.workers_total is None:
+        return workload.workers
+    whole, rest = divmod(workload.workers_total, cell.processes)
     return whole + (1 if rank < rest else 0)
 
 
@@ -216,8 +217,8 @@ def _bind_to_parent(worker_index: int) -> None:
     die_with_job()
 
 
-def _random_batch(workload: Workload, batch_size: int, seed: int) -> Batch:
+def _random_batch(built: BuiltModel, batch_size: int, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch_size, *workload.input_shape, generator=generator)
-    labels = torch.randint(workload.classes, (batch_size,), generator=generator)
+    images = torch.randn(batch_size, *built.input_shape, generator=generator)
+    labels = torch.randint(built.classes, (batch_size,), generator=generator)
     return images, labels

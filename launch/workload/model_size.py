@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from dpscope.launch.workload.data_files import IMAGE_SHAPES
 from dpscope.launch.workload.model_names import CIFAR_RESNET, SMALL_RESNET
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.launch.workload.models import Workload
+    from dpscope.launch.workload.models import BuiltModel
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ SIZES = {
 }
 
 
-def check_model(config: RunConfig) -> ModelSize:
+def check_model(workload: Workload) -> ModelSize:
     """Build the model of a run once, so that a mistake in it is told before any job starts; returns its size.
 
     The user's own is found from the working directory, as it is in workers. Raises DpscopeError, for a function that fails
     with the line of the user's file.
     """
-    if config.model in SIZES:
-        return SIZES[config.model]
+    if workload.model in SIZES:
+        return SIZES[workload.model]
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     from dpscope.launch.workload.image_sets import check_classes
-    from dpscope.launch.workload.models import build_workload
+    from dpscope.launch.workload.models import build_model
 
     try:
         with _as_in_a_process_of_its_own():
-            workload = build_workload(config.model)
+            built = build_model(workload.model)
     except MemoryError as error:
-        raise DpscopeError(f"--model {config.model}: this host has not enough memory to build it") from error
-    check_classes(config, workload)
-    return size_of(workload, IMAGE_SHAPES.get(config.data))
+        raise DpscopeError(f"--model {workload.model}: this host has not enough memory to build it") from error
+    check_classes(workload, built)
+    return size_of(built, IMAGE_SHAPES.get(workload.data))
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _as_in_a_process_of_its_own() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def size_of(workload: "Workload", image_shape: tuple[int, ...] | None = None) -> ModelSize:
+def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> ModelSize:
     """Parameters and multiplications of a model, which loses its weights: it runs once, on shapes alone.
 
     `image_shape` is a sample's (C x H x W) where the data have a size of their own, not the one the model asks for.
@@ -76,12 +76,12 @@ def size_of(workload: "Workload", image_shape: tuple[int, ...] | None = None) ->
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = workload.model
+    model = built.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     samples = 2  # batch norm does not take one
     try:
         with FlopCounterMode(display=False) as counter:
-            model.to("meta")(torch.zeros(samples, *(image_shape or workload.input_shape), device="meta"))
+            model.to("meta")(torch.zeros(samples, *(image_shape or built.input_shape), device="meta"))
     except Exception:  # whatever the user's forward needs that shapes do not have
         return ModelSize(parameters=parameters, multiplications=None)
     return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

@@ -16,7 +16,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 
 @dataclass(frozen=True)
-class Workload:
+class BuiltModel:
     """A model and the batches it takes."""
 
     model: nn.Module
@@ -43,7 +43,7 @@ class AutocastModel(nn.Module):
         return logits
 
 
-def build_workload(name: str) -> Workload:
+def build_model(name: str) -> BuiltModel:
     """Build the model called `name`, on the CPU, from the current random state.
 
     `name` is ``resnet18_cifar``, ``resnet8_cifar``, a torchvision classification model (224 x 224 pixels, 1000 classes), or
@@ -52,12 +52,12 @@ def build_workload(name: str) -> Workload:
     classes). Raises DpscopeError for a name that leads nowhere.
     """
     if name == CIFAR_RESNET:
-        return Workload(model=cifar_resnet18(), input_shape=(3, 32, 32), classes=10)
+        return BuiltModel(model=cifar_resnet18(), input_shape=(3, 32, 32), classes=10)
     if name == SMALL_RESNET:
-        return Workload(model=SmallResNet(), input_shape=(3, 32, 32), classes=10)
+        return BuiltModel(model=SmallResNet(), input_shape=(3, 32, 32), classes=10)
     if ":" in name:
-        return _user_workload(name)
-    return _torchvision_workload(name)
+        return _users_model(name)
+    return _torchvision_model(name)
 
 
 def cifar_resnet18() -> nn.Module:
@@ -98,14 +98,14 @@ def _check_torchvision_name(name: str) -> None:
         )
 
 
-def _torchvision_workload(name: str) -> Workload:
+def _torchvision_model(name: str) -> BuiltModel:
     from torchvision import models
 
     _check_torchvision_name(name)
     # These two return auxiliary outputs in training unless told otherwise.
     options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     model: nn.Module = models.get_model(name, weights=None, **options)
-    return Workload(model=model, input_shape=(3, 224, 224), classes=1000)
+    return BuiltModel(model=model, input_shape=(3, 224, 224), classes=1000)
 
 
 def _user_function(name: str) -> Callable[[], Any]:
@@ -147,7 +147,7 @@ def _is_installed(filename: str) -> bool:
     return filename.startswith("<frozen") or "site-packages" in filename or filename == importlib.__file__
 
 
-def _user_workload(name: str) -> Workload:
+def _users_model(name: str) -> BuiltModel:
     function = _user_function(name)
     function_name = name.partition(":")[2]
     try:
@@ -157,9 +157,9 @@ def _user_workload(name: str) -> Workload:
     except Exception as error:
         raise DpscopeError(f"--model {name}: {function_name}() failed: {_told(error)}; correct it there") from error
     if isinstance(made, nn.Module):
-        return Workload(model=made, input_shape=(3, 32, 32), classes=10)
+        return BuiltModel(model=made, input_shape=(3, 32, 32), classes=10)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
-        return Workload(model=made[0], input_shape=tuple(made[1]), classes=int(made[2]))
+        return BuiltModel(model=made[0], input_shape=tuple(made[1]), classes=int(made[2]))
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "
         "return a torch.nn.Module or (module, shape of a sample, number of classes)"

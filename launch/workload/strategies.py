@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
-from dpscope.profiling.records.run import CellOptions, CellStrategy, CommHook
+from dpscope.profiling.records.run import CellOptions, CellStrategy
 from dpscope.profiling.store.errors import DpscopeError
 
 MIB = 1 << 20

@@ -16,8 +16,9 @@ from dpscope.launch.workload.micro_batches import MicroBatching
 from dpscope.launch.workload.models import AutocastModel
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.records.config import Optimizer
+from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.range_names import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, OPTIMIZER
-from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,7 +41,8 @@ class TrainStep:
         self,
         model: nn.Module,
         batches: BatchStream,
-        config: RunConfig,
+        optimizer: Optimizer,
+        amp: Amp,
         device: torch.device,
         micro_batching: MicroBatching = MicroBatching(),  # noqa: B008 (frozen)
         label_smoothing: float = 0.0,
@@ -59,12 +61,12 @@ class TrainStep:
         self._on_forward = on_forward
         self.optimizer = torch.optim.SGD(
             model.parameters(),
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
+            lr=optimizer.learning_rate,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
         )
         # Only fp16's range is short enough to need its gradients scaled.
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         self._scaled = self.scaler.is_enabled()
 
     def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:

@@ -4,9 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Environment, Manifest, RunConfig
+from dpscope.profiling.records.run import Environment, Manifest
+from dpscope.profiling.records.settings import setting_names, settings_of
 from dpscope.profiling.records.training import TrainManifest
 
 _SET_FOR_JOBS = {
@@ -106,16 +110,15 @@ def timing_variables(environment: Environment) -> dict[str, str]:
     }
 
 
-_NO_SETTINGS = (
-    *("repeats", "steps", "timeout_s", "devices", "batch_sizes", "strategies", "data_dir"),
-    *("calibrate", "link", "target_efficiency"),
-)
-SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name not in _NO_SETTINGS)
+_OF_NO_CELL = (*MAY_CHANGE, "steps", "data_dir", "devices", "batch_sizes", "strategies")
+SETTINGS = tuple(name for name in setting_names(RunConfig) if name not in _OF_NO_CELL)
+"""Settings on which the times of a cell may depend: neither how much is measured nor which cells there are."""
 
 
-def field_differences(then: object, now: object, names: Sequence[str]) -> list[Difference]:
-    """Those of the named fields that differ."""
-    return list(_differing((name, getattr(then, name), getattr(now, name)) for name in names))
+def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[Difference]:
+    """Those of the named settings that differ in two configurations."""
+    stored, current = settings_of(then), settings_of(now)
+    return list(_differing((name, stored[name], current[name]) for name in names))
 
 
 def _differing(pairs: Iterable[tuple[str, object, object]]) -> Iterator[Difference]:

@@ -78,10 +78,10 @@ def training_settings(record: EpochRecord, config: TrainConfig | None) -> dict[s
     }
     if config is not None:
         settings |= {
-            "model": config.run.model,
-            "data": config.run.data,
-            "amp": config.run.amp,
+            "model": config.workload.model,
+            "data": config.workload.data,
+            "amp": config.workload.amp,
             "epochs": config.epochs,
-            "base_learning_rate": config.run.learning_rate,
+            "base_learning_rate": config.optimizer.learning_rate,
         }
     return settings

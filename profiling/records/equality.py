@@ -22,7 +22,9 @@ output.<c>                n x m    of the first step: up to OUTPUT_ELEMENTS elem
 from pathlib import Path
 from typing import Literal
 
-from dpscope.profiling.records.run import Cell, ResolvedConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.stored import Stored
 
 EQUALITY_FOLDER = "equality"
@@ -59,10 +61,20 @@ class EqualityJob(Stored, frozen=True):
         return out / EQUALITY_FOLDER / self.cell.name
 
 
-class EqualitySettings(Stored, frozen=True):
-    """What is compared, nothing left to choose. Of `config`, `batch_sizes` holds the global batch alone."""
+class EqualityConfig(Stored, frozen=True):
+    """The settings shared with `dpscope run`. Of `matrix`, `batch_sizes` holds the global batch alone."""
 
-    config: ResolvedConfig
+    workload: Workload
+    optimizer: Optimizer
+    matrix: ResolvedMatrix
+    steps: int
+    timeout_s: float  # of one strategy's job
+
+
+class EqualitySettings(Stored, frozen=True):
+    """What is compared, nothing left to choose."""
+
+    config: EqualityConfig
     device: Literal["cuda", "cpu"]
     threads_per_process: int
     precision: Precision
@@ -73,15 +85,14 @@ class EqualitySettings(Stored, frozen=True):
     @property
     def devices(self) -> int:
         """Devices of the strategies that have several."""
-        return self.config.devices[0]
+        return self.config.matrix.devices[0]
 
     @property
     def global_batch_size(self) -> int:
-        return self.config.batch_sizes[0]
+        return self.config.matrix.batch_sizes[0]
 
     @property
     def steps(self) -> int:
-        assert self.config.steps is not None
         return self.config.steps
 
 

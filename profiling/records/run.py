@@ -1,4 +1,4 @@
-"""What a run folder holds, as types: configuration, plan, samples, results. Imports no torch.
+"""What a run folder holds, as types: plan, samples, results. Imports no torch.
 
 Every type is `Stored`: frozen, and refused where it holds a field this version does not know. Units stand in names:
 `_us`, `_s`, `_bytes`.
@@ -9,75 +9,16 @@ from typing import Literal
 
 import msgspec
 
+from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
+from dpscope.profiling.records.matrix import Amp, CommHook, Switch
 from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
 
-Strategy = Literal["single", "dp", "ddp"]
 CellStrategy = Literal["single", "dp", "dp-host", "ddp"]
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
-CommHook = Literal["none", "fp16", "bf16", "powersgd"]
-Amp = Literal["off", "bf16", "fp16"]
-Switch = Literal["on", "off"]
-
-
-class RunConfig(Stored, frozen=True):
-    """What the user asked for. `None` means "choose for this machine"; `ResolvedConfig` holds no such `None`.
-
-    `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same
-    numbers are read both ways and the union of the cells is measured once.
-
-    The fields from `comm_hook` to `ddp_args` and `amp_variants` are variants (docs/variants.md): each combination of their values
-    is a cell. All but `accumulate` and `amp_variants` concern DistributedDataParallel alone. `link` and `target_efficiency` are
-    for the report.
-    """
-
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    strategies: tuple[Strategy, ...] = ("single", "dp", "ddp")
-    devices: tuple[int, ...] | None = None  # device counts, 1 for the single-device baseline
-    batch_sizes: tuple[int, ...] | None = None
-    batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
-    scaling: Literal["weak", "strong", "both"] = "weak"
-    model: str = "resnet18_cifar"  # that, a torchvision classification model, or package.module:function
-    data: Literal["synthetic", "fake", "digits", "cifar10"] = "synthetic"
-    data_dir: str = "data"
-    download: bool = False
-    samples: int = 50_000  # samples an epoch, for synthetic and fake data (the others have their own)
-    workers: int = 2  # DataLoader workers per process
-    workers_total: int | None = None  # DataLoader workers per cell, shared by its processes
-    pin_memory: bool = False
-    amp: Amp = "off"
-    amp_variants: tuple[Amp, ...] = ()  # other precisions measured beside it: off,bf16 is amp off and this (bf16,)
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    warmup_steps: int = 5
-    steps: int | None = None  # timed steps per repeat
-    epochs: int | None = None  # or whole timed epochs, after one untimed
-    traced_steps: int = 3  # whole traced steps asked for; one more is traced
-    repeats: int = 2
-    seed: int = 0
-    timeout_s: float = 900.0  # of one cell's job
-    comm_hook: tuple[CommHook, ...] = ("none",)  # how gradients travel
-    bucket_mb: tuple[float | Literal["default"], ...] = ("default",)  # MiB; default: 1 MiB, then 25 MiB
-    overlap: tuple[Switch, ...] = ("on",)  # off: one bucket holds all gradients, reduced when backward is over
-    gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
-    static_graph: tuple[Switch, ...] = ("off",)
-    broadcast_buffers: tuple[Switch, ...] = ("on",)
-    accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
-    ddp_args: tuple[str, ...] = ("default",)  # further arguments of DDP: NAME=VALUE NAME=VALUE, values as in JSON
-    calibrate: bool = True  # time the collectives before the cells
-    link: str | None = None  # what the user says of the link between the devices, such as 100Gb/s
-    target_efficiency: float | None = None  # 0..1, what findings judge against
-
-
-class ResolvedConfig(RunConfig, frozen=True, kw_only=True):
-    """What will be measured: a configuration with nothing left to choose for this machine. A manifest holds one."""
-
-    devices: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
 
 
 class CellOptions(Stored, frozen=True):
@@ -147,9 +88,9 @@ class Cell(Stored, frozen=True):
         return self.devices if self.strategy == "ddp" else 1
 
 
-def precision_of(config: RunConfig, cell: Cell) -> Amp:
-    """The precision of a cell's forward: its own, or its run's."""
-    return cell.options.amp or config.amp
+def cell_workload(workload: Workload, cell: Cell) -> Workload:
+    """The workload as a cell has it: in its own precision where it has one."""
+    return msgspec.structs.replace(workload, amp=cell.options.amp or workload.amp)
 
 
 class PlannedCell(Stored, frozen=True):
@@ -213,7 +154,9 @@ class Manifest(Stored, frozen=True):
     normalisation: str | None = (
         None  # by what images were normalised, in words; None where dpscope does not or did not tell
     )
-    repeats_by_cell: dict[str, int] = msgspec.field(default_factory=dict)  # those --detect chose; else config.repeats
+    repeats_by_cell: dict[str, int] = msgspec.field(
+        default_factory=dict
+    )  # those --detect chose; else the measurement's repeats
 
 
 class TimedBlock(Stored, frozen=True):

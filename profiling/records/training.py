@@ -13,31 +13,30 @@ percent, losses are means over samples, times are seconds.
 
 from typing import Literal
 
+from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import (
-    Cell,
-    CellStatus,
-    CellStrategy,
-    Environment,
-    PlannedCell,
-    ResolvedConfig,
-    RunConfig,
-)
+from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
+from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, PlannedCell
 from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1
+
+TRAINING_MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts", "timeout_s", "download")
+"""Settings that may change when trainings are added or go on: rates do not depend on them."""
 
 LearningRateScaling = Literal["none", "sqrt", "linear"]
 
 
 class TrainConfig(Stored, frozen=True):
-    """What the user asked for: the settings shared with `dpscope run`, and those of learning.
+    """What `dpscope train` is asked for: the parts shared with `dpscope run`, and the settings of learning.
 
-    Of `run`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
-    scaling; `seed`, `warmup_steps`, `steps`, `epochs`, `traced_steps` and `repeats` have no meaning here.
+    Of `matrix`, `batch_sizes` are global under strong scaling, which is training's default, and per device under weak
+    scaling. Of `workload`, `seed` has no meaning here: there are `seeds`.
     """
 
-    run: RunConfig
+    workload: Workload
+    optimizer: Optimizer
+    matrix: Matrix
     epochs: int
     seeds: tuple[int, ...] = (0,)  # of weights, order of samples and augmentation: each is a training of every cell
     milestones: tuple[int, ...] = ()  # epochs after which the learning rate is multiplied by gamma
@@ -49,12 +48,13 @@ class TrainConfig(Stored, frozen=True):
     eval_batch_size: int = 256  # samples a process evaluates at a time
     checkpoint_steps: int | None = None  # a checkpoint every so many steps, besides that at the end of every epoch
     max_restarts: int = 0  # times torchrun restarts a training that fails, from its last checkpoint
+    timeout_s: float = 7 * 24 * 3600.0  # of one training's job
 
 
 class ResolvedTrainConfig(TrainConfig, frozen=True, kw_only=True):
     """What will be trained: a configuration with nothing left to choose for this machine."""
 
-    run: ResolvedConfig
+    matrix: ResolvedMatrix
 
 
 class PlannedTraining(Stored, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from dpscope.profiling.records.stored import with_current_names
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.older_form import with_config_in_parts
 
 _Stored = TypeVar("_Stored")
 
@@ -69,7 +70,7 @@ def read_json(path: Path, kind: type[_Stored]) -> _Stored:
 def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
     """As `read_json`; None where there is no such file, which another process may remove at any moment."""
     try:
-        return _decoded(path.read_bytes(), kind)
+        return decoded(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -82,12 +83,12 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
         ) from error
 
 
-def _decoded(content: bytes, kind: type[_Stored]) -> _Stored:
-    """The content as a type; of one that an earlier dpscope wrote, under the names of today."""
+def decoded(content: bytes, kind: type[_Stored]) -> _Stored:
+    """A stored file's content as a type, in whatever form it was stored; raises msgspec.DecodeError when it does not fit."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError:
         plain = msgspec.json.decode(content)
-        if (renamed := with_current_names(plain)) == plain:
+        if (current := with_config_in_parts(with_current_names(plain), kind)) == plain:
             raise
-        return msgspec.convert(renamed, kind, str_keys=True)
+        return msgspec.convert(current, kind, str_keys=True)

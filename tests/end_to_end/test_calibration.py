@@ -14,9 +14,9 @@ from dpscope.analysis.report.calibration import calibration_tables, load_calibra
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.sweeps import processes_of
@@ -93,7 +93,7 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
 
 def test_a_run_may_follow_into_the_same_folder(all_reduces: Calibration, tmp_path: Path) -> None:
     save_calibration(all_reduces, tmp_path / "run")
-    config = RunConfig(device="cpu", strategies=("single",), devices=(1,), batch_sizes=(8,), steps=5)
+    config = load_config(None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5})
     assert plan_run(config, tmp_path / "run").jobs
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     with pytest.raises(DpscopeError, match="exists and is not a run folder"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.workload.models import Workload, build_workload
+from dpscope.launch.workload.models import BuiltModel, build_model
 from dpscope.launch.workload.strategies import wrap
 from tests.helpers.paths import USER_MODELS
 
@@ -36,15 +36,15 @@ def ddp_gradients(model: str, devices: int, folder: Path) -> list[Tensor]:
 
 def host_gradients(model: str, devices: int) -> list[Tensor]:
     torch.manual_seed(0)
-    workload = build_workload(model)
-    wrapped = wrap(workload.model, "dp-host", devices, torch.device("cpu"))
-    images, labels = compare_gradients.whole_batch(devices, workload.input_shape, workload.classes)
+    built = build_model(model)
+    wrapped = wrap(built.model, "dp-host", devices, torch.device("cpu"))
+    images, labels = compare_gradients.whole_batch(devices, built.input_shape, built.classes)
     nn.functional.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
-    return gradients(workload)
+    return gradients(built)
 
 
-def gradients(workload: Workload) -> list[Tensor]:
-    found = [parameter.grad for parameter in workload.model.parameters()]
+def gradients(built: BuiltModel) -> list[Tensor]:
+    found = [parameter.grad for parameter in built.model.parameters()]
     assert len(found) > 1
     return [gradient for gradient in found if gradient is not None]
 

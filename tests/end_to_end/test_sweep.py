@@ -35,7 +35,7 @@ def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
         "ddp-d2-b2",
     ]
     assert half_written(run.path) == []
-    assert run.manifest().config.devices == (1, 2)
+    assert run.manifest().config.matrix.devices == (1, 2)
     for planned in run.manifest().plan:
         repeats = run.done_repeats(planned.cell)
         assert [index for index, _ in repeats] == [0]
@@ -88,7 +88,8 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
     assert stranger.poll() is None
     stranger.kill()
     assert sweep(out, strategy="single", repeats=2, timeout=80).ok  # more patience and more repeats are no other run
-    assert (RunFolder(out).manifest().config.repeats, RunFolder(out).manifest().config.timeout_s) == (2, 80)
+    measurement = RunFolder(out).manifest().config.measurement
+    assert (measurement.repeats, measurement.timeout_s) == (2, 80)
     assert len(RunFolder(out).done_repeats(RunFolder(out).manifest().plan[0].cell)) == 2
     assert result.stat().st_mtime_ns == first
     with pytest.raises(

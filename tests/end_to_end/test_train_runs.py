@@ -17,7 +17,7 @@ from dpscope.launch import cli
 from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.training.run import run_trainings
 from dpscope.launch.training.settings import load_train_config
-from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.models import build_model
 from dpscope.profiling.records.training import EpochRecord, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
@@ -65,7 +65,7 @@ def reference_epochs() -> list[tuple[float, float, float, float]]:
     torch.manual_seed(SEED)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(USER_MODELS)
-        model = build_workload("tiny_models:tiny").model
+        model = build_model("tiny_models:tiny").model
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4)
     data: Any = fake(0, SAMPLES)
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=SEED)

@@ -39,7 +39,7 @@ def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
     run = RunFolder(out)
     done = {planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan}
     assert done == {"dp-host-d2-b2": 1, "ddp-d2-b2": 1}
-    assert run.manifest().config.strategies == ("dp", "ddp")
+    assert run.manifest().config.matrix.strategies == ("dp", "ddp")
     other = by_hand(out, 1, "--strategy", "single", "--momentum", "0.5")
     assert other.returncode != 0
     assert "was measured with momentum = 0.9, not 0.5" in other.stderr

@@ -29,11 +29,11 @@ def test_there_is_one_for_each_kind_of_study() -> None:
 def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
     """As a machine with four GPUs would plan it, without small settings."""
     config = resolve(load_config(study, {}), Devices(kind="cuda", count=4))
-    cells = {one.cell for one in make_plan(config, "cuda") if one.skip_reason is None}
+    cells = {one.cell for one in make_plan(config.matrix, config.workload.samples, "cuda") if one.skip_reason is None}
     assert {(cell.strategy, cell.devices) for cell in cells} == {
         ("single", 1), ("dp", 2), ("dp", 4), ("ddp", 2), ("ddp", 4),
     }  # fmt: skip
-    assert config.data == "cifar10"
+    assert config.workload.data == "cifar10"
 
 
 @pytest.mark.process

@@ -4,7 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpscope.profiling.records.run import Cell, Environment, PlannedCell, ResolvedConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
     EpochRecord,
@@ -83,7 +85,10 @@ def record(cell: str = "ddp-d2-b16", seed: int = 0, epoch: int = 1, test_accurac
 def write_trained(folder: Path, cells: Sequence[Cell], records: Sequence[EpochRecord], epochs: int) -> Path:
     """A folder as `dpscope train` leaves it: a manifest that plans `epochs` for the cells, and what was trained."""
     config = ResolvedTrainConfig(
-        run=ResolvedConfig(device="cpu", model="resnet8_test", devices=(1, 2), batch_sizes=(8,)), epochs=epochs
+        workload=Workload(device="cpu", model="resnet8_test"),
+        optimizer=Optimizer(),
+        matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
+        epochs=epochs,
     )
     environment = Environment(
         hostname="host", platform="linux", cpu_name=None, cpu_count=2, memory_bytes=None, python_version="3.12",

@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import distributed, nn
 
-from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import wrap
 
 BATCH = 2  # per device
@@ -23,13 +23,13 @@ def main() -> None:
     distributed.init_process_group("gloo")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(0)
-    workload = build_workload(sys.argv[1])
-    model = wrap(workload.model, "ddp", size, torch.device("cpu"))
-    images, labels = whole_batch(size, workload.input_shape, workload.classes)
+    built = build_model(sys.argv[1])
+    model = wrap(built.model, "ddp", size, torch.device("cpu"))
+    images, labels = whole_batch(size, built.input_shape, built.classes)
     share = slice(rank * BATCH, (rank + 1) * BATCH)
     nn.functional.cross_entropy(model(images[share]), labels[share]).backward()  # type: ignore[no-untyped-call]
     if rank == 0:
-        torch.save([parameter.grad for parameter in workload.model.parameters()], sys.argv[2])
+        torch.save([parameter.grad for parameter in built.model.parameters()], sys.argv[2])
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from dpscope.launch.training.evaluation import evaluate, shard
 from dpscope.launch.workload.image_sets import EpochSamples, FakeImages
-from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.models import build_model
 
 SAMPLES = 11  # of which two processes have 5 and 6, in batches of 4
 
@@ -24,9 +24,9 @@ def main() -> None:
     distributed.init_process_group("gloo")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(0)
-    workload = build_workload("tiny_models:tiny")
-    model = workload.model
-    images = FakeImages(workload, first=0, count=SAMPLES)
+    built = build_model("tiny_models:tiny")
+    model = built.model
+    images = FakeImages(built, first=0, count=SAMPLES)
     with torch.no_grad():
         for buffer in model.buffers():
             buffer += rank  # running mean, variance and count

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, distributed
-from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching
-from dpscope.launch.workload.models import build_workload
+from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.run import Cell
 
 STEPS = 3  # DDP reduces one bucket in the first, rebuilt ones from the second
 
@@ -29,15 +29,15 @@ def gradients_of(model: str, cell: Cell, rank: int) -> list[Tensor]:
     """The gradients of STEPS training steps of one process of a cell."""
     host = torch.device("cpu")
     torch.manual_seed(0)
-    workload = build_workload(model)
-    wrapped = wrap(workload.model, cell.strategy, cell.devices, host, cell.options)
+    built = build_model(model)
+    wrapped = wrap(built.model, cell.strategy, cell.devices, host, cell.options)
     shares = 1 if cell.strategy == "ddp" else cell.devices
-    config = RunConfig(model=model)
+    workload = Workload(model=model)
     micro_batching = MicroBatching(count=cell.options.accumulate, shares=shares)
-    step = TrainStep(wrapped, open_stream(config, cell, workload, rank, host), config, host, micro_batching)
+    step = TrainStep(wrapped, open_stream(workload, cell, built, rank, host), Optimizer(), "off", host, micro_batching)
     found: list[Tensor] = []
 
-    def keep(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+    def keep(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
         found.append(torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]))
 

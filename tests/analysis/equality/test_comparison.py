@@ -23,7 +23,9 @@ from dpscope.analysis.equality.samples import (
     sample_difference,
 )
 from dpscope.analysis.equality.tolerance import judged_steps, tolerances
+from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.equality import (
+    EqualityConfig,
     EqualityJob,
     EqualitySettings,
     ParameterRecord,
@@ -31,7 +33,8 @@ from dpscope.profiling.records.equality import (
     Training,
     TrainingKind,
 )
-from dpscope.profiling.records.run import Cell, ResolvedConfig
+from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.run import Cell
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=4)
 DP = Cell(strategy="dp-host", devices=2, batch_size=2)
@@ -88,7 +91,13 @@ def scaled(factor: float) -> Values:
 
 
 def settings(*cells: Cell) -> EqualitySettings:
-    config = ResolvedConfig(device="cpu", devices=(2,), batch_sizes=(4,), steps=STEPS)
+    config = EqualityConfig(
+        workload=Workload(device="cpu"),
+        optimizer=Optimizer(),
+        matrix=ResolvedMatrix(devices=(2,), batch_sizes=(4,)),
+        steps=STEPS,
+        timeout_s=900.0,
+    )
     jobs = tuple(EqualityJob(cell=cell, trainings=(Training(kind="compared"),)) for cell in cells)
     return EqualitySettings(
         config=config,

@@ -30,7 +30,8 @@ from dpscope.analysis.training.seed_statistics import (
 )
 from dpscope.analysis.training.summary import cell_records, training_csv, training_json
 from dpscope.analysis.training.tables import training_tables
-from dpscope.profiling.records.run import Cell, CellOptions, RunConfig
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
@@ -261,7 +262,7 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
 
 def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> Row:
     row = Row()
-    put_accuracy(row, cell, RunConfig(model=model), training)
+    put_accuracy(row, cell, Workload(model=model), training)
     return row
 
 

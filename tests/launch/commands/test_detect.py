@@ -23,6 +23,6 @@ def test_a_limit_is_a_time() -> None:
 
 
 def test_repeats_of_a_file_contradict() -> None:
-    assert first_round(load_config(None, {})).repeats == 3
+    assert first_round(load_config(None, {})).measurement.repeats == 3
     with pytest.raises(DpscopeError, match="--detect and repeats = 4: --detect chooses the repeats"):
         first_round(load_config(None, {"repeats": 4}))

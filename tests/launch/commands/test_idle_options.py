@@ -219,8 +219,8 @@ def test_every_option_of_every_command_is_in_a_situation_or_always_has_an_effect
 
 
 def test_options_that_do_something_are_taken() -> None:
-    assert load_config(None, {"data": "cifar10", "data_dir": "x", "download": True}).data_dir == "x"
-    assert load_config(None, {"data": "fake", "samples": 9, "workers": 1}).samples == 9
+    assert load_config(None, {"data": "cifar10", "data_dir": "x", "download": True}).workload.data_dir == "x"
+    assert load_config(None, {"data": "fake", "samples": 9, "workers": 1}).workload.samples == 9
     taken = load_train_config(
         None, {"milestones": "2", "gamma": 0.2, "scaling": "weak", "learning_rate_scaling": "sqrt"}
     )
@@ -229,4 +229,4 @@ def test_options_that_do_something_are_taken() -> None:
 
 def test_a_file_may_serve_several_commands(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('data_dir = "x"\nsamples = 9\n')
-    assert load_config(tmp_path / "run.toml", {"data": "digits"}).data_dir == "x"
+    assert load_config(tmp_path / "run.toml", {"data": "digits"}).workload.data_dir == "x"

@@ -9,8 +9,8 @@ from rich.console import Console
 from dpscope.launch.equality.run import run_equality
 from dpscope.launch.equality.settings import equality_settings, samples_of_two_epochs
 from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
-from dpscope.profiling.records.run import RunConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -19,9 +19,9 @@ def test_defaults_compare_three_strategies_over_two_epochs() -> None:
     assert [job.cell.name for job in settings.jobs] == ["single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"]
     kinds = [[training.kind for training in job.trainings] for job in settings.jobs]
     assert kinds == [["compared", "rounding", "in_shares", "rounding_in_shares"], ["compared"], ["compared"]]
-    assert (settings.config.data, settings.steps, settings.precision) == ("fake", 20, "float64")
+    assert (settings.config.workload.data, settings.steps, settings.precision) == ("fake", 20, "float64")
     # 9 whole batches of 8 and a last one of 5: epochs of 10 steps.
-    assert settings.config.samples == 77
+    assert settings.config.workload.samples == 77
 
 
 def test_frozen_batch_norm_needs_no_shares() -> None:
@@ -75,5 +75,5 @@ def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
 def test_a_run_may_follow_into_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / EQUALITY_FOLDER).mkdir()
     (tmp_path / EQUALITY_NAME).write_text("{}")
-    config = RunConfig(device="cpu", strategies=("single",), devices=(1,), batch_sizes=(8,), steps=5)
+    config = load_config(None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5})
     assert plan_run(config, tmp_path).jobs

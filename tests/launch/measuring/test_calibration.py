@@ -17,7 +17,8 @@ def planned(kind: str, stored: Calibration | None = None, **flags: object) -> Ca
     config = load_config(None, {"devices": "1,2,4", "batch_size": "8", **flags})
     devices = Devices(kind="cuda", count=4) if kind == "cuda" else Devices(kind="cpu", count=None)
     resolved = resolve(config, devices)
-    return plan_calibration(make_plan(resolved, devices.kind), resolved, devices.kind, RESNET, stored)
+    plan = make_plan(resolved.matrix, resolved.workload.samples, devices.kind)
+    return plan_calibration(plan, resolved, devices.kind, RESNET, stored)
 
 
 def holding(*pairs: tuple[str, int]) -> Calibration:
@@ -60,13 +61,13 @@ def test_only_what_the_folder_lacks_is_timed() -> None:
 
 
 def test_sizes_lie_around_the_buckets() -> None:
-    config = resolve(load_config(None, {"device": "cpu"}), Devices(kind="cpu", count=None))
+    matrix = resolve(load_config(None, {"device": "cpu"}), Devices(kind="cpu", count=None)).matrix
     # 25 MiB buckets: 4 KiB, 64 KiB, and 1/8, 1/4, 1/2 of 25 MiB and all of it
-    assert [size >> 10 for size in calibrated_sizes(config, RESNET)] == [4, 64, 3200, 6400, 12800, 25600]
+    assert [size >> 10 for size in calibrated_sizes(matrix, RESNET)] == [4, 64, 3200, 6400, 12800, 25600]
     # 100,000 parameters are 400,000 B, less than 8 x 64 KiB
-    small = calibrated_sizes(config, ModelSize(parameters=100_000, multiplications=None))
+    small = calibrated_sizes(matrix, ModelSize(parameters=100_000, multiplications=None))
     assert [size >> 10 for size in small] == [4, 64, 128, 256, 512]
-    whole = msgspec.structs.replace(config, overlap=("on", "off"))
+    whole = msgspec.structs.replace(matrix, overlap=("on", "off"))
     assert calibrated_sizes(whole, RESNET)[-1] == 44_695_848 >> 10 << 10  # one bucket
     huge = ModelSize(parameters=10**9, multiplications=None)
     assert calibrated_sizes(whole, huge)[-1] == 64 << 20

@@ -55,11 +55,11 @@ def test_ddp_over_two_gpu_nodes_counts_each_nodes_gpus(tmp_path: Path, monkeypat
         for rank in range(8)
     ]
     assert {job.cell.name for job in jobs} == {"ddp-d8-b32"}
-    assert {job.config.devices for job in jobs} == {(8,)}
+    assert {job.config.matrix.devices for job in jobs} == {(8,)}
     assert len({(job.folder.path, job.threads, job.kind) for job in jobs}) == 1
     manifest = RunFolder(tmp_path / "run").manifest()
     assert [planned.cell.name for planned in manifest.plan] == ["ddp-d8-b32"]
-    assert manifest.config.devices == (8,)
+    assert manifest.config.matrix.devices == (8,)
 
 
 def test_more_processes_than_a_node_has_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_on_gpus_the_first_cell_leaves_threads_for_all(tmp_path: Path, monkeypat
             )
             assert job.threads == 8
     alone = Devices(kind="cuda", count=4)
-    assert plan.threads_per_process(plan.resolve(load_config(None, {}), alone)) == 8
+    assert plan.threads_per_process(plan.resolve(load_config(None, {}), alone).matrix) == 8
 
 
 def result_of(job: WorkerJob, status: CellStatus) -> CellResult:
@@ -281,7 +281,7 @@ def test_settings_that_nothing_was_measured_with_are_replaced(tmp_path: Path) ->
     arguments = ["--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
     for momentum in ("0.5", "0.6"):
         job = job_from_arguments([*arguments, "--momentum", momentum], ALONE)
-        assert RunFolder(tmp_path / "run").manifest().config.momentum == float(momentum)
+        assert RunFolder(tmp_path / "run").manifest().config.optimizer.momentum == float(momentum)
     write_json(job.folder.result_path, {})
     assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).repeat == job.repeat + 1
     with pytest.raises(DpscopeError, match=r"measured with momentum = 0\.6, not 0\.7"):
@@ -308,6 +308,6 @@ def test_a_job_that_is_running_keeps_its_manifest(tmp_path: Path) -> None:
         said = r"another job is measuring there with momentum = 0\.5, not 0\.6"
         with claimed_by_another(first.folder.path), pytest.raises(DpscopeError, match=said):
             job_from_arguments([*arguments, "--momentum", "0.6"], ALONE)
-        assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).config.momentum == 0.6
+        assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).config.optimizer.momentum == 0.6
     finally:
         sys.path.remove(str(USER_MODELS))

@@ -15,7 +15,8 @@ HOST = Devices(kind="cpu", count=None)
 
 
 def plan(machine: Devices, **flags: object) -> tuple[PlannedCell, ...]:
-    return make_plan(resolve(load_config(None, flags), machine), machine.kind)
+    config = resolve(load_config(None, flags), machine)
+    return make_plan(config.matrix, config.workload.samples, machine.kind)
 
 
 def names(machine: Devices, **flags: object) -> list[str]:
@@ -28,7 +29,7 @@ def test_four_gpus_by_default() -> None:
 
 
 def test_six_gpus_are_powers_of_two_and_all() -> None:
-    assert resolve(load_config(None, {}), Devices(kind="cuda", count=6)).devices == (1, 2, 4, 6)
+    assert resolve(load_config(None, {}), Devices(kind="cuda", count=6)).matrix.devices == (1, 2, 4, 6)
 
 
 def test_a_host_has_two_devices_and_its_data_parallel_is_named_apart() -> None:
@@ -75,7 +76,7 @@ def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
 @pytest.mark.parametrize(("workers", "codes"), [(0, []), (3, ["loader_workers_uneven"]), (4, [])])
 def test_too_few_workers_for_all_processes_are_a_finding(workers: int, codes: list[str]) -> None:
     config = resolve(load_config(None, {"workers_total": workers, "data": "fake"}), FOUR_GPUS)
-    assert [finding.code for finding in plan_findings(config, "cuda")] == codes
+    assert [finding.code for finding in plan_findings(config.workload, config.matrix, "cuda")] == codes
 
 
 @pytest.mark.parametrize(

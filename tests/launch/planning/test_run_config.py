@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.planning.run_config import load_config, parse_batch_sizes, parse_devices
+from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -12,22 +13,26 @@ def test_flags_overlay_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('strategy = "ddp,single"\nbatch-size = [64, 8]\nsteps = 7\nlr = 0.5\n')
     config = load_config(path, {"steps": 9, "batch_size": None, "devices": "2,1"})
-    assert (config.strategies, config.batch_sizes, config.steps) == (("single", "ddp"), (8, 64), 9)
-    assert (config.learning_rate, config.devices) == (0.5, (1, 2))
+    assert (config.matrix.strategies, config.matrix.batch_sizes, config.measurement.steps) == (
+        ("single", "ddp"),
+        (8, 64),
+        9,
+    )
+    assert (config.optimizer.learning_rate, config.matrix.devices) == (0.5, (1, 2))
 
 
 def test_defaults_are_the_documented_ones() -> None:
     config = load_config(None, {})
-    assert (config.learning_rate, config.momentum, config.weight_decay) == (0.1, 0.9, 5e-4)
-    assert (config.workers, config.warmup_steps, config.model) == (2, 5, "resnet18_cifar")
+    assert config.optimizer == Optimizer(learning_rate=0.1, momentum=0.9, weight_decay=5e-4)
+    assert (config.workload.workers, config.measurement.warmup_steps, config.workload.model) == (2, 5, "resnet18_cifar")
 
 
 def test_what_a_report_is_told_may_stand_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('link = "PCIe 4.0 x16"\ntarget_efficiency = 0.8\n')
     config = load_config(path, {})
-    assert (config.link, config.target_efficiency) == ("PCIe 4.0 x16", 0.8)
-    assert load_config(path, {"link": "100Gb/s"}).link == "100Gb/s"
+    assert (config.reporting.link, config.reporting.target_efficiency) == ("PCIe 4.0 x16", 0.8)
+    assert load_config(path, {"link": "100Gb/s"}).reporting.link == "100Gb/s"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_batch_sizes_and_growth() -> None:
     assert parse_batch_sizes("128,32,32") == ((32, 128), None)
     assert parse_batch_sizes("32x4") == ((32,), 4)
     assert parse_devices("4,1,2") == (1, 2, 4)
-    assert load_config(None, {"batch_size": "32x4"}).batch_growth == 4
+    assert load_config(None, {"batch_size": "32x4"}).matrix.batch_growth == 4
 
 
 @pytest.mark.parametrize(

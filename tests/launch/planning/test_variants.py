@@ -18,17 +18,16 @@ from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching, by_micro_batches
-from dpscope.launch.workload.models import Workload
+from dpscope.launch.workload.models import BuiltModel
+from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import (
     Cell,
     CellOptions,
-    CommHook,
     DdpCounters,
-    Manifest,
     ParameterSizes,
-    RunConfig,
-    precision_of,
+    cell_workload,
 )
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
@@ -40,7 +39,11 @@ PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, nod
 
 def names(**flags: object) -> list[str]:
     config = resolve(load_config(None, {"batch_size": "8", **flags}), HOST)
-    return [planned.cell.name for planned in make_plan(config, "cpu") if planned.skip_reason is None]
+    return [
+        planned.cell.name
+        for planned in make_plan(config.matrix, config.workload.samples, "cpu")
+        if planned.skip_reason is None
+    ]
 
 
 def test_combinations_are_ddps_alone() -> None:
@@ -72,8 +75,12 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('overlap = ["on", "off"]\nbucket-mb = ["default", 4]\nstatic-graph = true\naccumulate = [2, 1]\n')
     config = load_config(path, {"broadcast_buffers": "off"})
-    assert (config.overlap, config.bucket_mb, config.accumulate) == (("on", "off"), ("default", 4.0), (1, 2))
-    assert (config.static_graph, config.broadcast_buffers) == (("on",), ("off",))
+    assert (config.matrix.overlap, config.matrix.bucket_mb, config.matrix.accumulate) == (
+        ("on", "off"),
+        ("default", 4.0),
+        (1, 2),
+    )
+    assert (config.matrix.static_graph, config.matrix.broadcast_buffers) == (("on",), ("off",))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path) -> None:
     assert job_from_arguments(plain, PAIR).cell.name == "ddp-d2-b8"
     manifest = RunFolder(tmp_path).manifest()
     assert [planned.cell for planned in manifest.plan] == [job.cell, Cell(strategy="ddp", devices=2, batch_size=8)]
-    assert (manifest.config.overlap, manifest.config.accumulate) == (("on", "off"), (1, 2))
+    assert (manifest.config.matrix.overlap, manifest.config.matrix.accumulate) == (("on", "off"), (1, 2))
     with pytest.raises(DpscopeError, match="--comm-hook none,fp16: a worker measures one variant; give one value"):
         job_from_arguments([*plain, "--comm-hook", "fp16,none"], PAIR)
 
@@ -127,8 +134,7 @@ def test_what_older_versions_stored_still_loads() -> None:
     cell = msgspec.json.decode(b'{"strategy": "ddp", "devices": 2, "batch_size": 8, "variant": ""}', type=Cell)
     assert (cell.name, cell.options) == ("ddp-d2-b8", CellOptions())
     assert msgspec.json.decode(b"{}", type=RunConfig) == RunConfig()
-    example = EXAMPLE_RUN / "manifest.json"
-    assert msgspec.json.decode(example.read_bytes(), type=Manifest).config.accumulate == (1,)
+    assert RunFolder(EXAMPLE_RUN).manifest().config.matrix.accumulate == (1,)
     sizes = b'{"parameter_count": 1, "parameter_bytes": 4, "gradient_bytes": 4, "buffer_bytes": 0}'
     assert msgspec.json.decode(sizes, type=ParameterSizes).gradient_elements is None
 
@@ -150,13 +156,13 @@ def test_shares_are_cut_part_by_part_in_rank_order() -> None:
 @pytest.mark.parametrize("data", ["synthetic", "fake"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_dataparallels_micro_batches_are_the_ranks_micro_batches(data: str, count: int) -> None:
-    workload = Workload(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
+    built = BuiltModel(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
     config = load_config(None, {"samples": 20, "data": data, **({"workers": 0} if data == "fake" else {})})
     options = CellOptions(accumulate=count)
 
     def parts(strategy: str, rank: int, shares: int) -> list[list[torch.Tensor]]:
         cell = Cell(strategy=strategy, devices=2, batch_size=6, options=options)  # type: ignore[arg-type]
-        stream = open_stream(config, cell, workload, rank, torch.device("cpu"))
+        stream = open_stream(config.workload, cell, built, rank, torch.device("cpu"))
         cut = MicroBatching(count=count, shares=shares).cut
         return [[images for images, _ in cut(*stream.next_batch())] for _ in range(4)]  # over smaller last batches
 
@@ -196,10 +202,12 @@ def test_every_strategy_computes_in_each_precision() -> None:
         "single-d1-b8", "single-d1-b8-amp-bf16", "dp-host-d2-b8", "dp-host-d2-b8-amp-bf16", "ddp-d2-b8", "ddp-d2-b8-amp-bf16",
     ]  # fmt: skip
     config = load_config(None, {"amp": ["off", "bf16"]})
-    assert (config.amp, config.amp_variants) == ("off", ("bf16",))
-    cells = {one.cell.name: one.cell for one in make_plan(resolve(load_config(None, {"amp": "off,bf16"}), HOST), "cpu")}
-    assert precision_of(config, cells["ddp-d2-b8"]) == "off"
-    assert precision_of(config, cells["ddp-d2-b8-amp-bf16"]) == "bf16"
+    assert (config.workload.amp, config.matrix.amp_variants) == ("off", ("bf16",))
+    resolved = resolve(load_config(None, {"amp": "off,bf16"}), HOST)
+    assert resolved.matrix.amp_variants == ("bf16",)
+    cells = {one.cell.name: one.cell for one in make_plan(resolved.matrix, resolved.workload.samples, "cpu")}
+    assert cell_workload(config.workload, cells["ddp-d2-b8"]).amp == "off"
+    assert cell_workload(config.workload, cells["ddp-d2-b8-amp-bf16"]).amp == "bf16"
     assert names(amp="bf16") == ["single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"]  # as ever
 
 

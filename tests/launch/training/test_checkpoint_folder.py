@@ -15,7 +15,9 @@ from dpscope.launch.training import checkpoint_folder as checkpoint_files
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
 from dpscope.profiling.records.checkpoint import CheckpointDescription
-from dpscope.profiling.records.run import Cell, ResolvedConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -27,7 +29,12 @@ def description(epochs: int = 1, step: int = 0, **changes: Any) -> CheckpointDes
         dpscope_version="0.1.0",
         torch_version=str(torch.__version__),
         created_at="2026-01-01T00:00:00Z",
-        config=ResolvedTrainConfig(run=ResolvedConfig(model="tiny", devices=(1, 2), batch_sizes=(8,)), epochs=4),
+        config=ResolvedTrainConfig(
+            workload=Workload(model="tiny"),
+            optimizer=Optimizer(),
+            matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
+            epochs=4,
+        ),
         cell=Cell(strategy="ddp", devices=2, batch_size=4),
         seed=0,
         device_type="cpu",

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from dpscope.launch.training.learning_rate import LearningRateSchedule
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.training import TrainConfig
 
 
 def rates(epochs: int, steps: int, **settings: object) -> list[float]:
     """The rate of every step."""
-    config = TrainConfig(run=RunConfig(), epochs=epochs, **settings)  # type: ignore[arg-type]
+    config = TrainConfig(workload=Workload(), optimizer=Optimizer(), matrix=Matrix(), epochs=epochs, **settings)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)
     schedule = LearningRateSchedule(optimizer, config, steps)
     found = []

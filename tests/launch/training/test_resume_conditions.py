@@ -8,14 +8,22 @@ import pytest
 
 from dpscope.launch.training.resume import check_same_learning, what_differs
 from dpscope.profiling.records.checkpoint import CheckpointDescription
-from dpscope.profiling.records.run import Cell, CellOptions, ResolvedConfig, RunConfig
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 HERE = Path("last.pt")
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
 DDP = Cell(strategy="ddp", devices=2, batch_size=4)
-CONFIG = ResolvedTrainConfig(run=ResolvedConfig(model="tiny", devices=(1, 2), batch_sizes=(8,)), epochs=4)
+CONFIG = ResolvedTrainConfig(
+    workload=Workload(model="tiny"),
+    optimizer=Optimizer(),
+    matrix=ResolvedMatrix(devices=(1, 2), batch_sizes=(8,)),
+    epochs=4,
+)
 
 
 def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
@@ -79,23 +87,23 @@ def test_variants_and_threads() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"run": RunConfig(model="other")}, "--model tiny, not other"),
-        ({"run": RunConfig(model="tiny", data="fake")}, "--data synthetic, not fake"),
-        ({"run": RunConfig(model="tiny", learning_rate=0.2)}, r"--lr 0\.1, not 0\.2"),
-        ({"run": RunConfig(model="tiny", momentum=0.0)}, r"--momentum 0\.9, not 0\.0"),
+        ({"model": "other"}, "--model tiny, not other"),
+        ({"data": "fake"}, "--data synthetic, not fake"),
+        ({"learning_rate": 0.2}, r"--lr 0\.1, not 0\.2"),
+        ({"momentum": 0.0}, r"--momentum 0\.9, not 0\.0"),
         ({"milestones": (2, 3)}, r"--milestones \(none\), not 2,3"),
         ({"warmup_epochs": 1}, "--warmup-epochs 0, not 1"),
         ({"label_smoothing": 0.1}, "--label-smoothing"),
     ],
 )
 def test_another_learning_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
-    config = msgspec.structs.replace(CONFIG, **change)
+    config = with_settings(CONFIG, **change)
     with pytest.raises(DpscopeError, match=f"last.pt was trained with {said}"):
         check_same_learning(HERE, checkpoint(DDP), config, DDP, seed=0)
 
 
 def test_how_batches_are_loaded_may_change_and_epochs_may_be_added() -> None:
-    config = msgspec.structs.replace(CONFIG, run=RunConfig(model="tiny", workers=7), epochs=9, eval_batch_size=3)
+    config = with_settings(CONFIG, workers=7, epochs=9, eval_batch_size=3)
     check_same_learning(HERE, checkpoint(DDP), config, SINGLE, seed=0)
     check_same_learning(HERE, checkpoint(DDP, epochs=4), CONFIG, DDP, seed=0)
 

@@ -5,21 +5,21 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.training.settings import load_train_config
-from dpscope.profiling.records.run import RunConfig
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 
 def test_defaults_learn_digits_under_strong_scaling() -> None:
     config = load_train_config(None, {})
-    assert (config.run.data, config.run.model, config.run.scaling) == ("digits", "resnet8_cifar", "strong")
-    assert (config.run.workers, config.seeds, config.run.learning_rate) == (0, (0,), 0.05)
+    assert (config.workload.data, config.workload.model, config.matrix.scaling) == ("digits", "resnet8_cifar", "strong")
+    assert (config.workload.workers, config.seeds, config.optimizer.learning_rate) == (0, (0,), 0.05)
     assert (config.epochs, config.warmup_epochs, config.milestones) == (12, 1, (7, 10))
     for field, value in (("epochs", 5), ("warmup_epochs", 0), ("milestones", "")):  # no part of another's schedule
         other = load_train_config(None, {field: value})
         assert (other.warmup_epochs, other.milestones) == (0, ())
     assert config.label_smoothing == 0
     assert config.learning_rate_scaling == "none"
-    assert load_train_config(None, {"data": "cifar10"}).run.workers == RunConfig().workers
+    assert load_train_config(None, {"data": "cifar10"}).workload.workers == Workload().workers
 
 
 def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
     path.write_text('epochs = 8\nmilestones = [6, 4]\nlearning-rate-scaling = "sqrt"\nlr = 0.2\nseeds = "2,0,2"\n')
     config = load_train_config(path, {"epochs": 9, "momentum": 0.5, "gamma": None})
     assert (config.epochs, config.milestones, config.seeds) == (9, (4, 6), (2, 0))
-    assert (config.run.learning_rate, config.run.momentum, config.gamma) == (0.2, 0.5, 0.1)
+    assert (config.optimizer.learning_rate, config.optimizer.momentum, config.gamma) == (0.2, 0.5, 0.1)
     assert config.learning_rate_scaling == "sqrt"
     assert load_train_config(path, {"milestones": ""}).milestones == ()
 

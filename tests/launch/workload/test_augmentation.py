@@ -11,11 +11,12 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.augmentation import Augmentation, random_words
 from dpscope.launch.workload.image_sets import EpochSamples, StoredImages, training_images
 from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.models import Workload
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.launch.workload.models import BuiltModel
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.run import Cell
 
 HOST = torch.device("cpu")
-WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 32, 32), classes=10)
+BUILT = BuiltModel(model=nn.Identity(), input_shape=(3, 32, 32), classes=10)
 WORD = (1 << 64) - 1
 
 
@@ -73,15 +74,15 @@ def test_shifts_and_flips_are_equally_likely() -> None:
     assert (places - count / 9).abs().max() < 5 * (count * 8 / 81) ** 0.5  # five standard deviations
 
 
-def config(**flags: object) -> RunConfig:
-    return load_config(None, {"data": "digits", "workers": 0, **flags})
+def asked(**flags: object) -> Workload:
+    return load_config(None, {"data": "digits", "workers": 0, **flags}).workload
 
 
 def augmented(cell: Cell, ranks: range, epoch: int, **flags: object) -> dict[bytes, int]:
     """Every image of the first steps of an epoch, over the ranks, and how often it came."""
     found: dict[bytes, int] = {}
     for rank in ranks:
-        stream = open_stream(config(**flags), cell, WORKLOAD, rank, HOST)
+        stream = open_stream(asked(**flags), cell, BUILT, rank, HOST)
         stream.start_epoch(epoch)
         for images, _ in _first(stream, 6):
             for image in images:
@@ -104,7 +105,7 @@ def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers() ->
 
 def test_another_epoch_or_seed_is_another_draw() -> None:
     def image(seed: int, epoch: int) -> Tensor:
-        images = training_images(config(seed=seed), WORKLOAD)
+        images = training_images(asked(seed=seed), BUILT)
         assert isinstance(images, StoredImages)
         return images.__getitems__(EpochSamples(epoch, range(40)))[0]
 

@@ -52,7 +52,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def download(folder: Path) -> None:
-    download_data(load_config(None, {"data": "cifar10", "data_dir": str(folder), "download": True}))
+    download_data(load_config(None, {"data": "cifar10", "data_dir": str(folder), "download": True}).workload)
 
 
 def test_an_archive_at_hand_is_unpacked_and_what_is_whole_is_left(tmp_path: Path, archive: Path) -> None:

@@ -58,4 +58,4 @@ def test_an_absent_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     with pytest.raises(DpscopeError, match=r"scikit-learn is absent; pip install 'dpscope\[digits\]'"):
-        check_data(load_config(None, {"data": "digits"}))
+        check_data(load_config(None, {"data": "digits"}).workload)

@@ -15,24 +15,25 @@ from dpscope.launch.workload import image_sets
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.image_sets import EpochSamples, training_images
 from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
-from dpscope.launch.workload.models import Workload
-from dpscope.profiling.records.run import Cell, RunConfig
+from dpscope.launch.workload.models import BuiltModel
+from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
 HOST = torch.device("cpu")
-WORKLOAD = Workload(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
+BUILT = BuiltModel(model=nn.Identity(), input_shape=(3, 4, 4), classes=4)
 DDP = Cell(strategy="ddp", devices=2, batch_size=3)
 DP = Cell(strategy="dp-host", devices=2, batch_size=3)
 
 
-def config(**flags: object) -> RunConfig:
+def asked(**flags: object) -> Workload:
     usual = {} if flags.get("data") == "cifar10" else {"samples": 20}
     workers = {"workers": 0} if flags.get("data") == "fake" and "workers_total" not in flags else {}
-    return load_config(None, {**usual, **workers, **flags})
+    return load_config(None, {**usual, **workers, **flags}).workload
 
 
 def images(cell: Cell, rank: int, steps: int, **flags: object) -> list[torch.Tensor]:
-    stream = open_stream(config(**flags), cell, WORKLOAD, rank, HOST)
+    stream = open_stream(asked(**flags), cell, BUILT, rank, HOST)
     return [stream.next_batch()[0] for _ in range(steps)]
 
 
@@ -64,18 +65,18 @@ def test_a_rank_gets_what_the_distributed_sampler_gives_it() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_tell_which_samples_they_hold(workers: int) -> None:
-    stream = open_stream(config(data="fake", workers=workers), DDP, WORKLOAD, 1, HOST)
-    all_samples = training_images(config(data="fake"), WORKLOAD)
+    stream = open_stream(asked(data="fake", workers=workers), DDP, BUILT, 1, HOST)
+    all_samples = training_images(asked(data="fake"), BUILT)
     for _ in range(6):  # four batches an epoch, the last of them one sample
         batch = stream.next_batch()[0]
         assert torch.equal(batch, all_samples.__getitems__(EpochSamples(stream.epoch, stream.samples))[0])
-    synthetic = open_stream(config(data="synthetic"), DDP, WORKLOAD, 1, HOST)
+    synthetic = open_stream(asked(data="synthetic"), DDP, BUILT, 1, HOST)
     assert list(synthetic.samples) == [3, 4, 5]  # rank 0 has 0, 1, 2
 
 
 def test_epochs_are_counted() -> None:
     for data in ("synthetic", "fake"):
-        stream = open_stream(config(data=data), DDP, WORKLOAD, 0, HOST)
+        stream = open_stream(asked(data=data), DDP, BUILT, 0, HOST)
         assert stream.steps_per_epoch == 4  # ceil(20 / 6)
         epochs = []
         for _ in range(9):
@@ -87,7 +88,7 @@ def test_epochs_are_counted() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> None:
-    stream = open_stream(config(data="fake", workers=workers), DDP, WORKLOAD, 0, HOST)
+    stream = open_stream(asked(data="fake", workers=workers), DDP, BUILT, 0, HOST)
     sizes = [len(stream.next_batch()[1]) for _ in range(stream.steps_per_epoch)]  # a rank has 10 of 20 samples
     stream.leave_out_short_batches()
     sizes += [len(stream.next_batch()[1]) for _ in range(7)]
@@ -97,16 +98,16 @@ def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> N
 
 
 def test_a_total_of_workers_is_shared() -> None:
-    assert [loader_workers(config(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
-    assert loader_workers(config(data="fake", workers_total=3), DP, 0) == 3
-    assert loader_workers(config(data="fake", workers=2), DDP, 1) == 2
+    assert [loader_workers(asked(data="fake", workers_total=3), DDP, rank) for rank in (0, 1)] == [2, 1]
+    assert loader_workers(asked(data="fake", workers_total=3), DP, 0) == 3
+    assert loader_workers(asked(data="fake", workers=2), DDP, 1) == 2
 
 
 def test_absent_cifar_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DpscopeError, match=r"cifar-10-batches-py is not there; pass --download"):
-        check_data(config(data="cifar10", data_dir=str(tmp_path)))
+        check_data(asked(data="cifar10", data_dir=str(tmp_path)))
     (tmp_path / "cifar-10-batches-py").mkdir()
-    check_data(config(data="cifar10", data_dir=str(tmp_path)))
+    check_data(asked(data="cifar10", data_dir=str(tmp_path)))
 
 
 def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,18 +119,18 @@ def test_cifar_images_are_normalised_bytes(tmp_path: Path, monkeypatch: pytest.M
         (folder / name).write_bytes(pickle.dumps(content))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)  # no such md5
-    settings = config(data="cifar10", data_dir=str(tmp_path))
+    settings = asked(data="cifar10", data_dir=str(tmp_path))
     found, labels = (
         torch.cat(parts)
         for parts in zip(
-            image_sets.training_images(settings, WORKLOAD, augment=False).__getitems__(EpochSamples(0, range(5))),
-            image_sets.test_images(settings, WORKLOAD).__getitems__(EpochSamples(0, [0])),
+            image_sets.training_images(settings, BUILT, augment=False).__getitems__(EpochSamples(0, range(5))),
+            image_sets.test_images(settings, BUILT).__getitems__(EpochSamples(0, [0])),
             strict=True,
         )
     )
     assert labels.tolist() == [0, 1, 2, 3, 4, 5]
     shown = torch.from_numpy(pixels.reshape(6, 3, 32, 32)) / 255
     assert torch.allclose(found[:, 1], (shown[:, 1] - 0.4822) / 0.1994, atol=1e-5)
-    moved = image_sets.training_images(settings, WORKLOAD).__getitems__(EpochSamples(0, range(5)))[0]
+    moved = image_sets.training_images(settings, BUILT).__getitems__(EpochSamples(0, range(5)))[0]
     assert moved.shape == found[:5].shape
     assert not torch.equal(moved, found[:5])

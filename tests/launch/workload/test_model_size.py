@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize, check_model, size_of
-from dpscope.launch.workload.models import Workload, build_workload
-from dpscope.profiling.records.run import RunConfig
+from dpscope.launch.workload.models import BuiltModel, build_model
+from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS
 
 
 @pytest.mark.parametrize("name", list(SIZES))
 def test_sizes_that_are_known_without_torch_are_those_of_the_models(name: str) -> None:
-    assert size_of(build_workload(name)) == SIZES[name]
+    assert size_of(build_model(name)) == SIZES[name]
 
 
 def test_multiplications_of_one_sample_are_counted() -> None:
@@ -25,7 +25,7 @@ def test_multiplications_of_one_sample_are_counted() -> None:
     layers = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
     )
-    assert size_of(Workload(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
+    assert size_of(BuiltModel(layers, (3, 8, 8), 4)) == ModelSize(parameters=252, multiplications=216 * 64 + 32)
 
 
 class _Looks(nn.Linear):
@@ -37,7 +37,7 @@ class _Looks(nn.Linear):
 
 
 def test_a_forward_that_shapes_cannot_take_is_not_counted() -> None:
-    assert size_of(Workload(_Looks(3, 2), (3,), 2)) == ModelSize(parameters=8, multiplications=None)
+    assert size_of(BuiltModel(_Looks(3, 2), (3,), 2)) == ModelSize(parameters=8, multiplications=None)
 
 
 def test_a_model_of_ones_own_that_cannot_be_built_is_told_before_anything_starts(
@@ -64,19 +64,19 @@ def test_a_function_may_read_its_place_in_the_job(tmp_path: Path, monkeypatch: p
         "    layers = nn.Sequential(nn.Flatten(), nn.Linear(3072, int(os.environ['WORLD_SIZE']) + int(os.environ['RANK'])))\n"
         "    return layers, (3, 32, 32), 1\n"
     )
-    assert check_model(RunConfig(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
+    assert check_model(Workload(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
     assert (os.environ.get("WORLD_SIZE"), os.environ.get("RANK")) == ("4", None)
 
 
 def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(USER_MODELS)
     with pytest.raises(DpscopeError, match="tells 4 classes apart and digits has 10"):
-        check_model(RunConfig(model="tiny_models:tiny", data="digits"))
+        check_model(Workload(model="tiny_models:tiny", data="digits"))
 
 
 def test_the_datas_own_image_size_counts() -> None:
     """resnet18 asks for 224 x 224; CIFAR-10's 32 x 32 are 1/49 of the pixels, and its convolutions take about as much less."""
-    asked, own = (check_model(RunConfig(model="resnet18", data=data)).multiplications for data in ("fake", "cifar10"))
+    asked, own = (check_model(Workload(model="resnet18", data=data)).multiplications for data in ("fake", "cifar10"))
     assert asked is not None
     assert own is not None
     assert 40 < asked / own < 52

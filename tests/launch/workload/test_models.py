@@ -6,28 +6,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpscope.launch.workload.models import build_workload, check_model
+from dpscope.launch.workload.models import build_model, check_model
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS
 
 
 def test_resnet18_for_cifar() -> None:
-    workload = build_workload("resnet18_cifar")
-    sizes = parameter_sizes(workload.model)
+    built = build_model("resnet18_cifar")
+    sizes = parameter_sizes(built.model)
     assert sizes.parameter_count == 11_173_962
     assert sizes.parameter_bytes == sizes.gradient_bytes == 44_695_848
     assert sizes.buffer_bytes == 38_400 + 160
     assert sum(tensor.bytes for tensor in sizes.parameter_tensors) == 44_695_848
-    features = torch.nn.Sequential(*list(workload.model.children())[:4])
-    assert features(torch.ones(1, *workload.input_shape)).shape == (1, 64, 32, 32)  # no stride, no pooling
+    features = torch.nn.Sequential(*list(built.model.children())[:4])
+    assert features(torch.ones(1, *built.input_shape)).shape == (1, 64, 32, 32)  # no stride, no pooling
 
 
 def test_torchvision_models_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(USER_MODELS))
-    assert build_workload("mobilenet_v3_small").input_shape == (3, 224, 224)
-    assert build_workload("tiny_models:tiny").input_shape == (3, 8, 8)
-    assert build_workload("tiny_models:tiny_module").classes == 10
+    assert build_model("mobilenet_v3_small").input_shape == (3, 224, 224)
+    assert build_model("tiny_models:tiny").input_shape == (3, 8, 8)
+    assert build_model("tiny_models:tiny_module").classes == 10
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_an_unknown_model_is_named_with_what_to_do(name: str, said: str) -> None
     with pytest.raises(DpscopeError, match=said):
         check_model(name)
     with pytest.raises(DpscopeError, match=f"--model {name}"):
-        build_workload(name)
+        build_model(name)
 
 
 def test_a_function_that_returns_no_model() -> None:
     with pytest.raises(DpscopeError, match=r"returned str; return a torch\.nn\.Module"):
-        build_workload("os:getcwd")
+        build_model("os:getcwd")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_users_module_that_fails_is_named_with_the_line(
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     (tmp_path / "broken.py").write_text(content)
     with pytest.raises(DpscopeError) as caught:
-        build_workload("broken:make")
+        build_model("broken:make")
     message = str(caught.value)
     assert "\n" not in message
     assert said in message

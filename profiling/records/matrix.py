@@ -1,0 +1,163 @@
+"""Which cells a run has, as settings: strategies, devices, batches and variants. Imports no torch."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from dpscope.profiling.records.ddp_arguments import ddp_arguments
+from dpscope.profiling.records.settings import ConfigPart, SettingCheck, SettingError
+
+Strategy = Literal["single", "dp", "ddp"]
+CommHook = Literal["none", "fp16", "bf16", "powersgd"]
+Amp = Literal["off", "bf16", "fp16"]
+Switch = Literal["on", "off"]
+
+_LARGEST_BUCKET_MB = 1 << 20  # a TiB
+
+
+class Variants(ConfigPart, frozen=True):
+    """Variants of the strategies (docs/variants.md): each combination of their values is a cell.
+
+    All but `accumulate` and `amp_variants` concern DistributedDataParallel alone. Values are kept without repetition, in the
+    order of the documentation, numbers ascending.
+    """
+
+    comm_hook: tuple[CommHook, ...] = ("none",)  # how gradients travel
+    bucket_mb: tuple[float | Literal["default"], ...] = ("default",)  # MiB; default: 1 MiB, then 25 MiB
+    ddp_args: tuple[str, ...] = ("default",)  # further arguments of DDP: NAME=VALUE NAME=VALUE, values as in JSON
+    overlap: tuple[Switch, ...] = ("on",)  # off: one bucket holds all gradients, reduced when backward is over
+    gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
+    static_graph: tuple[Switch, ...] = ("off",)
+    broadcast_buffers: tuple[Switch, ...] = ("on",)
+    accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
+    amp_variants: tuple[Amp, ...] = ()  # precisions beside the workload's: off,bf16 is its amp off and this (bf16,)
+
+
+VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
+"""Those that hold every value, the default too where it is wanted; each has one at least."""
+SWITCHES = tuple(field.name for field in msgspec.structs.fields(Variants) if field.type == tuple[Switch, ...])
+DDP_VARIANTS = tuple(name for name in VARIANTS if name != "accumulate")
+VARIANT_EXAMPLES = {
+    "comm_hook": "none,fp16",
+    "bucket_mb": "default,5",
+    "ddp_args": "default;batched_grad_copy=true",
+    "accumulate": "1,4",
+    **dict.fromkeys(SWITCHES, "on or off, or on,off to compare them"),
+}
+
+
+class Matrix(Variants, frozen=True):
+    """Which cells are measured.
+
+    `batch_sizes` are per device under weak scaling and global under strong scaling; with `both`, the same numbers are read
+    both ways and the union of the cells is measured once. Lists are kept without repetition: numbers ascending, strategies
+    in the order of the report.
+    """
+
+    strategies: tuple[Strategy, ...] = ("single", "dp", "ddp")
+    devices: tuple[int, ...] | None = None  # device counts, 1 for the single-device baseline
+    batch_sizes: tuple[int, ...] | None = None
+    batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
+    scaling: Literal["weak", "strong", "both"] = "weak"
+
+    def __post_init__(self) -> None:
+        for name, value in self._in_order().items():
+            msgspec.structs.force_setattr(self, name, value)
+        super().__post_init__()
+        if self.batch_growth is not None and len(self.batch_sizes or ()) != 1:
+            fix = "growth needs one batch size to start from, as in --batch-size 32x4"
+            raise SettingError(fix, batch_growth=self.batch_growth)
+        self._check_variants()
+
+    def _in_order(self) -> dict[str, object]:
+        orders = {"strategies": get_args(Strategy), "comm_hook": get_args(CommHook), "amp_variants": get_args(Amp)}
+        orders |= dict.fromkeys(SWITCHES, get_args(Switch))
+        ordered: dict[str, object] = {
+            name: tuple(value for value in order if value in getattr(self, name)) for name, order in orders.items()
+        }
+        sizes = set(self.bucket_mb)
+        named: list[object] = ["default"] if "default" in sizes else []
+        ordered["bucket_mb"] = (*named, *sorted(size for size in sizes if not isinstance(size, str)))
+        ordered["ddp_args"] = tuple(sorted(set(self.ddp_args), key=lambda one: (one != "default", one)))
+        for name in ("devices", "batch_sizes", "accumulate"):
+            numbers = getattr(self, name)
+            ordered[name] = None if numbers is None else tuple(sorted(set(numbers)))
+        return ordered
+
+    def checks(self) -> list[SettingCheck]:
+        sizes = [size for size in self.bucket_mb if not isinstance(size, str)]
+        return [
+            ("strategies", bool(self.strategies), "no strategy; choose from single, dp, ddp"),
+            ("devices", _all_positive(self.devices), "every device count must be 1 or more"),
+            ("batch_sizes", _all_positive(self.batch_sizes), "every batch size must be 1 or more"),
+            ("batch_growth", self.batch_growth is None or self.batch_growth >= 2, "growth must be 2 or more"),
+            *(
+                (name, bool(getattr(self, name)), f"no value; write it as {VARIANT_EXAMPLES[name]}")
+                for name in VARIANTS
+            ),
+            (
+                "bucket_mb",
+                all(0 < size <= _LARGEST_BUCKET_MB for size in sizes),
+                f"must be above 0 MiB and at most {_LARGEST_BUCKET_MB}; --overlap off makes one bucket of everything",
+            ),
+            ("accumulate", min(self.accumulate, default=1) >= 1, "must be 1 or more micro-batches"),
+            *(("ddp_args", not wrong, wrong) for wrong in map(_wrong_arguments, self.ddp_args)),
+        ]
+
+    def _check_variants(self) -> None:
+        """Raise SettingError for variants that contradict each other or the strategies."""
+        if self.overlap == ("off",) and self.bucket_mb != ("default",):
+            raise SettingError(
+                "without overlap one bucket holds all gradients; leave one of them away, or compare with --overlap on,off",
+                bucket_mb=self.bucket_mb,
+                overlap=self.overlap,
+            )
+        if "ddp" not in self.strategies:
+            for name in DDP_VARIANTS:
+                if getattr(self, name) != getattr(_NO_VARIANTS, name):
+                    raise SettingError(
+                        f"only DDP has it, and ddp is not in --strategy {','.join(self.strategies)}; add ddp, or omit it",
+                        **{name: getattr(self, name)},
+                    )
+
+
+class ResolvedMatrix(Matrix, frozen=True, kw_only=True):
+    """A matrix with nothing left to choose for this machine."""
+
+    devices: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+
+
+_NO_VARIANTS = Variants()
+
+
+def check_micro_batches(matrix: Matrix) -> None:
+    """Raise SettingError where micro-batches of a cell would not be equal.
+
+    Not every matrix has to hold it: that of cells measured by hand is their union, of which each alone was checked.
+    """
+    for batch_size in matrix.batch_sizes or ():
+        shares = {batch_size}
+        if matrix.scaling != "weak":
+            shares |= {batch_size // devices for devices in matrix.devices or () if batch_size % devices == 0}
+        for share in sorted(shares):
+            for count in matrix.accumulate:
+                if share % count:
+                    raise SettingError(
+                        f"{share} samples per device cannot be cut into {count} equal micro-batches; choose batch sizes "
+                        f"that {count} divides (--batch-size is a whole step's, per device)",
+                        accumulate=matrix.accumulate,
+                    )
+
+
+def _all_positive(numbers: tuple[int, ...] | None) -> bool:
+    return numbers is None or (len(numbers) > 0 and min(numbers) >= 1)
+
+
+def _wrong_arguments(text: str) -> str:
+    """Why a text names no arguments of DDP; empty where it does."""
+    try:
+        ddp_arguments(text)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,56 @@
+"""Parts of a configuration: what each refuses, and settings by name."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dpscope.profiling.records.config import Measurement, Optimizer, RunConfig, Workload
+from dpscope.profiling.records.matrix import Matrix
+from dpscope.profiling.records.settings import (
+    SettingError,
+    in_parts,
+    own_settings,
+    setting_names,
+    settings_of,
+    with_settings,
+)
+from dpscope.profiling.records.training import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Workload(samples=0), "samples 0: an epoch needs 1 sample or more"),
+        (lambda: Optimizer(momentum=-1.0), r"momentum -1\.0: must be a number, 0 or more"),
+        (lambda: Measurement(warmup_steps=4), "warmup_steps 4: must be 5 or more"),
+        (lambda: Measurement(steps=3, epochs=1), "steps 3 and epochs 1: give one of them"),
+        (lambda: Matrix(batch_sizes=(8, 16), batch_growth=2), "batch_growth 2: growth needs one batch size"),
+        (lambda: Matrix(overlap=("off",), bucket_mb=(5.0,)), r"bucket_mb 5\.0 with overlap off: without overlap"),
+        (lambda: Matrix(strategies=("dp",), comm_hook=("fp16",)), "comm_hook fp16: only DDP has it"),
+        (lambda: with_settings(RunConfig(), seed=-1), "seed -1: must be 0 or more"),
+    ],
+)
+def test_a_part_refuses_what_cannot_be(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        make()
+
+
+def test_a_matrix_is_kept_in_order_without_repetition() -> None:
+    matrix = Matrix(strategies=("ddp", "single", "ddp"), devices=(4, 1, 4), bucket_mb=(25.0, "default", 5.0))
+    assert (matrix.strategies, matrix.devices) == (("single", "ddp"), (1, 4))
+    assert matrix.bucket_mb == ("default", 5.0, 25.0)
+
+
+def test_settings_by_name_are_unique_and_go_back_into_their_parts() -> None:
+    for kind, parts in ((RunConfig, 5), (TrainConfig, 3)):
+        in_places = [
+            len(value)
+            for value in in_parts(dict.fromkeys(setting_names(kind)), kind).values()
+            if isinstance(value, dict)
+        ]
+        assert len(in_places) == parts  # no setting of the same name in two of them:
+        assert sum(in_places) + len(own_settings(kind)) == len(setting_names(kind)) > 20
+    config = with_settings(RunConfig(), steps=7, model="tiny", devices=(2,), momentum=0.0)
+    assert (config.measurement.steps, config.workload.model, config.optimizer.momentum) == (7, "tiny", 0.0)
+    sgd = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 5e-4}
+    assert in_parts(settings_of(config), RunConfig)["optimizer"] == sgd
