@@ -8,6 +8,8 @@ from dpscope.analysis.runs.traced_run import traces_said
 from dpscope.analysis.text.units import NA, counted, show_bytes
 from dpscope.profiling.records.run import DeviceState, Environment
 
+_ON_DEVICES = " (on devices 11 and 1.5 s at least)"
+
 
 def setting_of(run: RunData) -> str:
     """Model, data, machine, versions and repeats in one paragraph; of traces alone what they are."""
@@ -59,10 +61,8 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     if engines := _several({rank.nccl_engine for rank in ranks}):
         yield "NCCL engine", engines
     yield "Threads per process", str(manifest.threads_per_process)
-    yield (
-        "Steps",
-        f"{measurement.warmup_steps} warm-up, {measurement.steps or NA} timed, {measurement.traced_steps} traced, each repeat",
-    )
+    warm_up = f"{measurement.warmup_steps} warm-up{_ON_DEVICES if manifest.device_type == 'cuda' else ''}"
+    yield "Steps", f"{warm_up}, {measurement.steps or NA} timed, {measurement.traced_steps} traced, each repeat"
     yield "Model and data", f"{workload.model}, {workload.data}, amp {workload.amp}"
     if manifest.normalisation is not None:
         yield "Normalised by", manifest.normalisation

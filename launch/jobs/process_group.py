@@ -57,6 +57,15 @@ def nccl_engine(device: torch.device) -> str | None:
     return type(group._get_backend(device)).__name__
 
 
+def told_by_rank_0(number: int, device: torch.device) -> int:
+    """The number that rank 0 has, in every process of the job."""
+    if not distributed.is_initialized():
+        return number
+    told = torch.tensor([number], dtype=torch.int64, device=device)
+    distributed.broadcast(told, src=0)
+    return int(told.item())
+
+
 def synchronise(devices: Sequence[torch.device]) -> None:
     """Wait for a process's devices and for the other processes of its job."""
     _finish_work(devices)

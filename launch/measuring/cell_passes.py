@@ -1,5 +1,7 @@
 """The passes over one cell in one process: warm-up, timed, traced, DDP's counters. Never mixed."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.jobs.process_group import synchronise
+from dpscope.launch.jobs.process_group import synchronise, told_by_rank_0
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
@@ -16,6 +18,9 @@ from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.run import Cell, DeviceMemory, TimedBlock
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
+
+LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1  # until DDP stops counting, and for the others as long
+LEAST_DEVICE_S = 1.5  # clocks rise and kernels are chosen while a device warms up
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,30 @@ def run_passes(process: CellProcess) -> Measured:
 
 
 def _warm_up(process: CellProcess) -> None:
-    steps = process.config.measurement.warmup_steps
+    """The steps asked for; on devices LEAST_DEVICE_STEPS and LEAST_DEVICE_S at least, alike for all strategies."""
+    steps, done = process.config.measurement.warmup_steps, 0
+    on_device = process.devices[0].type == "cuda"
     if isinstance(process.model, DistributedDataParallel):
         ddp_counters.stop_counting(process.model)
-        steps = ddp_counters.warmup_iterations(steps, process.devices[0])
-    if process.config.measurement.epochs is not None:
-        per_epoch = process.step.batches.steps_per_epoch
-        steps = -(-steps // per_epoch) * per_epoch  # whole epochs, so that the timed ones start at their start
-    for _ in range(steps):
-        process.step()
+    if on_device:
+        steps = max(steps, LEAST_DEVICE_STEPS)
+    # Whole epochs where epochs are timed, so that these start at their start.
+    per_epoch = 1 if process.config.measurement.epochs is None else process.step.batches.steps_per_epoch
+    began_s = time.monotonic()
+    while steps > 0:
+        whole = math.ceil(steps / per_epoch) * per_epoch
+        for _ in range(whole):
+            process.step()
+        done += whole
+        steps = _steps_left(process, done, began_s) if on_device else 0
+
+
+def _steps_left(process: CellProcess, done: int, began_s: float) -> int:
+    """How many more steps it takes until LEAST_DEVICE_S have passed, at the pace so far; the same in every process."""
+    process.synchronise()
+    passed_s = time.monotonic() - began_s
+    left = math.ceil((LEAST_DEVICE_S - passed_s) * done / passed_s) if passed_s < LEAST_DEVICE_S else 0
+    return told_by_rank_0(left, process.devices[0])
 
 
 def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:

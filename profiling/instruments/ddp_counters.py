@@ -16,12 +16,7 @@ from dpscope.profiling.records.run import DdpCounters
 
 _NEVER = 1_000_000_000
 _BY_DEFAULT = 100  # torch's kDDPRuntimeLoggingSampleRate
-_ALWAYS_COUNTED_ITERATIONS = 10  # DDP collects in these whatever the rate
-
-
-def warmup_iterations(requested: int, device: torch.device) -> int:
-    """Warm-up a DDP model needs before its steps may be timed: on CUDA, until DDP stops collecting counters."""
-    return max(requested, _ALWAYS_COUNTED_ITERATIONS + 1) if device.type == "cuda" else requested
+ALWAYS_COUNTED_ITERATIONS = 10  # DDP collects in these whatever the rate
 
 
 def stop_counting(model: DistributedDataParallel) -> None:
