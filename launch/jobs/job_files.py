@@ -17,6 +17,7 @@ from dpscope.profiling.store.files import write_json, write_text
 
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"
+JOB_NAME = "job.txt"  # which job measures here
 
 _OUT_OF_MEMORY_SIGNS = (
     "out of memory",
@@ -126,7 +127,7 @@ def read_progress(folder: Path) -> str | None:
 
 def remove_job_files(folder: Path) -> None:
     """Remove the notes and the progress of a job that is over."""
-    for path in [*folder.glob("failure_*.json"), folder / PROGRESS_NAME]:
+    for path in [*folder.glob("failure_*.json"), folder / PROGRESS_NAME, folder / JOB_NAME]:
         path.unlink(missing_ok=True)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_place
-from dpscope.launch.measuring.multi_host_manifest import free_repeat, manifest_containing, manifest_with
+from dpscope.launch.measuring.job_repeat import POLL_S, WAIT_FOR_RANK_0_S, chosen_repeat
+from dpscope.launch.measuring.multi_host_manifest import manifest_containing, manifest_with
 from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
@@ -26,9 +27,6 @@ from dpscope.profiling.records.settings import setting_names, settings_of, with_
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-
-_WAIT_FOR_RANK_0_S = 120.0
-_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
     cell = cells[cell_name]
     check_place(cell, place)
     _check_threads_as_begun(run, manifest, cell, place)
-    chosen = _chosen_repeat(run, cell, repeat)
+    chosen = chosen_repeat(run, cell, repeat, place)
     return WorkerJob(
         config=manifest.config,
         cell=cell,
@@ -109,21 +107,6 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
 def _check_threads_as_begun(run: RunFolder, manifest: Manifest, cell: Cell, place: TorchrunPlace) -> None:
     threads = manifest.threads_per_process
     check_threads(cell, place.local_world_size, threads, f"{run.path}, begun with {threads} threads a process")
-
-
-def _chosen_repeat(run: RunFolder, cell: Cell, repeat: int | None) -> int:
-    """The repeat to measure, by default the next free one; raises DpscopeError for one that is measured already."""
-    if repeat is None:
-        return free_repeat(run, cell)
-    if repeat < 0:
-        raise DpscopeError(f"--repeat {repeat}: must be 0 or more")
-    folder = run.repeat(cell, repeat)
-    if folder.status() == "ok":
-        raise DpscopeError(
-            f"--repeat {repeat}: {cell.name} is measured already, in {folder.path}; leave --repeat away to add the next "
-            "free one, or remove that folder to measure it again"
-        )
-    return repeat
 
 
 def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:
@@ -154,13 +137,12 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         with locked(run.path, wait=True, note=_note):
             manifest = manifest_with(run, wanted, threads)
             _check_threads_as_begun(run, manifest, cell, place)
-            chosen = _chosen_repeat(run, cell, repeat)
+            chosen = chosen_repeat(run, cell, repeat, place)
             write_json(run.manifest_path, manifest)
-            run.repeat(cell, chosen).path.mkdir(parents=True, exist_ok=True)
     else:
         manifest = _entered_by_rank_0(run, config, cell, threads)
         _check_threads_as_begun(run, manifest, cell, place)
-        chosen = _chosen_repeat(run, cell, repeat)
+        chosen = chosen_repeat(run, cell, repeat, place)
     return WorkerJob(
         config=config,
         cell=cell,
@@ -173,14 +155,14 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
 
 def _entered_by_rank_0(run: RunFolder, config: RunConfig, cell: Cell, threads: int | None) -> Manifest:
     """The run's manifest once rank 0 has entered this job; raises DpscopeError when that does not come to be seen."""
-    deadline = time.monotonic() + _WAIT_FOR_RANK_0_S
+    deadline = time.monotonic() + WAIT_FOR_RANK_0_S
     while (manifest := manifest_containing(run, config, cell, threads)) is None:
         if time.monotonic() > deadline:
             raise DpscopeError(
-                f"--out {run.path}: rank 0 has entered no {cell.name} there in {_WAIT_FOR_RANK_0_S:g} s; name one folder "
+                f"--out {run.path}: rank 0 has entered no {cell.name} there in {WAIT_FOR_RANK_0_S:g} s; name one folder "
                 "that all nodes share, and see what rank 0 says"
             )
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     return manifest
 
 

@@ -230,6 +230,8 @@ def plan_findings(
                 next_step=f"Use --devices up to {cores} on this machine.",
             )
         )
+    if kind == "cuda":
+        findings += _few_cores(workload, here, cores)
     if workload.data != "synthetic" and "ddp" in matrix.strategies and 0 < (workload.workers_total or 0) < largest:
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
@@ -239,3 +241,17 @@ def plan_findings(
             )
         )
     return findings
+
+
+def _few_cores(workload: Workload, gpus: int, cores: int) -> list[Finding]:
+    """Whether a host has fewer cores than processes that feed its GPUs: one a GPU, and its loader workers."""
+    each = 0 if workload.data == "synthetic" else workload.workers
+    workers = each * gpus if workload.workers_total is None or each == 0 else workload.workers_total
+    if gpus + workers <= cores:
+        return []
+    beside = f" and {workers} loader worker(s)" if workers else ""
+    return [
+        PlanCode.FEW_HOST_CORES.finding(
+            f"{gpus} GPU(s){beside} share {cores} host core(s): GPUs wait for the processes that feed them."
+        )
+    ]

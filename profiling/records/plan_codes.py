@@ -12,6 +12,12 @@ class PlanCode(FindingCode):
         "More processes than cores: they wait for each other, and the times are no measure of scaling.",
         "use no more --devices than there are cores",
     )
+    FEW_HOST_CORES = (
+        "few_host_cores",
+        "warning",
+        "There are fewer host cores than GPUs and loader workers: GPUs wait for the processes that feed them.",
+        "Give the job more cores (with Slurm: --cpus-per-task, to sbatch and to srun), or use fewer --workers.",
+    )
     CORES_OVERSUBSCRIBED = (
         "cores_oversubscribed",
         "warning",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-_JOB = r"result\.json|log\.txt|progress\.txt|failure_\d+_\d+\.json|torchrun/.+"
+_JOB = r"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|torchrun/.+"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
 _LAYOUT = re.compile(
     rf"""

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.measuring import cell_passes
 from dpscope.launch.measuring.cell_passes import CellProcess
 from dpscope.profiling.instruments.step_timer import nothing
-from dpscope.profiling.records.run import Cell, CellStrategy, RunConfig
+from dpscope.profiling.records.config import Measurement, RunConfig
+from dpscope.profiling.records.run import Cell, CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 
 
@@ -85,7 +86,7 @@ def test_a_device_is_warmed_up_alike_by_every_strategy(
     warmup_steps: int,
     expected: int,
 ) -> None:
-    config = RunConfig(warmup_steps=warmup_steps)
+    config = RunConfig(measurement=Measurement(warmup_steps=warmup_steps))
     assert steps_taken(monkeypatch, strategy, "cuda", step_s, config) == expected
 
 
@@ -93,12 +94,12 @@ def test_a_device_is_warmed_up_alike_by_every_strategy(
 def test_a_cpu_is_warmed_up_for_the_steps_asked_for(
     monkeypatch: pytest.MonkeyPatch, group: None, strategy: CellStrategy
 ) -> None:
-    assert steps_taken(monkeypatch, strategy, "cpu", 0.005, RunConfig(warmup_steps=5)) == 5
+    assert steps_taken(monkeypatch, strategy, "cpu", 0.005, RunConfig(measurement=Measurement(warmup_steps=5))) == 5
 
 
 def test_whole_epochs_are_warmed_up_where_epochs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs of 7 steps of 1/16 s: 11 steps are two epochs of 0.875 s; 10 steps more are another two."""
-    config = RunConfig(warmup_steps=5, steps=None, epochs=1)
+    config = RunConfig(measurement=Measurement(warmup_steps=5, steps=None, epochs=1))
     assert steps_taken(monkeypatch, "single", "cuda", 1 / 16, config) == 28
     assert steps_taken(monkeypatch, "single", "cpu", 1 / 16, config) == 7
 

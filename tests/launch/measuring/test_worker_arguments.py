@@ -74,7 +74,7 @@ def test_more_processes_than_a_node_has_gpus_are_refused(tmp_path: Path, monkeyp
 
 
 def test_a_folder_that_rank_0_does_not_share_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_job, "_WAIT_FOR_RANK_0_S", 0.1)
+    monkeypatch.setattr(worker_job, "WAIT_FOR_RANK_0_S", 0.1)
     second = TorchrunPlace(rank=1, local_rank=0, world_size=2, local_world_size=1, node=1)
     arguments = ["--strategy", "ddp", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
     with pytest.raises(

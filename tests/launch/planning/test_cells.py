@@ -6,10 +6,13 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning import cells
 from dpscope.launch.planning.cells import check_idle_here, make_plan, plan_findings, resolve
 from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.config import ResolvedConfig
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
 FOUR_GPUS = Devices(kind="cuda", count=4)
+EIGHT_GPUS = Devices(kind="cuda", count=8)
 ONE_GPU = Devices(kind="cuda", count=1)
 HOST = Devices(kind="cpu", count=None)
 
@@ -74,9 +77,45 @@ def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("workers", "codes"), [(0, []), (3, ["loader_workers_uneven"]), (4, [])])
-def test_too_few_workers_for_all_processes_are_a_finding(workers: int, codes: list[str]) -> None:
+def test_too_few_workers_for_all_processes_are_a_finding(
+    monkeypatch: pytest.MonkeyPatch, workers: int, codes: list[str]
+) -> None:
+    monkeypatch.setattr(cells, "usable_cores", lambda: 64)
     config = resolve(load_config(None, {"workers_total": workers, "data": "fake"}), FOUR_GPUS)
     assert [finding.code for finding in plan_findings(config.workload, config.matrix, "cuda")] == codes
+
+
+def findings_of(config: ResolvedConfig, on_this_host: int | None = None) -> list[Finding]:
+    return plan_findings(config.workload, config.matrix, "cuda", on_this_host)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "said"),
+    [
+        ({}, 4, None),  # a process for each of 4 GPUs; synthetic data has no loader
+        ({}, 3, "4 GPU(s) share 3 host core(s)"),
+        ({"data": "fake", "workers": "2"}, 12, None),  # 4 + 4 x 2
+        ({"data": "fake", "workers": "2"}, 11, "4 GPU(s) and 8 loader worker(s) share 11 host core(s)"),
+        ({"data": "fake", "workers_total": 4}, 8, None),
+        ({"data": "fake", "workers_total": 4}, 7, "4 GPU(s) and 4 loader worker(s) share 7 host core(s)"),
+        ({"devices": "1,2", "data": "fake"}, 6, None),  # 2 + 2 x 2
+    ],
+)
+def test_fewer_host_cores_than_gpus_and_workers_are_a_finding(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], cores: int, said: str | None
+) -> None:
+    monkeypatch.setattr(cells, "usable_cores", lambda: cores)
+    found = findings_of(resolve(load_config(None, settings), FOUR_GPUS))
+    assert [finding.code for finding in found] == ([] if said is None else ["few_host_cores"])
+    assert said is None or said in found[0].message
+
+
+def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GPUs over two nodes are 4 for a node's 4 cores; on one node they are too many."""
+    monkeypatch.setattr(cells, "usable_cores", lambda: 4)
+    config = resolve(load_config(None, {"devices": "8"}), EIGHT_GPUS, on_this_host=4)
+    assert findings_of(config, on_this_host=4) == []
+    assert [finding.code for finding in findings_of(config)] == ["few_host_cores"]
 
 
 @pytest.mark.parametrize(
