@@ -98,7 +98,9 @@ def _join(settings: CalibrationSettings, place: TorchrunPlace) -> "torch.device"
     import torch
     from torch import distributed
 
-    timeout = timedelta(seconds=settings.timeout_s)
+    from dpscope.launch.jobs.process_group import collective_limit_s
+
+    timeout = timedelta(seconds=collective_limit_s(torch.device(settings.device), settings.timeout_s))
     if settings.device == "cpu":
         torch.set_num_threads(1)
         distributed.init_process_group("gloo", timeout=timeout)

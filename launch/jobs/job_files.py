@@ -42,6 +42,7 @@ _PEER_LOST_SIGNS = (
     "socket",
     "remote process exited",
     "timed out waiting",
+    "communicator was aborted",
     "ncclremoteerror",
     "ncclsystemerror",
 )

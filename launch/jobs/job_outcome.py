@@ -16,6 +16,10 @@ TAIL_LINES_OTHER = 5
 
 _PREFIX = re.compile(r"^\[rank(\d+)\]:")
 _EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*exitcode\s*:\s*(-?\d+)")
+# What NCCL's watchdog logs, of both of torch's engines, before it aborts its process.
+_WATCHDOG = re.compile(
+    r"^\[rank(\d+)\]:.*?(Watchdog caught collective operation timeout: .+|timeout - collective operation timed out.*)"
+)
 # torchrun ends the other ranks with SIGTERM, NCCL's watchdog aborts: consequences of a failure elsewhere.
 _CONSEQUENT_SIGNALS = {signal.SIGTERM, signal.SIGABRT, signal.SIGINT}
 
@@ -59,7 +63,7 @@ def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, la
     if exit_status is None:
         message = f"passed its time limit of {timeout_s:g} s ({_where(last_pass)}); raise --timeout if it was only slow"
         return JobOutcome(status="timed_out", message=message, log_tail=_log_tail(log, None))
-    first = _first_failure(read_failures(folder.path), _exits(log), exit_status)
+    first = _first_failure(read_failures(folder.path), _exits(log), exit_status, _timed_out_collective(log))
     return JobOutcome(
         status="out_of_memory"
         if first.status == "crashed" and looks_like_out_of_memory(first.message)
@@ -95,14 +99,25 @@ class _Failure(NamedTuple):
     signal: int | None = None
 
 
-def _first_failure(notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int) -> _Failure:
+def _timed_out_collective(log: str) -> _Failure | None:
+    """The first collective that NCCL's watchdog gave up, in its own words: its rank was ended by a signal and left no note."""
+    found = next((match for line in log.splitlines() if (match := _WATCHDOG.search(line))), None)
+    return None if found is None else _Failure(int(found[1]), f"rank {found[1]}: NCCL: {found[2].strip()}")
+
+
+def _first_failure(
+    notes: Sequence[FailureNote], exits: dict[int, int], torchrun_status: int, timed_out: _Failure | None
+) -> _Failure:
     """The failure that the others follow from."""
     killed = [rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS]
     causes = [note for note in notes if note.kind == "out_of_memory"]
     if not causes and killed:
         rank, number = killed[0], -exits[killed[0]]
         return _Failure(rank, f"rank {rank} was killed by {_signal_text(number)}", signal=number)
-    causes = causes or [note for note in notes if not note.peer_lost] or list(notes)
+    causes = causes or [note for note in notes if not note.peer_lost]
+    if not causes and timed_out is not None:
+        return timed_out
+    causes = causes or list(notes)
     if causes:
         return _Failure(causes[0].rank, f"rank {causes[0].rank}: {causes[0].message}", causes[0].kind)
     if exits:

@@ -27,6 +27,23 @@ def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torc
     return devices
 
 
+COLLECTIVE_S = (
+    120.0  # how long NCCL waits for a late rank: no step takes as long, and NCCL then says which collective it was
+)
+DATA_SET_UP_S = {"digits": 30.0, "cifar10": 120.0}  # reading it, which some ranks do later than others
+_SHARE_OF_JOB = 0.8
+
+
+def collective_limit_s(device: torch.device, job_s: float, data: str | None = None) -> float:
+    """Seconds that a collective may wait in a job that may take `job_s`: on a GPU less than that, so that NCCL's message is seen.
+
+    gloo's ranks wait as long as the job may take: on cores that are shared a step may take minutes, and gloo tells nothing more.
+    """
+    if device.type != "cuda":
+        return job_s
+    return min(COLLECTIVE_S + DATA_SET_UP_S.get(data or "", 0.0), _SHARE_OF_JOB * job_s)
+
+
 def join_process_group(device: torch.device, timeout_s: float) -> None:
     """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`."""
     timeout = timedelta(seconds=timeout_s)

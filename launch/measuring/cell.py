@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.process_group import devices_of, join_process_group, nccl_engine
+from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, nccl_engine
 from dpscope.launch.measuring.cell_passes import CellProcess, Measured, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
@@ -53,7 +53,8 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
-        join_process_group(devices[0], job.config.measurement.timeout_s)
+        limit_s = collective_limit_s(devices[0], job.config.measurement.timeout_s, job.config.workload.data)
+        join_process_group(devices[0], limit_s)
     process, sizes = _prepare(job, place, devices, report)
     own = (
         _own_process_ids(place.node) if job.kind == "cuda" else ()

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from dpscope.launch.jobs import job_outcome as module
-from dpscope.launch.jobs.job_files import FailureNote, write_failure
+from dpscope.launch.jobs.job_files import FailureNote, read_failures, write_failure
 from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, judged_by_kernel
+from dpscope.launch.jobs.process_group import collective_limit_s
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -95,3 +97,48 @@ def test_a_kill_is_for_memory_only_if_the_kernel_says_so(
 ) -> None:
     monkeypatch.setattr(module, "memory_kills", lambda: after)
     assert judged_by_kernel(JobOutcome(status="crashed", signal=sent), before).status == status
+
+
+# In the words of torch 2.15's two engines, as their libraries hold them: rank 1 waited for rank 0, which was late.
+LEGACY = (
+    "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=120000) ran for 120009 milliseconds before "
+    "timing out."
+)
+SECOND = "[rank1]:[E1122 08:00:00.123456789 ProcessGroupNCCL.cpp:91] timeout - collective operation timed out"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (LEGACY, "rank 1: NCCL: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE"),
+        (SECOND, "rank 1: NCCL: timeout - collective operation timed out"),
+    ],
+)
+def test_a_collective_that_nccl_gave_up_is_told_in_its_words(folder: RepeatFolder, line: str, said: str) -> None:
+    """The watchdog aborts its process (signal 6), which leaves no note; the other rank's is a consequence."""
+    folder.log_path.write_text(line + "\n" + REPORT.format(exit=-6))
+    note(folder, 0, 1, "DistBackendError: NCCL communicator was aborted on rank 0.", peer_lost=True)
+    outcome = job_outcome(folder, 1, 900, "timed")
+    assert (outcome.status, outcome.message[: len(said)]) == ("crashed", said)
+    assert outcome.log_tail[0].startswith("[rank1]: ")
+    note(folder, 0, 1, "ValueError: bad label")  # what rank 1 waited for
+    assert job_outcome(folder, 1, 900, "timed").message == "rank 0: ValueError: bad label (in its timed pass)"
+
+
+@pytest.mark.parametrize(
+    ("device", "job_s", "data", "limit_s"),
+    [
+        ("cuda", 900.0, "synthetic", 120.0),
+        ("cuda", 900.0, "cifar10", 240.0),
+        ("cuda", 60.0, "cifar10", 48.0),  # 80% of the job's
+        ("cpu", 900.0, "cifar10", 900.0),
+    ],
+)
+def test_a_collective_on_gpus_is_given_up_before_its_job(device: str, job_s: float, data: str, limit_s: float) -> None:
+    assert collective_limit_s(torch.device(device), job_s, data) == limit_s
+
+
+def test_a_rank_that_lost_its_communicator_lost_its_peer(folder: RepeatFolder) -> None:
+    write_failure(folder.path, 0, 0, RuntimeError("NCCL communicator was aborted on rank 0."))
+    assert [one.peer_lost for one in read_failures(folder.path)] == [True]
