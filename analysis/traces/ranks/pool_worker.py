@@ -5,6 +5,7 @@ module again (as multiprocessing's spawn would).
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -43,4 +44,5 @@ def die_with_caller(caller_id: int) -> None:
 
 if __name__ == "__main__":
     die_with_caller(int(sys.argv[2]))
+    gc.set_threshold(100_000)  # as the command line does: events are many objects and hold no cycles
     serve(Connection(int(sys.argv[1])))
