@@ -68,7 +68,9 @@ def _options(
 
 def main() -> None:
     """Entry point: a user's mistake is one line on standard error and exit status 2; Ctrl-C is 130."""
-    gc.set_threshold(100_000)  # new objects before cycles are searched for: at the usual 700 an eighth of reading a trace
+    gc.set_threshold(
+        100_000
+    )  # new objects before cycles are searched for: at the usual 700 an eighth of reading a trace
     try:
         app()
     except DpscopeError as error:

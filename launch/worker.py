@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.out_folder import claim
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.worker_process import Report, work
+from dpscope.launch.jobs.worker_process import TellProgress, work
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     work(job_from_arguments, _measure)
 
 
-def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: Report) -> None:
+def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
     if place.rank == 0:
         # The other ranks measure nothing before they have met this one.
         job.folder.path.mkdir(parents=True, exist_ok=True)

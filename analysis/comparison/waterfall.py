@@ -10,7 +10,7 @@ from dpscope.analysis.traces.data_parallel.launches import PHASES
 
 
 @dataclass(frozen=True)
-class Part:
+class WaterfallPart:
     """One step of the waterfall; `key` names its colour, microseconds are DP less DDP."""
 
     key: str
@@ -27,7 +27,7 @@ _NAMED = {  # phase -> colour and label
 }
 
 
-def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[Part, ...] | None:
+def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[WaterfallPart, ...] | None:
     """The parts of one gap, empty ones left out; None where the traces do not tell them all.
 
     DDP's exposed communication is taken away first, DataParallel's is added phase by phase, then the changes of host
@@ -44,13 +44,13 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[P
     compute, idle, tracer, copies, of_dp, of_ddp = (value or 0.0 for value in known)
     by_phase = exposed_by_phase(run.cells[gap.dp])
     parts = [
-        Part("exposed", "DDP's exposed communication", -of_ddp),
-        *(Part(*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
-        Part("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
-        Part("host_copies", "host copies", copies),
-        Part("compute", "compute", compute),
-        Part("idle", "idle", idle),
-        Part("tracer", "tracer", tracer),
+        WaterfallPart("exposed", "DDP's exposed communication", -of_ddp),
+        *(WaterfallPart(*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
+        WaterfallPart("exposed", "other exposed communication", of_dp - sum(by_phase.values())),
+        WaterfallPart("host_copies", "host copies", copies),
+        WaterfallPart("compute", "compute", compute),
+        WaterfallPart("idle", "idle", idle),
+        WaterfallPart("tracer", "tracer", tracer),
     ]
     return tuple(part for part in parts if abs(part.gap_us) > 1e-3)
 

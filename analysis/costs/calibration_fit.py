@@ -24,7 +24,7 @@ PREDICTED_SHARE = 0.9  # of measurements at sizes left out in turn that lie with
 
 
 @dataclass(frozen=True)
-class Prediction:
+class FittedTime:
     """The time of a collective by its fit."""
 
     time_us: float
@@ -144,7 +144,7 @@ def _bandwidth_gb_per_s(slope_us_per_byte: float) -> float | None:
     return 1e-3 / slope_us_per_byte if slope_us_per_byte > 1e-12 else None
 
 
-def predict_us(fit: CollectiveFit, size_bytes: float) -> Prediction:
+def predict_us(fit: CollectiveFit, size_bytes: float) -> FittedTime:
     """The time of one call that moves `size_bytes` (the larger of a rank's input and output buffer).
 
     Outside the measured sizes the nearest piece's line is extended: said in `extrapolated`, and no interval is given.
@@ -154,9 +154,9 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> Prediction:
     extrapolated = _extrapolation(fit, size_bytes)
     error = fit.prediction_relative_error
     if extrapolated is not None or error is None:
-        return Prediction(time_us, None, None, extrapolated)
+        return FittedTime(time_us, None, None, extrapolated)
     high_us = time_us / (1 - error) if error < 1 else None
-    return Prediction(time_us, time_us / (1 + error), high_us, None)
+    return FittedTime(time_us, time_us / (1 + error), high_us, None)
 
 
 def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:

@@ -17,7 +17,7 @@ _LARGEST_WHOLE = 2**53
 _Cell = TypeVar("_Cell")
 
 
-class Row:
+class CsvRow:
     """One line of a file: its cells by heading, and the errors that name them."""
 
     def __init__(self, path: Path, line: int, cells: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ class Row:
         return value
 
 
-def read_rows(path: Path, required: tuple[str, ...]) -> tuple[list[str], list[Row]]:
+def read_rows(path: Path, required: tuple[str, ...]) -> tuple[list[str], list[CsvRow]]:
     """Headings, and the rows behind them, their cells stripped.
 
     Raises DpscopeError for what is no comma-separated table with these columns and one row or more.
@@ -94,7 +94,7 @@ def read_rows(path: Path, required: tuple[str, ...]) -> tuple[list[str], list[Ro
                 f"{path}, row {line}: {len(cells)} cells under {len(headings)} headings; "
                 "leave unknown cells empty and quote cells that hold a comma"
             )
-    return headings, [Row(path, line, dict(zip(headings, cells, strict=True))) for line, cells in lines[1:]]
+    return headings, [CsvRow(path, line, dict(zip(headings, cells, strict=True))) for line, cells in lines[1:]]
 
 
 def _read_text(path: Path) -> str:

@@ -33,7 +33,7 @@ ADDED_WALL_TIME = (
 )
 
 
-class Estimate(NamedTuple):
+class EpochEstimate(NamedTuple):
     """One derived value of one multi-device epoch time. `value`, `low` and `high` are None where unknown.
 
     `low` and `high` are what the clock's resolution allows. `sound` says that the value means what its method
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
     cost_global: Baseline  # T_1(G), for subtractions
 
 
-def estimates(rows: Sequence[EpochTime]) -> list[Estimate]:
+def estimates(rows: Sequence[EpochTime]) -> list[EpochEstimate]:
     """Every estimate of every multi-device row of a table, in its order."""
     return [estimate for setting in settings(rows) for estimate in _setting_estimates(setting)]
 
@@ -94,7 +94,7 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
     return 2.0 * model_bytes if row.strategy == "dp" else None
 
 
-def same_local_batch_seconds(setting: Setting) -> Estimate:
+def same_local_batch_seconds(setting: Setting) -> EpochEstimate:
     """Added wall time of an epoch, T_N - T_1(b)/N: sound, where T_1 at the same batch per device is known.
 
     Per step it is t_N(b) - t_1(b). It is no measure of total communication.
@@ -134,7 +134,7 @@ def _setting(row: EpochTime, baselines: Baselines) -> Setting:
     )
 
 
-def _setting_estimates(setting: Setting) -> list[Estimate]:
+def _setting_estimates(setting: Setting) -> list[EpochEstimate]:
     communication = same_local_batch_seconds(setting)
     return [
         *_ratios(setting),
@@ -145,7 +145,7 @@ def _setting_estimates(setting: Setting) -> list[Estimate]:
     ]
 
 
-def _ratios(setting: Setting) -> list[Estimate]:
+def _ratios(setting: Setting) -> list[EpochEstimate]:
     """Speedup and efficiency under strong and weak scaling, on epoch times.
 
     Strong (fixed G): T_1(G)/T_N(G), efficiency that over N. Weak (fixed b): the scaled speedup N t_1(b)/t_N(b)
@@ -164,7 +164,7 @@ def _ratios(setting: Setting) -> list[Estimate]:
     return found
 
 
-def _ratio(setting: Setting, method: str, baseline: Baseline, meaning: str) -> list[Estimate]:
+def _ratio(setting: Setting, method: str, baseline: Baseline, meaning: str) -> list[EpochEstimate]:
     if setting.seconds is None or baseline.seconds is None:
         return [_unknown(setting, quantity, method, baseline) for quantity in ("speedup", "efficiency")]
     speedup = baseline.seconds.per(setting.seconds)
@@ -178,7 +178,7 @@ def _ratio(setting: Setting, method: str, baseline: Baseline, meaning: str) -> l
     ]
 
 
-def _unsound_subtractions(setting: Setting) -> list[Estimate]:
+def _unsound_subtractions(setting: Setting) -> list[EpochEstimate]:
     """The two shortcuts at a fixed global batch, for comparison with what people print.
 
     `ideal_split`, T_N(G/N) - T_1(G)/N, takes the single device's larger batch for the share's cost: it errs by
@@ -199,13 +199,13 @@ def _unsound_subtractions(setting: Setting) -> list[Estimate]:
     ]
 
 
-def _unsound(setting: Setting, method: str, difference: Bounded, reason: str) -> Estimate:
+def _unsound(setting: Setting, method: str, difference: Bounded, reason: str) -> EpochEstimate:
     if difference.straddles(0):
         reason = f"the sign is not certain at this clock resolution; {reason}"
     return _estimate(setting, "communication_seconds", method, difference, reason, False)
 
 
-def _compute(setting: Setting) -> list[Estimate]:
+def _compute(setting: Setting) -> list[EpochEstimate]:
     """One device's time for a share of 1/N of the data: loading, transfers and evaluation are in it."""
     found = []
     for method, baseline, sound in (
@@ -221,7 +221,7 @@ def _compute(setting: Setting) -> list[Estimate]:
     return found
 
 
-def _bandwidth(setting: Setting, communication: Estimate) -> Estimate:
+def _bandwidth(setting: Setting, communication: EpochEstimate) -> EpochEstimate:
     """Bytes a device must move in an epoch over the added wall time; never negative, never infinite."""
     steps, step_bytes = steps_in_epoch(setting.row), moved_bytes_per_step(setting.row)
     value, low, high = communication.value, communication.low, communication.high
@@ -253,7 +253,7 @@ def _not_the_same_work(setting: Setting) -> str | None:
     return None
 
 
-def _unknown(setting: Setting, quantity: str, method: str, baseline: Baseline) -> Estimate:
+def _unknown(setting: Setting, quantity: str, method: str, baseline: Baseline) -> EpochEstimate:
     reason = "no epoch time: out of memory" if setting.seconds is None else baseline.note
     return _estimate(setting, quantity, method, (None, None, None), reason, False)
 
@@ -265,10 +265,10 @@ def _estimate(
     value: tuple[float | None, float | None, float | None],
     reason: str,
     sound: bool,
-) -> Estimate:
+) -> EpochEstimate:
     row = setting.row
     middle, low, high = value
-    return Estimate(
+    return EpochEstimate(
         study=row.study,
         run=row.run,
         strategy=row.strategy,

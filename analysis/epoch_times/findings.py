@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from dpscope.analysis.epoch_times.baselines import epoch_bounds, global_batch, local_batch
-from dpscope.analysis.epoch_times.estimates import Estimate
+from dpscope.analysis.epoch_times.estimates import EpochEstimate
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime
 from dpscope.analysis.epoch_times.wording import at, listed, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
@@ -15,17 +15,17 @@ RUNS_DIFFER_FROM = 0.05
 LITTLE_SPEEDUP = 1.1
 UNEVEN_FROM = 0.05
 
-_Item = TypeVar("_Item", EpochTime, Estimate)
+_Item = TypeVar("_Item", EpochTime, EpochEstimate)
 
 
 class _Table(NamedTuple):
     rows: Sequence[EpochTime]
-    found: Sequence[Estimate]
+    found: Sequence[EpochEstimate]
     absent_columns: Sequence[str]
     unknown_columns: Sequence[str]
 
 
-def table_findings(table: EpochTable, found: Sequence[Estimate]) -> list[Finding]:
+def table_findings(table: EpochTable, found: Sequence[EpochEstimate]) -> list[Finding]:
     """Findings of a table and of the estimates from it; each kind once per study and run that shows it, or for all."""
     whole = _Table(table.rows, found, table.absent_columns, table.unknown_columns)
     return [finding for check in _CHECKS for finding in check(whole)]
@@ -155,20 +155,20 @@ def _clock(table: _Table) -> Iterator[Finding]:
         )
 
 
-def _sign_open(estimate: Estimate) -> bool:
+def _sign_open(estimate: EpochEstimate) -> bool:
     level = 1.0 if estimate.quantity == "speedup" else 0.0
     low, high = estimate.low, estimate.high
     return low is not None and low <= level and (high is None or (level <= high and low < high))
 
 
-def _coarse(estimate: Estimate) -> bool:
+def _coarse(estimate: EpochEstimate) -> bool:
     if estimate.quantity == "speedup" or _sign_open(estimate):
         return False
     assert estimate.value is not None
     return (estimate.high or 0.0) - (estimate.low or 0.0) > 2 * COARSE_SHARE * abs(estimate.value)
 
 
-def _range(estimate: Estimate) -> str:
+def _range(estimate: EpochEstimate) -> str:
     high = "unbounded" if estimate.high is None else f"{estimate.high:.4g}"
     return f"{estimate.value:.4g} [{estimate.low:.4g}, {high}]"
 
@@ -208,7 +208,7 @@ def _speedups(table: _Table) -> Iterator[Finding]:
         )
 
 
-def _cells(found: list[Estimate]) -> str:
+def _cells(found: list[EpochEstimate]) -> str:
     return listed([f"{e.value:.2f}x on {e.devices} ({e.method}, batch {e.batch_size})" for e in found])
 
 

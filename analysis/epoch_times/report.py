@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dpscope.analysis.epoch_times.estimates import Estimate, estimates
+from dpscope.analysis.epoch_times.estimates import EpochEstimate, estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
 from dpscope.analysis.epoch_times.wording import place
@@ -18,7 +18,7 @@ from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding
 
 WIDTH = 80
-OutputFormat = Literal["table", "json", "csv", "markdown"]
+EstimateFormat = Literal["table", "json", "csv", "markdown"]
 
 _HEADINGS = ("by", "batch", "N", "strong", "weak", "compute [s]", "added [s]", "low [s]", "high [s]")
 _WIDTHS = (7, 7, 5, 8, 7, 11, 9, 9, 9)
@@ -34,7 +34,7 @@ LEGEND = (
 class EstimateReport(NamedTuple):
     """All that a table tells."""
 
-    estimates: list[Estimate]
+    estimates: list[EpochEstimate]
     findings: list[Finding]
 
 
@@ -44,7 +44,7 @@ def estimate_report(table: EpochTable) -> EstimateReport:
     return EstimateReport(found, table_findings(table, found))
 
 
-def run_estimate(table: Path, format: OutputFormat) -> str:
+def run_estimate(table: Path, format: EstimateFormat) -> str:
     """Read the file and render what it tells; ends with a line break.
 
     `json` is an object with the lists estimates and findings; `csv` holds the estimates alone; `table` fits 80
@@ -63,7 +63,7 @@ def as_csv(report: EstimateReport) -> str:
     """A row per estimate, unknown cells empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Estimate._fields)
+    writer.writerow(EpochEstimate._fields)
     for estimate in report.estimates:
         writer.writerow(["true" if cell is True else "false" if cell is False else cell for cell in estimate])
     return text.getvalue()
@@ -74,7 +74,7 @@ def as_text(report: EstimateReport) -> str:
     return "\n".join([*overview_text(report.estimates), *finding_text(report.findings)]).rstrip() + "\n"
 
 
-def overview_text(found: Sequence[Estimate]) -> list[str]:
+def overview_text(found: Sequence[EpochEstimate]) -> list[str]:
     """Lines of at most 80 columns: the sound values of each setting under their headings, and what these mean."""
     lines: list[str] = []
     for where, settings in _by_setting(found).items():
@@ -105,7 +105,7 @@ def as_markdown(report: EstimateReport) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def overview_tables(found: Sequence[Estimate]) -> dict[str, list[str]]:
+def overview_tables(found: Sequence[EpochEstimate]) -> dict[str, list[str]]:
     """Markdown by study and run: a line per setting with its sound values."""
     return {
         where: markdown_table(_HEADINGS, [_overview_cells(cells) for cells in settings])
@@ -120,39 +120,39 @@ def finding_list(findings: Sequence[Finding]) -> list[str]:
     return [f"- **{one.severity}** `{one.code}`: {one.message}. Next: {one.next_step}." for one in findings]
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def significant(value: float | None, digits: int = 4) -> str:
     """A value to so many significant digits, NA where unknown."""
     return NA if value is None else f"{value:.{digits}g}"
 
 
-def _by_setting(found: Sequence[Estimate]) -> dict[str, list[dict[tuple[str, str], Estimate]]]:
+def _by_setting(found: Sequence[EpochEstimate]) -> dict[str, list[dict[tuple[str, str], EpochEstimate]]]:
     """Per study and run, in order: each setting's estimates by (quantity, method)."""
-    settings: dict[tuple[object, ...], dict[tuple[str, str], Estimate]] = {}
+    settings: dict[tuple[object, ...], dict[tuple[str, str], EpochEstimate]] = {}
     for estimate in found:
         settings.setdefault(estimate[:5], {})[estimate.quantity, estimate.method] = estimate
-    groups: dict[str, list[dict[tuple[str, str], Estimate]]] = {}
+    groups: dict[str, list[dict[tuple[str, str], EpochEstimate]]] = {}
     for cells in settings.values():
         first = next(iter(cells.values()))
         groups.setdefault(place(first.study, first.run), []).append(cells)
     return groups
 
 
-def _overview_cells(cells: dict[tuple[str, str], Estimate]) -> tuple[str, ...]:
+def _overview_cells(cells: dict[tuple[str, str], EpochEstimate]) -> tuple[str, ...]:
     """One setting's line of the overview, under _HEADINGS."""
     added = cells["communication_seconds", "same_local_batch"]
-    strong = number(cells["speedup", "strong"].value)
+    strong = significant(cells["speedup", "strong"].value)
     if ("speedup", "same_batch_size") in cells:
-        strong = number(cells["speedup", "same_batch_size"].value) + "*"
+        strong = significant(cells["speedup", "same_batch_size"].value) + "*"
     return (
         added.strategy,
         str(added.batch_size),
         str(added.devices),
         strong,
-        number(cells["speedup", "weak"].value),
-        number(cells["compute_seconds", "same_local_batch"].value),
-        number(added.value),
-        number(added.low) if added.value is not None else "",
-        number(added.high) if added.value is not None else "",
+        significant(cells["speedup", "weak"].value),
+        significant(cells["compute_seconds", "same_local_batch"].value),
+        significant(added.value),
+        significant(added.low) if added.value is not None else "",
+        significant(added.high) if added.value is not None else "",
     )
 
 

@@ -8,7 +8,7 @@ run ended out of memory. Everything a user can get wrong raises DpscopeError wit
 from pathlib import Path
 from typing import NamedTuple
 
-from dpscope.analysis.epoch_times.csv_rows import Row, read_rows
+from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
 from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
@@ -79,7 +79,7 @@ def read_epoch_times(path: Path) -> EpochTable:
     )
 
 
-def _epoch_time(row: Row) -> EpochTime:
+def _epoch_time(row: CsvRow) -> EpochTime:
     strategy = row.required_text("strategy").lower()
     devices = row.required_whole("devices")
     if strategy == "single" and devices != 1:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pandas as pd
 
-from dpscope.analysis.equality.data import EqualityData, TrainingData
+from dpscope.analysis.equality.data import EqualityData, RecordedTraining
 from dpscope.analysis.equality.differences import output_differences
 from dpscope.analysis.equality.pairs import JudgedPair, judge_pair
 from dpscope.profiling.records.equality import EqualitySettings
@@ -22,7 +22,7 @@ from dpscope.profiling.records.learning_codes import LearningCode
 Scope = Literal["none", "batch", "share"]
 
 
-def statistics_of(training: TrainingData, settings: EqualitySettings) -> Scope:
+def statistics_of(training: RecordedTraining, settings: EqualitySettings) -> Scope:
     """What batch norm's statistics are about: the global batch, a device's share, or nothing where none is computed."""
     if not training.ranks[0].record.batch_norms:
         return "none"
@@ -62,7 +62,7 @@ def batch_norm_finding(
     )
 
 
-def _is_single(training: TrainingData, pairs: list[JudgedPair]) -> bool:
+def _is_single(training: RecordedTraining, pairs: list[JudgedPair]) -> bool:
     if training.cell.strategy == "single":
         return True
     return any(

@@ -6,12 +6,17 @@ from pathlib import Path
 import pandas as pd
 
 from dpscope.analysis.equality.batch_norm import batch_norm_finding, statistics_of
-from dpscope.analysis.equality.data import EqualityData, TrainingData
+from dpscope.analysis.equality.data import EqualityData, RecordedTraining
 from dpscope.analysis.equality.differences import output_differences, training_differences
-from dpscope.analysis.equality.findings import rank_mistakes, sample_mistakes, setting_findings, unexplained_findings
+from dpscope.analysis.equality.findings import (
+    rank_mistakes,
+    recorded_setting_findings,
+    sample_mistakes,
+    unexplained_findings,
+)
 from dpscope.analysis.equality.pairs import JudgedPair, judge_pair, known, pair_result, plain_rows
 from dpscope.analysis.equality.ranks import rank_result
-from dpscope.analysis.equality.result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankResult, StepTolerance
+from dpscope.analysis.equality.result import EQUALITY_SCHEMA_VERSION, EqualityReport, RankAgreement, StepTolerance
 from dpscope.analysis.equality.tolerance import judged_steps, output_tolerance, tolerances
 from dpscope.profiling.records.equality import EQUALITY_NAME
 from dpscope.profiling.store.files import write_json
@@ -47,7 +52,7 @@ def compare_trainings(data: EqualityData) -> EqualityReport:
             *(mistake.finding for mistake in mistakes),
             *unexplained_findings(unexplained, mistakes, of_outputs),
             *explained.values(),
-            *setting_findings(data, samples, judged, pairs),
+            *recorded_setting_findings(data, samples, judged, pairs),
         ),
     )
 
@@ -58,7 +63,7 @@ def save_report(report: EqualityReport, out: Path) -> Path:
     return out / EQUALITY_NAME
 
 
-def _moved(data: EqualityData) -> list[tuple[TrainingData, TrainingData]]:
+def _moved(data: EqualityData) -> list[tuple[RecordedTraining, RecordedTraining]]:
     """Trainings beside themselves with moved weights."""
     moved = [(data.compared[0], data.rounding)]
     if data.in_shares is not None and data.rounding_in_shares is not None:
@@ -66,7 +71,7 @@ def _moved(data: EqualityData) -> list[tuple[TrainingData, TrainingData]]:
     return moved
 
 
-def _rank_result(training: TrainingData, data: EqualityData) -> RankResult:
+def _rank_result(training: RecordedTraining, data: EqualityData) -> RankAgreement:
     """The ranks of a training, beside another one that should agree with it, if there is one."""
     scope = statistics_of(training, data.settings)
     alike = [one for one in data.compared if one is not training and statistics_of(one, data.settings) == scope]

@@ -32,7 +32,7 @@ class ProcessData:
 
 
 @dataclass(frozen=True)
-class TrainingData:
+class RecordedTraining:
     """One training, its processes in rank order."""
 
     cell: Cell
@@ -80,22 +80,22 @@ class EqualityData:
     """All trainings of a comparison."""
 
     settings: EqualitySettings
-    compared: tuple[TrainingData, ...]  # the reference first
-    rounding: TrainingData  # of the reference
-    in_shares: TrainingData | None  # of the single device; None without one, or without batch norm by batch
-    rounding_in_shares: TrainingData | None
+    compared: tuple[RecordedTraining, ...]  # the reference first
+    rounding: RecordedTraining  # of the reference
+    in_shares: RecordedTraining | None  # of the single device; None without one, or without batch norm by batch
+    rounding_in_shares: RecordedTraining | None
 
 
 def load_equality(out: Path) -> EqualityData:
     """Read what `dpscope equal` left in `out`; raises DpscopeError when it is not whole."""
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
-    found: dict[TrainingKind, list[TrainingData]] = {kind: [] for kind in get_args(TrainingKind)}
+    found: dict[TrainingKind, list[RecordedTraining]] = {kind: [] for kind in get_args(TrainingKind)}
     for job in settings.jobs:
         for training in job.trainings:
             folder = job.folder(out) / training.kind
             if folder.exists():
                 ranks = tuple(_process(folder, rank) for rank in range(job.cell.processes))
-                found[training.kind].append(TrainingData(cell=job.cell, kind=training.kind, ranks=ranks))
+                found[training.kind].append(RecordedTraining(cell=job.cell, kind=training.kind, ranks=ranks))
     if len(found["compared"]) < len(settings.jobs) or not found["rounding"]:
         raise DpscopeError(f"{out / EQUALITY_FOLDER} is not whole: a job of it was cut short; compare again")
     return EqualityData(

@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpscope.analysis.equality.data import ProcessData, TrainingData
+from dpscope.analysis.equality.data import ProcessData, RecordedTraining
 
 COLUMNS = ("step", "what", "tensor", "absolute", "relative", "same_bits", "elements")
 """`what` is loss, gradient or weight; `absolute` the largest difference of an element; `elements` how many were compared."""
 
-Values = NDArray[np.float64]
+_TensorValues = NDArray[np.float64]
 
 
-def training_differences(reference: TrainingData, other: TrainingData) -> pd.DataFrame:
+def training_differences(reference: RecordedTraining, other: RecordedTraining) -> pd.DataFrame:
     """Losses (of the global batch), gradients and weights (rank 0's) of two trainings; columns COLUMNS."""
     losses = reference.losses(), other.losses()
     loss = pd.DataFrame(
@@ -70,28 +70,30 @@ def _tensor_differences(reference: ProcessData, other: ProcessData, what: str, p
     )
 
 
-def _compare(reference: NDArray[Any], other: NDArray[Any], typical: Values) -> tuple[Values, Values]:
+def _compare(
+    reference: NDArray[Any], other: NDArray[Any], typical: _TensorValues
+) -> tuple[_TensorValues, _TensorValues]:
     """Largest absolute and relative difference of a tensor, per step; steps x elements each, `typical` per step."""
     reference = reference.astype(np.float64, copy=False)
     difference = other.astype(np.float64, copy=False) - reference
     scale = np.maximum(np.linalg.norm(reference, axis=1), typical * np.sqrt(reference.shape[1]))
-    absolute: Values = np.abs(difference).max(axis=1, initial=0.0)
+    absolute: _TensorValues = np.abs(difference).max(axis=1, initial=0.0)
     return absolute, _ratio(np.linalg.norm(difference, axis=1), scale)
 
 
-def _root_mean_square(data: ProcessData, what: str) -> Values:
+def _root_mean_square(data: ProcessData, what: str) -> _TensorValues:
     """Of all elements of all tensors of a kind, per step."""
-    norms: Values = data.arrays[f"{what}_norm"]
+    norms: _TensorValues = data.arrays[f"{what}_norm"]
     elements = sum(parameter.elements for parameter in data.record.parameters)
-    mean: Values = np.sqrt((norms**2).sum(axis=1) / elements)
+    mean: _TensorValues = np.sqrt((norms**2).sum(axis=1) / elements)
     return mean
 
 
-def _ratio(difference: Values, scale: Values) -> Values:
+def _ratio(difference: _TensorValues, scale: _TensorValues) -> _TensorValues:
     """Their quotient; 0 where nothing differs, infinite where `other` alone is not finite, NaN where the reference is not."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)
-    found: Values = np.where(np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan)
+    found: _TensorValues = np.where(np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan)
     return found
 
 
@@ -110,7 +112,7 @@ def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tu
         return float(factor), float(np.linalg.norm(others - factor * mine) / np.linalg.norm(others))
 
 
-def output_differences(reference: TrainingData, other: TrainingData) -> pd.DataFrame:
+def output_differences(reference: RecordedTraining, other: RecordedTraining) -> pd.DataFrame:
     """How far what modules put out in the first forward is apart: module call, relative; in the order of the calls.
 
     Sample by sample, wherever each was computed; a tensor's scale is its own norm. Empty where the first global batches
@@ -123,7 +125,7 @@ def output_differences(reference: TrainingData, other: TrainingData) -> pd.DataF
     return pd.DataFrame(rows, columns=["call", "relative"])
 
 
-def _by_sample(training: TrainingData) -> tuple[NDArray[np.uint64], dict[str, NDArray[Any]]] | None:
+def _by_sample(training: RecordedTraining) -> tuple[NDArray[np.uint64], dict[str, NDArray[Any]]] | None:
     """Fingerprints of the first global batch in ascending order, and the outputs in that order; None without outputs."""
     samples = training.samples()
     first = samples[samples["step"] == 0]

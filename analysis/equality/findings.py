@@ -9,7 +9,7 @@ from dpscope.analysis.equality.batch_norm import first_output_apart
 from dpscope.analysis.equality.data import EqualityData
 from dpscope.analysis.equality.differences import gradient_factor
 from dpscope.analysis.equality.pairs import JudgedPair
-from dpscope.analysis.equality.result import Difference, RankResult
+from dpscope.analysis.equality.result import RankAgreement, TensorDifference
 from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
 from dpscope.analysis.text.units import counted
 from dpscope.profiling.records.finding import Finding, FindingCode
@@ -26,11 +26,11 @@ class Mistake:
     finding: Finding
 
 
-Samples = Mapping[str, pd.DataFrame]
-"""Tables of samples (`TrainingData.samples`) by the training's name, the reference's first."""
+SampleTables = Mapping[str, pd.DataFrame]
+"""Tables of samples (`RecordedTraining.samples`) by the training's name, the reference's first."""
 
 
-def sample_mistakes(samples: Samples, shuffled: bool) -> list[Mistake]:
+def sample_mistakes(samples: SampleTables, shuffled: bool) -> list[Mistake]:
     """Other samples than the reference's, samples lost between loader and model, epochs in the same order."""
     reference_name, reference = next(iter(samples.items()))
     found: list[Mistake] = []
@@ -83,7 +83,7 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
         )
 
 
-def rank_mistakes(ranks: Sequence[RankResult]) -> list[Mistake]:
+def rank_mistakes(ranks: Sequence[RankAgreement]) -> list[Mistake]:
     """Processes of one training that are not what the others are."""
     found = []
     for result in ranks:
@@ -114,7 +114,7 @@ def unexplained_findings(
     ]
 
 
-def _unexplained(pair: JudgedPair, first: Difference, output_tolerance: float) -> Finding:
+def _unexplained(pair: JudgedPair, first: TensorDifference, output_tolerance: float) -> Finding:
     tensor = f" of {first.tensor}" if first.tensor else ""
     output = first_output_apart(pair, output_tolerance)
     where = f"; in the first forward {output[0]} is the first to put out something else" if output else ""
@@ -125,7 +125,7 @@ def _unexplained(pair: JudgedPair, first: Difference, output_tolerance: float) -
     )
 
 
-def _scaled(pair: JudgedPair, first: Difference) -> str:
+def _scaled(pair: JudgedPair, first: TensorDifference) -> str:
     """What is said of gradients that are a multiple of the reference's."""
     if first.what != "gradient" or first.tolerance is None:
         return ""
@@ -137,8 +137,8 @@ def _scaled(pair: JudgedPair, first: Difference) -> str:
     )
 
 
-def setting_findings(
-    data: EqualityData, samples: Samples, judged_steps: int, pairs: Sequence[JudgedPair]
+def recorded_setting_findings(
+    data: EqualityData, samples: SampleTables, judged_steps: int, pairs: Sequence[JudgedPair]
 ) -> Iterator[Finding]:
     """What was not compared, or was switched off for the comparison."""
     reference = data.compared[0]

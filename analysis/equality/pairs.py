@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from dpscope.analysis.equality.data import TrainingData
+from dpscope.analysis.equality.data import RecordedTraining
 from dpscope.analysis.equality.differences import training_differences
-from dpscope.analysis.equality.result import Agreement, Difference, PairResult, StepDistance, TensorDistance
+from dpscope.analysis.equality.result import Agreement, PairResult, StepDistance, TensorDifference, TensorDistance
 from dpscope.analysis.equality.tolerance import WHATS, largest_per_step
 from dpscope.analysis.text.units import plain
 
@@ -17,8 +17,8 @@ from dpscope.analysis.text.units import plain
 class JudgedPair:
     """Differences of two trainings beside their tolerances; columns of `differences`: COLUMNS, tolerance, over."""
 
-    reference: TrainingData
-    other: TrainingData
+    reference: RecordedTraining
+    other: RecordedTraining
     differences: pd.DataFrame
     judged_steps: int  # all, if they are equal bit for bit: no tolerance is needed then
 
@@ -29,7 +29,7 @@ class JudgedPair:
         return bool(tensors["same_bits"].all())
 
     @property
-    def first(self) -> Difference | None:
+    def first(self) -> TensorDifference | None:
         """The first difference beyond its tolerance: the loss's before gradients' before weights', the largest of its kind."""
         over = self.differences[self.differences["over"]]
         if over.empty:
@@ -45,7 +45,9 @@ class JudgedPair:
         return self.same_bits or self.first is None
 
 
-def judge_pair(reference: TrainingData, other: TrainingData, tolerance: pd.DataFrame, judged_steps: int) -> JudgedPair:
+def judge_pair(
+    reference: RecordedTraining, other: RecordedTraining, tolerance: pd.DataFrame, judged_steps: int
+) -> JudgedPair:
     """Compare two trainings by the tolerances of each step (`equality_tolerance.tolerances`)."""
     differences = training_differences(reference, other)
     per_row = tolerance.reset_index().melt("step", list(WHATS), "what", "tolerance")
@@ -94,8 +96,8 @@ def _distance(table: pd.DataFrame) -> TensorDistance:
     )
 
 
-def _difference(row: "pd.Series[Any]") -> Difference:
-    return Difference(
+def _difference(row: "pd.Series[Any]") -> TensorDifference:
+    return TensorDifference(
         step=int(row["step"]),
         what=row["what"],
         tensor=row["tensor"],

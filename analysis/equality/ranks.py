@@ -2,23 +2,23 @@
 
 import numpy as np
 
-from dpscope.analysis.equality.data import TrainingData
+from dpscope.analysis.equality.data import RecordedTraining
 from dpscope.analysis.equality.differences import process_differences
 from dpscope.analysis.equality.pairs import known
-from dpscope.analysis.equality.result import RankResult, What
+from dpscope.analysis.equality.result import RankAgreement, What
 from dpscope.analysis.equality.tolerance import LARGEST_TOLERANCE
 
 KINDS: tuple[What, ...] = ("gradient", "weight")  # in the order in which a step makes them
 
 
-def rank_result(training: TrainingData, reference: TrainingData) -> RankResult:
+def rank_result(training: RecordedTraining, reference: RecordedTraining) -> RankAgreement:
     """Compare every rank with rank 0, bit for bit; `reference` tells which of those that differ are wrong.
 
     The reference should agree with the training otherwise: its other strategy with the same shares, if there is one.
     """
     found = [(step, what) for what in KINDS for step in _steps_apart(training, what)]
     if not found:
-        return RankResult(
+        return RankAgreement(
             training=training.name,
             ranks=len(training.ranks),
             same_bits=True,
@@ -30,7 +30,7 @@ def rank_result(training: TrainingData, reference: TrainingData) -> RankResult:
         )
     step, what = min(found, key=lambda one: (one[0], KINDS.index(one[1])))
     tensor, relative = _largest(training, step, what)
-    return RankResult(
+    return RankAgreement(
         training=training.name,
         ranks=len(training.ranks),
         same_bits=False,
@@ -42,13 +42,13 @@ def rank_result(training: TrainingData, reference: TrainingData) -> RankResult:
     )
 
 
-def _steps_apart(training: TrainingData, what: What) -> list[int]:
+def _steps_apart(training: RecordedTraining, what: What) -> list[int]:
     """Steps at which a rank has other bits than rank 0."""
     hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in training.ranks])
     return np.flatnonzero((hashes != hashes[0]).any(axis=(0, 2))).tolist()
 
 
-def _largest(training: TrainingData, step: int, what: What) -> tuple[str, float]:
+def _largest(training: RecordedTraining, step: int, what: What) -> tuple[str, float]:
     """The tensor in which a rank is farthest from rank 0, and how far."""
     largest = ("", -1.0)
     for rank in training.ranks[1:]:
@@ -59,7 +59,7 @@ def _largest(training: TrainingData, step: int, what: What) -> tuple[str, float]
     return largest
 
 
-def _apart(training: TrainingData, reference: TrainingData, step: int, what: What) -> tuple[int, ...]:
+def _apart(training: RecordedTraining, reference: RecordedTraining, step: int, what: What) -> tuple[int, ...]:
     """Ranks that are not what the reference is; all that are not what rank 0 is, where the reference is neither."""
     wrong = []
     for rank in training.ranks:

@@ -13,7 +13,7 @@ Value = float | None
 Agreement = Literal["bit-equal", "equal", "explained", "different"]
 
 
-class Difference(Stored, frozen=True):
+class TensorDifference(Stored, frozen=True):
     """One tensor (of the loss, an empty name) at one step, counted from 0."""
 
     step: int
@@ -65,12 +65,12 @@ class PairResult(Stored, frozen=True):
     other: str
     verdict: Agreement
     judged_steps: int  # the first ones, before rounding has grown too far to tell; all of a bit-equal pair
-    first_difference: Difference | None  # beyond the tolerance
+    first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
     tensors: tuple[TensorDistance, ...]
 
 
-class RankResult(Stored, frozen=True):
+class RankAgreement(Stored, frozen=True):
     """Whether all processes of a training had the same gradients and weights after every step, bit for bit."""
 
     training: str
@@ -92,7 +92,7 @@ class EqualityReport(Stored, frozen=True):
     losses: dict[str, tuple[Value, ...]]  # per training and step, of the global batch
     tolerances: tuple[StepTolerance, ...]
     pairs: tuple[PairResult, ...]
-    ranks: tuple[RankResult, ...]
+    ranks: tuple[RankAgreement, ...]
     findings: tuple[Finding, ...]
 
     @property

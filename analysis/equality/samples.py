@@ -36,7 +36,7 @@ class RepeatedEpoch:
 
 
 def sample_difference(reference: pd.DataFrame, other: pd.DataFrame) -> SampleDifference | None:
-    """Compare two tables (`TrainingData.samples`) step by step, whatever the order of samples within a step."""
+    """Compare two tables (`RecordedTraining.samples`) step by step, whatever the order of samples within a step."""
     keys = ["step", "index"]
     counts = pd.DataFrame({"reference": reference.groupby(keys).size(), "other": other.groupby(keys).size()})
     counts = counts.fillna(0).astype(int)

@@ -19,7 +19,7 @@ from dpscope.analysis.text.units import Unit, choose_unit
 Series = tuple[str, int, str]  # strategy, devices, variant
 
 
-def batch_sizes(run: RunData, comparison: Comparison) -> Figure | None:
+def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     """None for a run of one batch size."""
     series: dict[Series, list[CellData]] = {}
     for data in (one for one in run.cells.values() if knows_batch(one.cell)):

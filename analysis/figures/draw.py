@@ -12,7 +12,7 @@ from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import training as training_figures
 from dpscope.analysis.figures.bandwidth import bandwidths
-from dpscope.analysis.figures.batch import batch_sizes
+from dpscope.analysis.figures.batch import batch_figure
 from dpscope.analysis.figures.communication import measured_and_estimated
 from dpscope.analysis.figures.scaling import scaling
 from dpscope.analysis.figures.step import phase_split, step_split
@@ -48,7 +48,7 @@ CAPTIONS = {
 def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict[str, Figure]:
     """Every figure that this run has numbers for, by file name; a figure without numbers is left out."""
     drawers: dict[str, Draw] = {
-        "batch": batch_sizes,
+        "batch": batch_figure,
         "waterfall": waterfall,
         "step_split": step_split,
         "phases": phase_split,

@@ -11,7 +11,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
-MOST_PANELS = 4
+MOST_WAIT_PANELS = 4
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
 
 
@@ -27,7 +27,7 @@ def waits(run: RunData, comparison: Comparison) -> Figure | None:
             matrices[data.cell.name] = matrix
     if not matrices:
         return None
-    shown = sorted(matrices.items(), key=lambda item: -float(item[1].max()))[:MOST_PANELS]
+    shown = sorted(matrices.items(), key=lambda item: -float(item[1].max()))[:MOST_WAIT_PANELS]
     unit = choose_unit("time", [float(matrix.max()) for _, matrix in shown])
     figure = Figure(figsize=(7.5, 2.6 * (-(-len(shown) // 2))), layout="constrained")
     panels = figure.subplots(-(-len(shown) // 2), 2, squeeze=False).ravel()

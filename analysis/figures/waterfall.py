@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.waterfall import Part, gap_parts
+from dpscope.analysis.comparison.waterfall import WaterfallPart, gap_parts
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import RunData
@@ -30,7 +30,7 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Part]) -> None:
+def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[WaterfallPart]) -> None:
     spread = step_spread(run.measured)
     dp, ddp = (median_estimate(run.cells[name].step_samples(), spread) for name in (gap.dp, gap.ddp))
     unit = choose_unit("time", [dp.value, ddp.value])

@@ -37,7 +37,7 @@ def reasons(values: CellValues) -> list[Reason]:
     return sorted(found, key=lambda reason: -abs(reason.amount_us))
 
 
-def records(comparison: Comparison) -> list[CellValues]:
+def comparison_rows(comparison: Comparison) -> list[CellValues]:
     """The comparison's rows by column name."""
     return [{str(name): value for name, value in row.items()} for row in comparison.table.to_dict("records")]
 
@@ -115,7 +115,7 @@ def error_table(comparison: Comparison) -> TextTable | None:
     """Each estimate's error against exposed communication in the terms that make it up; None without any."""
     names = ("error", "local batch", "compute", "idle", "tracer")
     rows: list[tuple[str, str, list[float | None]]] = []
-    for values in records(comparison):
+    for values in comparison_rows(comparison):
         for method in METHODS:
             error = number(values, f"{method}_error_exposed_us")
             if error is None:
@@ -144,7 +144,7 @@ def _lacks(rows: list[tuple[str, str, list[float | None]]]) -> bool:
 def identity_table(comparison: Comparison) -> TextTable | None:
     """t_N(b) - t_1(b) in its four terms with half the width of their 95% intervals; None without any."""
     names = ("same_local_batch", "added_exposed", "added_compute", "added_idle", "added_tracer")
-    known = [values for values in records(comparison) if number(values, "added_exposed_us") is not None]
+    known = [values for values in comparison_rows(comparison) if number(values, "added_exposed_us") is not None]
     if not known:
         return None
     unit = choose_unit("time", [number(values, f"{name}_us") for values in known for name in names])

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.predicted import CollectivePrediction
 from dpscope.analysis.comparison.row import CellValues, number
-from dpscope.analysis.findings.estimate_gaps import NOTABLE, records
+from dpscope.analysis.findings.estimate_gaps import NOTABLE, comparison_rows
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 
-TOLERANCE = 0.25
+PREDICTION_TOLERANCE = 0.25
 SMALL_BYTES = 256 << 10  # below this an all-reduce's time is mostly latency
 OVERLAP = 0.2
 _MOST_ROWS = 6  # of a cell
@@ -66,11 +66,11 @@ def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[s
 
 
 def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> Iterator[Finding]:
-    """Where a prediction is more than TOLERANCE off: in a cell's transfers, its exposed communication, or a collective.
+    """Where predictions are more than PREDICTION_TOLERANCE off: a cell's transfers, its exposed communication, a collective.
 
     And what the calibration lacks to predict the run's cells. `shared_cores`: communicating and computing share a CPU.
     """
-    for values in records(comparison):
+    for values in comparison_rows(comparison):
         off = [name for name in ("transfer", "exposed") if _off(number(values, f"predicted_{name}_error"))]
         single = [one for one in comparison.predictions if one.cell == values["cell"] and _off(one.relative_error)]
         single = [one for one in single if _counts(one, number(values, "transfer_us"))]
@@ -95,7 +95,7 @@ def _off_finding(values: CellValues, off: list[str], single: list[CollectivePred
 
 
 def _off(error: float | None) -> bool:
-    return error is not None and abs(error) > TOLERANCE
+    return error is not None and abs(error) > PREDICTION_TOLERANCE
 
 
 def _counts(one: CollectivePrediction, transfer_us: float | None) -> bool:

@@ -15,6 +15,7 @@ from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.report.stamp import current_report, data_digest
 from dpscope.analysis.text.terminal import print_findings, print_missing, print_table, print_tables, reading
+from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from dpscope.analysis.runs.run_data import RunData
 
 Detail = Literal["summary", "everything", "path"]
-OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
 _IN_TABLES = RunCode.that_are("in_tables")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.output.analyze import OutputFormat, load_any
+from dpscope.analysis.output.analyze import load_any
 from dpscope.analysis.runs.changes import (
     change_table,
     compare_runs,
@@ -17,7 +17,8 @@ from dpscope.analysis.runs.changes import (
     undecided_findings,
 )
 from dpscope.analysis.text.terminal import print_findings, print_tables
-from dpscope.analysis.training.comparison import compare_trainings, training_setting_findings
+from dpscope.analysis.text.text_table import OutputFormat
+from dpscope.analysis.training.comparison import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.tables import difference_table
 from dpscope.profiling.records.config import Workload
@@ -94,7 +95,7 @@ def _print_learning_changes(
     before: TrainingData, after: TrainingData, output_format: OutputFormat, console: Console
 ) -> list[Finding] | None:
     """What changed in the trainings of two folders, and what differs in their settings; None: no cell was trained alike."""
-    table = difference_table("What changed in learning", compare_trainings(before, after))
+    table = difference_table("What changed in learning", compare_trained_cells(before, after))
     if table is None:
         return None
     print_tables([table], output_format, console)

@@ -20,7 +20,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path, natural_order
 
 _UNREADABLE = (OSError, ValueError, EOFError, RecursionError, igzip_lib.IsalError)
-Event = dict[str, Any]
+_JsonEvent = dict[str, Any]
 
 _CATEGORIES = {
     "cuda_runtime": "runtime",
@@ -88,14 +88,14 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
     return {**trace, **extra, "traceEvents": events + annotations}
 
 
-def _communicates(event: Event) -> bool:
+def _communicates(event: _JsonEvent) -> bool:
     name = str(event.get("name"))
     if event.get("cat") == "kernel":
         return is_collective_kernel(name)
     return event.get("cat") == "gpu_memcpy" and is_peer_copy(name)
 
 
-def _annotation(event: Event, external_id: int) -> Event:
+def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:
     args = event["args"]
     kind = collective_kind(str(args.get("Collective name") or event["name"]))
     elements = args.get("In msg nelems") or (args.get("bytes") or 0) // 4
@@ -115,7 +115,7 @@ def _devices(trace: dict[str, Any]) -> set[int]:
     return {_device(event) for event in trace["traceEvents"] if event.get("cat") in _DEVICE_CATEGORIES}
 
 
-def _device(event: Event) -> int:
+def _device(event: _JsonEvent) -> int:
     args = event.get("args", {})
     for value in (args.get("device"), args.get("inDevice"), event.get("pid")):
         if isinstance(value, int):
@@ -123,7 +123,7 @@ def _device(event: Event) -> int:
     return 0
 
 
-def _external_id(event: Event) -> int:
+def _external_id(event: _JsonEvent) -> int:
     value = event.get("args", {}).get("External id") if isinstance(event.get("args"), dict) else None
     return value if isinstance(value, int) else 0
 

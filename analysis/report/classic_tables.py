@@ -18,7 +18,7 @@ from dpscope.analysis.text.units import NA
 
 
 @dataclass(frozen=True)
-class Quantity:
+class StudyQuantity:
     """What a table shows of a cell: a value with its digits, and the comparison's column that says why it is missing."""
 
     heading: str
@@ -98,15 +98,15 @@ class _Builder:
         self._seconds = {name: seconds for name, (seconds, _) in timed.items()}
         self._whole = bool(timed) and all(whole for _, whole in timed.values())
 
-    def weak(self) -> Sequence[Quantity]:
+    def weak(self) -> Sequence[StudyQuantity]:
         return (
-            Quantity("epoch [s]", self._epoch, 2, "step_us"),
-            Quantity(
+            StudyQuantity("epoch [s]", self._epoch, 2, "step_us"),
+            StudyQuantity(
                 "speedup T_1(b)/T_N(b)", lambda data: self._speedup(data, data.cell.batch_size), 2, "weak_efficiency"
             ),
         )
 
-    def strong(self) -> Sequence[Quantity]:
+    def strong(self) -> Sequence[StudyQuantity]:
         def speedup(data: CellData) -> float | None:
             return self._speedup(data, data.cell.global_batch_size)
 
@@ -114,13 +114,13 @@ class _Builder:
             return self._epoch(data) if speedup(data) is not None else None
 
         return (
-            Quantity("epoch [s]", epoch, 2, "strong_speedup"),
-            Quantity("speedup T_1(G)/T_N(G/N)", speedup, 2, "strong_speedup"),
+            StudyQuantity("epoch [s]", epoch, 2, "strong_speedup"),
+            StudyQuantity("speedup T_1(G)/T_N(G/N)", speedup, 2, "strong_speedup"),
         )
 
-    def communication(self) -> Sequence[Quantity]:
+    def communication(self) -> Sequence[StudyQuantity]:
         return (
-            Quantity("compute [s]", self._epoch_of("compute_us"), 3, "compute_us"),
+            StudyQuantity("compute [s]", self._epoch_of("compute_us"), 3, "compute_us"),
             self._told("communication, measured [s]", "communication_epoch_us", 3, 1e-6),
             self._told("exposed, measured [s]", "exposed_epoch_us", 3, 1e-6),
             self._told("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 3, 1e-6),
@@ -128,7 +128,7 @@ class _Builder:
             self._told("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 3, 1e-6),
         )
 
-    def bandwidth(self) -> Sequence[Quantity]:
+    def bandwidth(self) -> Sequence[StudyQuantity]:
         return (
             self._told("all-reduces, algbw [GB/s]", "algbw_gb_per_s", None, 1.0),
             self._told("all-reduces, busbw [GB/s]", "busbw_gb_per_s", None, 1.0),
@@ -137,10 +137,10 @@ class _Builder:
             self._told("all communication, of the link [%]", "communication_of_link", 1, 100.0),
         )
 
-    def results(self) -> Sequence[Quantity]:
+    def results(self) -> Sequence[StudyQuantity]:
         return (
-            Quantity("devices", lambda data: data.cell.devices, 0, "devices"),
-            Quantity("epoch [s]", self._epoch, 2, "step_us"),
+            StudyQuantity("devices", lambda data: data.cell.devices, 0, "devices"),
+            StudyQuantity("epoch [s]", self._epoch, 2, "step_us"),
             *self.weak()[1:],
             self._told("efficiency, same b [%]", "weak_efficiency", 1, 100.0),
             *self.strong()[1:],
@@ -148,13 +148,13 @@ class _Builder:
             self._told("test accuracy [%]", "test_accuracy_percent", 2, 1.0),
         )
 
-    def loading(self) -> Sequence[Quantity]:
+    def loading(self) -> Sequence[StudyQuantity]:
         """None of synthetic data: nothing is loaded."""
         if self._run.manifest.config.workload.data == "synthetic":
             return ()
         return (
-            Quantity("with loading [s]", self._epoch, 2, "step_us"),
-            Quantity("without [s]", self._epoch_of("step_without_wait_us"), 2, "step_without_wait_us"),
+            StudyQuantity("with loading [s]", self._epoch, 2, "step_us"),
+            StudyQuantity("without [s]", self._epoch_of("step_without_wait_us"), 2, "step_without_wait_us"),
         )
 
     def epoch_notes(self) -> tuple[str, ...]:
@@ -170,13 +170,13 @@ class _Builder:
         return (*((f"the link: {', '.join(f'{rate:.4g}' for rate in links)} GB/s",) if links else ()), moved)
 
     def by_batch(
-        self, title: str, quantities: Sequence[Quantity], notes: Sequence[str]
+        self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
         """Rows strategy (with its variant), devices and quantity; a column per batch per device."""
         return self._grid(title, quantities, (*notes, "b: batch per device"), "b", lambda data: data.cell.batch_size)
 
     def by_global(
-        self, title: str, quantities: Sequence[Quantity], notes: Sequence[str]
+        self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
         """The same with a column per global batch; only if several devices share one."""
         several = [data for data in self._run.measured if data.cell.devices > 1]
@@ -187,7 +187,7 @@ class _Builder:
         return self._grid(title, quantities, (*notes, "G: global batch"), "G", lambda data: data.cell.global_batch_size)
 
     def by_cell(
-        self, title: str, quantities: Sequence[Quantity], notes: Sequence[str]
+        self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
         """A row per cell; a column without values is left out."""
         cells = self._run.measured
@@ -200,7 +200,7 @@ class _Builder:
     def _grid(
         self,
         title: str,
-        quantities: Sequence[Quantity],
+        quantities: Sequence[StudyQuantity],
         notes: Sequence[str],
         letter: str,
         batch: Callable[[CellData], int],
@@ -224,7 +224,7 @@ class _Builder:
         headings = ("strategy", "devices", "quantity", *(f"{letter} = {size}" for size in batches))
         return (TextTable(title, headings, tuple(rows), tuple(notes)) if rows else None), missing
 
-    def _why(self, missing: Iterator[Quantity]) -> Iterator[str]:
+    def _why(self, missing: Iterator[StudyQuantity]) -> Iterator[str]:
         """A line for each reason, with the quantities that it keeps from being shown."""
         by_reason: dict[str, list[str]] = {}
         several = [data.cell.name for data in self._run.measured if data.cell.devices > 1]
@@ -243,12 +243,12 @@ class _Builder:
         base, own = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
         return base / own if base is not None and own else None
 
-    def _told(self, heading: str, column: str, digits: int | None, factor: float) -> Quantity:
+    def _told(self, heading: str, column: str, digits: int | None, factor: float) -> StudyQuantity:
         def value(data: CellData) -> float | None:
             known = as_number(self._rows[data.cell.name][column])
             return known * factor if known is not None else None
 
-        return Quantity(heading, value, digits, column)
+        return StudyQuantity(heading, value, digits, column)
 
     def _epoch_of(self, column: str) -> Callable[[CellData], float | None]:
         """A time per step, of an epoch in seconds."""
@@ -261,7 +261,7 @@ class _Builder:
         return value
 
 
-def _shown(quantity: Quantity, data: CellData) -> str:
+def _shown(quantity: StudyQuantity, data: CellData) -> str:
     value = quantity.value(data)
     if value is None:
         return NA

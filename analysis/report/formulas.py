@@ -21,7 +21,7 @@ from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
 from dpscope.analysis.costs.collective_streams import ddp_schedule
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.findings.estimate_gaps import records
+from dpscope.analysis.findings.estimate_gaps import comparison_rows
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
@@ -45,7 +45,7 @@ class FormulaLine:
 
 def formula_table(run: RunData, comparison: Comparison, sources: CostSources) -> TextTable | None:
     """A row per model and multi-device cell; None where nothing can be predicted."""
-    rows = {str(values["cell"]): values for values in records(comparison)}
+    rows = {str(values["cell"]): values for values in comparison_rows(comparison)}
     lines = [
         line
         for data in run.measured

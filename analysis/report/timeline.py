@@ -18,8 +18,8 @@ from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small
-MOST_NAMED = 3_000
-MOST_COLLECTIVES = 300  # of a rank, the longest
+MOST_DRAWN_NAMES = 3_000
+MOST_DRAWN_COLLECTIVES = 300  # of a rank, the longest
 MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
 _INCOMPLETE = (
     "the trace does not show all that the strategy must have moved: what is not drawn here may have been there"
@@ -66,11 +66,13 @@ def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
     """A view for every cell that has one, in as much detail as the page has room for."""
     drawn = [len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]]
     devices = max(1, sum(drawn))
-    views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_NAMED // devices) for data in run.measured)
+    views = (timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices) for data in run.measured)
     return tuple(view for view in views if view is not None)
 
 
-def timeline_view(data: CellData, most_spans: int = MOST_SPANS, most_named: int = MOST_NAMED) -> TimelineView | None:
+def timeline_view(
+    data: CellData, most_spans: int = MOST_SPANS, most_named: int = MOST_DRAWN_NAMES
+) -> TimelineView | None:
     """The cell's step of its first traced repeat; None where no rank's trace has a whole step.
 
     `most_spans` of a kind and `most_named` compute events are kept per device, the largest gaps and the longest events.
@@ -194,7 +196,7 @@ def _communication(
         own = collectives[collectives["rank"] == one.rank]
         if device.device is not None:
             own = own[own["device"] == device.device]
-        longest = own.nlargest(MOST_COLLECTIVES, "duration_us").sort_values("start_us")
+        longest = own.nlargest(MOST_DRAWN_COLLECTIVES, "duration_us").sort_values("start_us")
         bars += [_collective_bar(row, shift_us) for row in longest.to_dict("records")]
     yield Lane(group, "communication", fills)
     for index, row in enumerate(_stacked(bars)):

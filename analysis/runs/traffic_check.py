@@ -17,7 +17,7 @@ from dpscope.profiling.records.run import Cell, ParameterSizes
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 
-TOLERANCE = 0.05
+BYTES_TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
 
 
@@ -84,7 +84,7 @@ def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectiv
     for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
         entry = moved.get((rank, step))
         found = float(entry) if entry is not None and pd.notna(entry) else None
-        if found is not None and abs(found - expected) <= TOLERANCE * expected:
+        if found is not None and abs(found - expected) <= BYTES_TOLERANCE * expected:
             continue
         count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
         shown = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
@@ -114,7 +114,7 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: pd.DataFrame)
             findings.append(_not_kept(cell, "one all-reduce of all gradients a step", f"{most} in a step"))
     if cell.options.broadcast_buffers == "off" and sizes.buffer_bytes:
         moved = in_steps[in_steps["kind"] == "broadcast"].groupby(["rank", "step"])["bytes"].sum()
-        if len(moved) and moved.max() >= (1 - TOLERANCE) * sizes.buffer_bytes:
+        if len(moved) and moved.max() >= (1 - BYTES_TOLERANCE) * sizes.buffer_bytes:
             findings.append(
                 _not_kept(cell, "no broadcast of buffers", f"broadcasts of {int(moved.max()):,} B in a step")
             )
@@ -171,7 +171,7 @@ def _check_dp(
         ]
     for step in steps["step"].dropna().unique():
         copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0
-        if abs(copied - copy_bytes) <= TOLERANCE * copy_bytes:
+        if abs(copied - copy_bytes) <= BYTES_TOLERANCE * copy_bytes:
             continue
         own = collectives[collectives["step"] == step]
         for device in devices:

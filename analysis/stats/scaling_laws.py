@@ -42,7 +42,7 @@ class ScalingFit:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class LawPrediction:
     """A law's speedup at a number of devices; `note` is empty only where measurements support it."""
 
     devices: int
@@ -170,7 +170,7 @@ def fit_scaling(
     )
 
 
-def predicted_speedup(fit: ScalingFit, devices: int) -> Prediction:
+def predicted_speedup(fit: ScalingFit, devices: int) -> LawPrediction:
     """The fitted law's speedup; says so when it is asked past twice the largest measured count.
 
     A single measured count predicts nothing, nor does a law that cannot describe the speedups it was fitted to:
@@ -183,7 +183,7 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> Prediction:
     elif fit.law in ("amdahl", "gustafson"):
         reason = fit.note
     if reason:
-        return Prediction(devices, Estimate(None, None, None, count), reason)
+        return LawPrediction(devices, Estimate(None, None, None, count), reason)
     values = np.array([parameter.value for parameter in fit.parameters.values()], dtype=np.float64)
     value = _speedup(fit.law, values, devices)
     low = high = None
@@ -192,7 +192,7 @@ def predicted_speedup(fit: ScalingFit, devices: int) -> Prediction:
     note = ""
     if devices > FARTHEST_FACTOR * fit.largest_devices:
         note = f"extrapolated past twice the largest measured count ({fit.largest_devices}): no measurement supports it"
-    return Prediction(devices, Estimate(value, low, high, count), note)
+    return LawPrediction(devices, Estimate(value, low, high, count), note)
 
 
 def _law(counts: int, scaling: Scaling) -> Law:

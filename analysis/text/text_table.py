@@ -4,6 +4,9 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dpscope.analysis.training.data import TrainingData
-from dpscope.analysis.training.seed_statistics import CellDifference, difference, epoch_spread
+from dpscope.analysis.training.seed_statistics import CellDifference, cell_difference, epoch_spread
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.settings import own_settings, setting_names
@@ -14,12 +14,12 @@ _OF_NO_RESULT = ("seeds", "eval_batch_size", "timeout_s")
 _LEARNING = tuple(name for name in own_settings(TrainConfig) if name not in _OF_NO_RESULT)
 
 
-def compare_trainings(before: TrainingData, after: TrainingData) -> list[CellDifference]:
+def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[CellDifference]:
     """Every cell that both folders trained: after beside before."""
     spread = epoch_spread([*before.trained, *after.trained])
     earlier = {cell.name: cell for cell in before.trained}
     return [
-        replace(difference(cell, earlier[cell.name], spread), against=str(before.folder))
+        replace(cell_difference(cell, earlier[cell.name], spread), against=str(before.folder))
         for cell in after.trained
         if cell.name in earlier
     ]

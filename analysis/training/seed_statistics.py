@@ -118,7 +118,7 @@ class CellDifference:
     speedup: Estimate
 
 
-def difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> CellDifference:
+def cell_difference(cell: TrainedCell, against: TrainedCell, pool: Spread) -> CellDifference:
     """How accuracy and training time of two cells differ; `pool` is `epoch_spread` of all cells.
 
     Accuracies differ if their medians lie farther apart than either cell's seeds do. Were both cells alike with normally
@@ -168,7 +168,7 @@ def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every cell on several devices beside the single-device cell it is to learn like."""
     pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if cell.strategy != "single"]
     spread = epoch_spread(data.trained)
-    return tuple(difference(cell, single, spread) for cell, single in pairs if single is not None)
+    return tuple(cell_difference(cell, single, spread) for cell, single in pairs if single is not None)
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
@@ -198,7 +198,9 @@ def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
     plain = {_shape(cell): cell for cell in data.trained if not cell.variant}
     spread = epoch_spread(data.trained)
     return tuple(
-        difference(cell, plain[_shape(cell)], spread) for cell in data.trained if cell.variant and _shape(cell) in plain
+        cell_difference(cell, plain[_shape(cell)], spread)
+        for cell in data.trained
+        if cell.variant and _shape(cell) in plain
     )
 
 

@@ -12,12 +12,12 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run by path: the audit lies in the repository alone
 
 from dpscope.analysis.epoch_times.baselines import global_batch
-from dpscope.analysis.epoch_times.estimates import Estimate
+from dpscope.analysis.epoch_times.estimates import EpochEstimate
 from dpscope.analysis.epoch_times.report import (
     LEGEND,
     finding_list,
-    number,
     overview_tables,
+    significant,
 )
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, read_epoch_times
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
@@ -124,7 +124,7 @@ def _facts(rows: Sequence[EpochTime]) -> str:
     )
 
 
-def _scaling_section(rows: Sequence[EpochTime], found: Sequence[Estimate]) -> list[str]:
+def _scaling_section(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[str]:
     """What a law fitted to the sound speedups of each batch says, no further than its measurements allow."""
     scaling: Scaling = "strong" if all(global_batch(row) == row.batch_size for row in rows) else "weak"
     series: dict[tuple[str, str, int], dict[int, float]] = {}
@@ -137,8 +137,8 @@ def _scaling_section(rows: Sequence[EpochTime], found: Sequence[Estimate]) -> li
         assert fit is not None
         farthest = FARTHEST_FACTOR * fit.largest_devices
         prediction = predicted_speedup(fit, farthest)
-        parameters = ", ".join(f"{name} {number(one.value, 3)}" for name, one in fit.parameters.items())
-        told = f"{number(prediction.speedup.value, 3)}x on {farthest}" if not prediction.note else prediction.note
+        parameters = ", ".join(f"{name} {significant(one.value, 3)}" for name, one in fit.parameters.items())
+        told = f"{significant(prediction.speedup.value, 3)}x on {farthest}" if not prediction.note else prediction.note
         counts = ", ".join(str(devices) for devices in sorted(speedups))
         error = f"{fit.worst_relative_error:.0%}" if len(speedups) > 1 else ""
         table.append([run, strategy, str(batch_size), counts, f"{fit.law}: {parameters}", error, told])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Collective, LeftOut
+from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Collective, NotTimed
 
 ROUNDS = 4
 _PROBE_BYTES = 64  # of each device, to ask whether a backend has a collective
@@ -27,11 +27,11 @@ class Subgroup:
 
 def time_collective(
     collective: Collective, settings: CalibrationSettings, subgroup: Subgroup, report: Callable[[str], None]
-) -> tuple[list[CalibrationPoint], list[LeftOut]]:
+) -> tuple[list[CalibrationPoint], list[NotTimed]]:
     """Every size of one collective on one subgroup; called by all its ranks, which all get the same answer."""
     refusal = _refusal(collective, settings, subgroup)
     if refusal is not None:
-        return [], [LeftOut(collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal)]
+        return [], [NotTimed(collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal)]
     fitting, left_out = sizes_that_fit(collective, settings, subgroup.devices, subgroup.free_bytes)
     times_us: dict[int, list[float]] = {size: [] for size in fitting}
     for part, iterations in enumerate(shares_of_iterations(settings.iterations)):
@@ -84,14 +84,14 @@ def _refusal(collective: Collective, settings: CalibrationSettings, subgroup: Su
 
 def sizes_that_fit(
     collective: Collective, settings: CalibrationSettings, devices: int, free_bytes: int
-) -> tuple[list[int], list[LeftOut]]:
+) -> tuple[list[int], list[NotTimed]]:
     """The sizes whose buffers fit into each rank's free memory, and those that do not."""
     # gloo works in a copy on the host as large as the buffer itself.
     copies = 2 if settings.device == "cpu" else 1
     shares = 1 / devices if collective in ("all_gather", "reduce_scatter") else 0.0
     needed = {size: round(size * (copies + shares)) for size in settings.sizes}
     left_out = [
-        LeftOut(
+        NotTimed(
             collective=collective,
             devices=devices,
             size_bytes=size,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.launch.calibration.worker import MEASURED_NAME, SETTINGS_NAME, Measured
+from dpscope.launch.calibration.worker import CALIBRATION_SETTINGS_NAME, MEASURED_NAME, TimedCollectives
 from dpscope.launch.jobs.attended_job import attend_job, job_failure
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
@@ -61,9 +61,9 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
     )
 
 
-def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Console) -> Measured:
+def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Console) -> TimedCollectives:
     """Run the job to its end and read what it measured."""
-    write_json(folder.path / SETTINGS_NAME, settings)
+    write_json(folder.path / CALIBRATION_SETTINGS_NAME, settings)
     processes = max(settings.devices)
     command = [*torchrun_prefix(processes, folder), "-m", "dpscope.launch.calibration.worker", str(folder.path)]
     stop = StopRequest()
@@ -71,7 +71,7 @@ def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Conso
     with stop.listening():
         end = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console)
     if end == ("exited", 0) and (folder.path / MEASURED_NAME).exists():
-        return read_json(folder.path / MEASURED_NAME, Measured)
+        return read_json(folder.path / MEASURED_NAME, TimedCollectives)
     raise job_failure(folder, end, settings.timeout_s, "calibration failed, nothing is saved", stop, console)
 
 

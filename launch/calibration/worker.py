@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.job_files import write_failure, write_progress
 from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
-from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, LeftOut
+from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, NotTimed
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_json
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
     from dpscope.launch.calibration.collective_timing import Subgroup
 
-SETTINGS_NAME = "settings.json"
+CALIBRATION_SETTINGS_NAME = "settings.json"
 MEASURED_NAME = "measured.json"
 
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
 
 
-class Measured(Stored, frozen=True, kw_only=True):
+class TimedCollectives(Stored, frozen=True, kw_only=True):
     """What a calibration job leaves for whoever started it."""
 
     backend: str
     device_names: tuple[str, ...]
     device_uuids: tuple[str, ...]  # of torch's GPUs in torch's order
     points: tuple[CalibrationPoint, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[NotTimed, ...]
 
 
 def main() -> None:
@@ -57,16 +57,16 @@ def main() -> None:
         os._exit(1)
 
 
-def _measure(folder: Path, place: TorchrunPlace) -> Measured:
+def _measure(folder: Path, place: TorchrunPlace) -> TimedCollectives:
     import torch
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import time_collective
 
-    settings = read_json(folder / SETTINGS_NAME, CalibrationSettings)
+    settings = read_json(folder / CALIBRATION_SETTINGS_NAME, CalibrationSettings)
     device = _join(settings, place)
     points: list[CalibrationPoint] = []
-    left_out: list[LeftOut] = []
+    left_out: list[NotTimed] = []
 
     def report(state: str) -> None:
         if place.rank == 0:
@@ -84,7 +84,7 @@ def _measure(folder: Path, place: TorchrunPlace) -> Measured:
     cuda = settings.device == "cuda"
     count = max(settings.devices)
     properties = [torch.cuda.get_device_properties(index) for index in range(count)] if cuda else []
-    return Measured(
+    return TimedCollectives(
         backend=backend,
         device_names=tuple(one.name for one in properties) or ("cpu",) * count,
         device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Outcome(Protocol):
+class EndedJobs(Protocol):
     """How the jobs of a command ended."""
 
     @property
@@ -23,7 +23,7 @@ class Outcome(Protocol):
         """0 if so, 128 + N when signal N stopped it, else 1."""
 
 
-def exit_after(outcome: Outcome, show: Callable[[], bool], console: "Console") -> NoReturn:
+def exit_after(outcome: EndedJobs, show: Callable[[], bool], console: "Console") -> NoReturn:
     """Show what was measured and leave the command; `show` says whether the numbers can be relied on.
 
     A report that cannot be made is an error of its own only where every job ended well: else it is the failed jobs' doing.

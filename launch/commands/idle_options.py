@@ -7,7 +7,7 @@ from typing import Any
 
 from dpscope.profiling.store.errors import DpscopeError
 
-Values = Mapping[str, Any]
+OptionValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Idle:
     """Parameters of a command that have no effect in a situation, and why."""
 
     parameters: tuple[str, ...]
-    when: Callable[[Values], bool]
+    when: Callable[[OptionValues], bool]
     why: str
 
 
@@ -31,16 +31,16 @@ def _holds_trainings(path: Path) -> bool:
     return holds_epochs(path)
 
 
-def _any_run(values: Values) -> bool:
+def _any_run(values: OptionValues) -> bool:
     return any(_holds_run(path) or _holds_trainings(path) for path in values["paths"])
 
 
-def _trainings_alone(values: Values) -> bool:
+def _trainings_alone(values: OptionValues) -> bool:
     path = values["paths"][0]
     return _holds_trainings(path) and not _holds_run(path)
 
 
-def _no_report(values: Values) -> bool:
+def _no_report(values: OptionValues) -> bool:
     """Whether `analyze` prints something else than a run's report, of which the terminal shows more or less."""
     return not _any_run(values) or values["classic"] or values["output_format"] != "table"
 
@@ -153,7 +153,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
 }
 
 
-def check_options(command: str, stated: Collection[str], values: Values, flags: Mapping[str, str]) -> None:
+def check_options(command: str, stated: Collection[str], values: OptionValues, flags: Mapping[str, str]) -> None:
     """Raise DpscopeError for a parameter that was `stated` and does nothing; `flags` are the parameters' names as typed."""
     for rule in IDLE.get(command, ()):
         if (idle := [name for name in rule.parameters if name in stated]) and rule.when(values):

@@ -104,7 +104,7 @@ def equal(
     data: options.Data = None,
     data_dir: options.DataDir = None,
     download: options.Download = None,
-    samples: options.Samples = None,
+    samples: options.SamplesPerEpoch = None,
     workers: options.Workers = None,
     lr: options.Lr = None,
     momentum: options.Momentum = None,

@@ -19,7 +19,7 @@ def run(
     data: options.Data = None,
     data_dir: options.DataDir = None,
     download: options.Download = None,
-    samples: options.Samples = None,
+    samples: options.SamplesPerEpoch = None,
     workers: options.Workers = None,
     workers_total: options.WorkersTotal = None,
     pin_memory: options.PinMemory = None,

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from dpscope.launch.equality.settings import DEFAULT_BATCH_SIZE as EQUAL_BATCH_SIZES
 from dpscope.launch.equality.settings import DEFAULTS as EQUAL_SETTINGS
+from dpscope.launch.equality.settings import EQUALITY_BATCH_SIZES
 from dpscope.launch.planning.cells import DEFAULT_BATCH_SIZES, DEFAULT_STEPS
 from dpscope.launch.planning.run_config import flag_name, load_config
-from dpscope.launch.training.cells import DEFAULT_BATCH_SIZE
+from dpscope.launch.training.cells import TRAINING_BATCH_SIZE
 from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.records.settings import settings_of, shown
 
@@ -28,9 +28,9 @@ def defaults(command: str) -> dict[str, str]:
     if command == "train":
         config = load_train_config(None, {})
         told = {option: default for option, default in _told(config).items() if option != "--seed"}
-        return told | {"--devices": _DEVICES, "--batch-size": str(DEFAULT_BATCH_SIZE)}
+        return told | {"--devices": _DEVICES, "--batch-size": str(TRAINING_BATCH_SIZE)}
     if command == "equal":
-        batch_size = _by_device(str(EQUAL_BATCH_SIZES["cuda"]), str(EQUAL_BATCH_SIZES["cpu"]))
+        batch_size = _by_device(str(EQUALITY_BATCH_SIZES["cuda"]), str(EQUALITY_BATCH_SIZES["cpu"]))
         settings = _told(load_config(None, EQUAL_SETTINGS)) | {"--batch-size": batch_size}
         return {option: default for option, default in settings.items() if option != "--samples"}
     return _OF_READING.get(command, {})

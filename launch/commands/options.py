@@ -13,7 +13,6 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from dpscope.profiling.records.links import LinkRate
 
-OutputFormat = Literal["table", "json", "csv", "markdown", "latex"]
 DEFAULT_OUT = Path("runs/default")
 
 Strategy = Annotated[str | None, typer.Option(help="single,dp,ddp or some of them")]
@@ -29,7 +28,7 @@ Model = Annotated[
 Data = Annotated[str | None, typer.Option(help="synthetic, fake, digits or cifar10")]
 DataDir = Annotated[str | None, typer.Option(help="where cifar10 lies")]
 Download = Annotated[bool | None, typer.Option("--download/--no-download", help="fetch cifar10")]
-Samples = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
+SamplesPerEpoch = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
 Workers = Annotated[int | None, typer.Option(help="loader workers per process")]
 WorkersTotal = Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")]
 PinMemory = Annotated[

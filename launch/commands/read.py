@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.launch.commands import options
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def analyze(
     paths: Annotated[list[Path], typer.Argument(help="a run folder, or trace files and folders of them")],
-    output_format: Annotated[options.OutputFormat, typer.Option("--format", help="what to print")] = "table",
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="what to print")] = "table",
     classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False,
     link: options.Link = None,
     calibration: options.CalibrationFile = None,

@@ -6,15 +6,21 @@ from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.planning.cells import resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config, settings_told
 from dpscope.launch.workload.data_files import check_data
-from dpscope.launch.workload.model_size import check_model
+from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.equality import EqualityConfig, EqualityJob, EqualitySettings, Precision, Training
+from dpscope.profiling.records.equality import (
+    EqualityConfig,
+    EqualityJob,
+    EqualitySettings,
+    EqualityTraining,
+    Precision,
+)
 from dpscope.profiling.records.matrix import Strategy
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 
-DEFAULT_BATCH_SIZE: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
+EQUALITY_BATCH_SIZES: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
 DEFAULTS: dict[str, object] = {"devices": "2", "data": "fake", "steps": 20, "workers": 0, "lr": 0.01}
 """Of `dpscope equal` where they are not those of `dpscope run`; rounding grows with the learning rate."""
 
@@ -44,7 +50,7 @@ def equality_settings(
     )
     _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
     check_data(config.workload)
-    check_model(config.workload)
+    checked_model_size(config.workload)
     return EqualitySettings(
         config=config,
         device=devices.kind,
@@ -60,7 +66,7 @@ def _with_batch(config: RunConfig, kind: DeviceType, flags: Mapping[str, object]
     """The configuration with a global batch, and with epochs that end within the steps unless samples are given."""
     if config.matrix.batch_growth is not None or len(config.matrix.batch_sizes or (0,)) != 1:
         raise DpscopeError(f"--batch-size {flags.get('batch_size')}: one global batch is compared; give one")
-    batch_size = config.matrix.batch_sizes[0] if config.matrix.batch_sizes else DEFAULT_BATCH_SIZE[kind]
+    batch_size = config.matrix.batch_sizes[0] if config.matrix.batch_sizes else EQUALITY_BATCH_SIZES[kind]
     samples = (
         config.workload.samples
         if flags.get("samples")
@@ -120,12 +126,12 @@ def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[Equal
     """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares."""
     jobs = []
     for index, strategy in enumerate(config.matrix.strategies):
-        trainings = [Training(kind="compared")]
+        trainings = [EqualityTraining(kind="compared")]
         if index == 0:
-            trainings.append(Training(kind="rounding"))
+            trainings.append(EqualityTraining(kind="rounding"))
         if strategy == "single" and not frozen:
-            trainings.append(Training(kind="in_shares", shares=config.matrix.devices[0]))
-            trainings.append(Training(kind="rounding_in_shares", shares=config.matrix.devices[0]))
+            trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.devices[0]))
+            trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.devices[0]))
         jobs.append(EqualityJob(cell=_cell(config, kind, strategy), trainings=tuple(trainings)))
     return tuple(jobs)
 

@@ -25,7 +25,7 @@ from dpscope.launch.workload.micro_batches import MicroBatching
 from dpscope.launch.workload.models import BuiltModel, build_model
 from dpscope.launch.workload.strategies import wrap
 from dpscope.launch.workload.train_step import TrainStep
-from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, Training
+from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, EqualityTraining
 from dpscope.profiling.records.run import Cell
 
 
@@ -87,7 +87,7 @@ class _Process:
         self,
         settings: EqualitySettings,
         cell: Cell,
-        training: Training,
+        training: EqualityTraining,
         place: TorchrunPlace,
         device: torch.device,
     ) -> None:

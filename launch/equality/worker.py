@@ -13,8 +13,8 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.place import TorchrunPlace, check_place
-from dpscope.launch.jobs.worker_process import Report, work
+from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
+from dpscope.launch.jobs.worker_process import TellProgress, work
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import read_json, write_json
@@ -22,7 +22,7 @@ from dpscope.profiling.store.folders import JobFolder
 
 
 @dataclass(frozen=True)
-class Comparison:
+class _Job:
     """What this process is part of."""
 
     settings: EqualitySettings
@@ -39,15 +39,15 @@ def main() -> None:
     work(_read, _train)
 
 
-def _read(arguments: Sequence[str], place: TorchrunPlace) -> Comparison:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
     out, cell_name = Path(arguments[0]), arguments[1]
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
     job = next(job for job in settings.jobs if job.cell.name == cell_name)
-    check_place(job.cell, place)
-    return Comparison(settings, job, out)
+    check_process_count(job.cell, place)
+    return _Job(settings, job, out)
 
 
-def _train(comparison: Comparison, place: TorchrunPlace, began_s: float, report: Report) -> None:
+def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
     from dpscope.launch.equality.training import run_job  # torch takes seconds to import
 
     run_job(comparison.settings, comparison.job, place, comparison.out, report)

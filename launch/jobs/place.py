@@ -35,7 +35,7 @@ def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
         ) from missing
 
 
-def check_place(cell: Cell, place: TorchrunPlace) -> None:
+def check_process_count(cell: Cell, place: TorchrunPlace) -> None:
     """Raise DpscopeError unless torchrun started as many processes as the cell has."""
     if cell.processes != place.world_size:
         raise DpscopeError(

@@ -21,11 +21,12 @@ class Job(Protocol):
 
 
 _Job = TypeVar("_Job", bound=Job)
-Report = Callable[[str], None]
+TellProgress = Callable[[str], None]
 
 
 def work(
-    read_job: Callable[[Sequence[str], TorchrunPlace], _Job], do: Callable[[_Job, TorchrunPlace, float, Report], None]
+    read_job: Callable[[Sequence[str], TorchrunPlace], _Job],
+    do: Callable[[_Job, TorchrunPlace, float, TellProgress], None],
 ) -> None:
     """Do the job that this process's arguments name; ends the process with status 1 on failure, 2 on a user's mistake.
 

@@ -10,7 +10,7 @@ from torch import distributed
 
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, nccl_engine
-from dpscope.launch.measuring.cell_passes import CellProcess, Measured, run_passes
+from dpscope.launch.measuring.cell_passes import CellProcess, PassResults, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import open_stream
@@ -147,7 +147,7 @@ def _rank_result(
     place: TorchrunPlace,
     process: CellProcess,
     sizes: ParameterSizes,
-    measured: Measured,
+    measured: PassResults,
     states: tuple[tuple[DeviceState, ...], tuple[DeviceState, ...]],
 ) -> RankResult:
     loss = process.step.last_loss

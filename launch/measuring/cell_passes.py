@@ -44,7 +44,7 @@ class CellProcess:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PassResults:
     """What the passes found."""
 
     samples: tuple[StepSample, ...]
@@ -52,7 +52,7 @@ class Measured:
     memory: tuple[DeviceMemory, ...]
 
 
-def run_passes(process: CellProcess) -> Measured:
+def run_passes(process: CellProcess) -> PassResults:
     """Run every pass of a cell; traces and counters are saved on the way, the rest is returned."""
     if process.config.measurement.epochs is None:
         process.step.batches.leave_out_short_batches()
@@ -76,7 +76,7 @@ def run_passes(process: CellProcess) -> Measured:
     if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:
         process.report("counters")
         _count(process, process.model)
-    return Measured(samples=(*samples, *traced), blocks=tuple(blocks), memory=memory)
+    return PassResults(samples=(*samples, *traced), blocks=tuple(blocks), memory=memory)
 
 
 def _warm_up(process: CellProcess) -> None:

@@ -5,7 +5,7 @@ import msgspec
 from dpscope.launch.jobs.out_folder import claimed
 from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.profiling.machine.conditions import (
-    Difference,
+    ConditionDifference,
     machine_differences,
     setting_differences,
     variable_differences,
@@ -67,15 +67,15 @@ def manifest_containing(run: RunFolder, config: RunConfig, cell: Cell, threads: 
     return None if _setting_differences(manifest, config, threads) else manifest
 
 
-def _setting_differences(stored: Manifest, config: RunConfig, threads: int | None) -> list[Difference]:
+def _setting_differences(stored: Manifest, config: RunConfig, threads: int | None) -> list[ConditionDifference]:
     """What was asked otherwise and must be the same for cells to compare."""
     differences = setting_differences(stored.config, config, WORKER_SETTINGS)
     if threads not in (None, stored.threads_per_process):
-        differences.append(Difference("threads", stored.threads_per_process, threads))
+        differences.append(ConditionDifference("threads", stored.threads_per_process, threads))
     return differences
 
 
-def _check_nobody_measures(run: RunFolder, difference: Difference) -> None:
+def _check_nobody_measures(run: RunFolder, difference: ConditionDifference) -> None:
     """Raise DpscopeError where another job, which has no result yet, would lose its manifest."""
     if any(claimed(folder) for folder in (run.path / "cells").glob("*/*") if folder.is_dir()):
         raise DpscopeError(

@@ -24,7 +24,7 @@ from dpscope.launch.planning.plan_estimate import CellEstimate, estimate_basis, 
 from dpscope.launch.planning.run_config import setting_text
 from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
-from dpscope.launch.workload.model_size import ModelSize, check_model
+from dpscope.launch.workload.model_size import ModelSize, checked_model_size
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding
@@ -90,7 +90,7 @@ def plan_run(
     run = RunFolder(out)
     _check_out(run, resolved, fresh)
     plan = make_plan(resolved.matrix, resolved.workload.samples, devices.kind)
-    size = check_model(resolved.workload)
+    size = checked_model_size(resolved.workload)
     jobs = tuple(
         _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
         for repeat in range(resolved.measurement.repeats)

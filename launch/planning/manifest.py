@@ -8,7 +8,7 @@ from pathlib import Path
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.cells import plan_findings
 from dpscope.launch.workload.data_files import normalisation
-from dpscope.profiling.machine.conditions import Difference, condition_differences, machine_differences
+from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
@@ -52,7 +52,7 @@ def check_same_machine(out: Path, then: Environment, now: Environment) -> None:
     _refuse(out, machine_differences(then, now))
 
 
-def _refuse(out: Path, differences: Sequence[Difference]) -> None:
+def _refuse(out: Path, differences: Sequence[ConditionDifference]) -> None:
     if differences:
         raise DpscopeError(
             f"--out {out}: begun with {differences[0]}: new cells would not compare with those that are there; set it as it "

@@ -14,7 +14,7 @@ from dpscope.profiling.records.settings import shown
 from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
-DEFAULT_BATCH_SIZE = 32
+TRAINING_BATCH_SIZE = 32
 
 
 def resolve_training(config: TrainConfig, devices: Devices) -> ResolvedTrainConfig:
@@ -23,7 +23,7 @@ def resolve_training(config: TrainConfig, devices: Devices) -> ResolvedTrainConf
     matrix = resolved_matrix(config.matrix, devices)
     if config.matrix.batch_sizes is None:
         multiple = 1 if matrix.scaling == "weak" else math.lcm(*matrix.devices)
-        batch_size = math.ceil(DEFAULT_BATCH_SIZE / multiple) * multiple
+        batch_size = math.ceil(TRAINING_BATCH_SIZE / multiple) * multiple
         matrix = resolved_matrix(msgspec.structs.replace(config.matrix, batch_sizes=(batch_size,)), devices)
     return ResolvedTrainConfig(**{**msgspec.structs.asdict(config), "workload": workload, "matrix": matrix})
 

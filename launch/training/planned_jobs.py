@@ -18,7 +18,7 @@ from dpscope.launch.training.cells import make_train_plan, resolve_training, tra
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
 from dpscope.launch.workload.data_files import check_data
-from dpscope.launch.workload.model_size import check_model
+from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import settings_of
@@ -66,7 +66,7 @@ def plan_trainings(
     devices = resolve_devices(config.workload.device)
     resolved = resolve_training(config, devices)
     check_data(resolved.workload)
-    check_model(resolved.workload)
+    checked_model_size(resolved.workload)
     folder = TrainFolder(out)
     check_train_place(out, fresh)
     if is_train_folder(out) and not fresh:

@@ -19,8 +19,8 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.jobs.place import TorchrunPlace, check_place
-from dpscope.launch.jobs.worker_process import Report, work
+from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
+from dpscope.launch.jobs.worker_process import TellProgress, work
 from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
@@ -45,7 +45,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     if options.cell not in cells:
         raise DpscopeError(f"--cell {options.cell}: not in {folder.manifest_path}; it has {', '.join(cells)}")
     cell = cells[options.cell]
-    check_place(cell, place)
+    check_process_count(cell, place)
     return TrainJob(
         config=manifest.config,
         cell=cell,
@@ -57,7 +57,7 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
     )
 
 
-def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: Report) -> None:
+def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
     from dpscope.launch.training.train import run_training
 

@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-def check_model(workload: Workload) -> ModelSize:
+def checked_model_size(workload: Workload) -> ModelSize:
     """Build the model of a run once, so that a mistake in it is told before any job starts; returns its size.
 
     The user's own is found from the working directory, as it is in workers. Raises DpscopeError, for a function that fails

@@ -38,7 +38,7 @@ _OF_NO_EFFECT = (
 
 
 @dataclass(frozen=True)
-class Difference:
+class ConditionDifference:
     """One condition that is not the same in two measurements."""
 
     what: str  # such as "torch" or "NCCL_ALGO"
@@ -54,7 +54,7 @@ class Difference:
         return f"{self.what} {self.then} -> {self.now}"
 
 
-def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainManifest) -> list[Difference]:
+def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainManifest) -> list[ConditionDifference]:
     """Everything but the settings in which two runs differ that times depend on: machine, variables, threads."""
     return [
         *machine_differences(then.environment, now.environment),
@@ -63,7 +63,7 @@ def condition_differences(then: Manifest | TrainManifest, now: Manifest | TrainM
     ]
 
 
-def machine_differences(then: Environment, now: Environment, partly: Collection[str] = ()) -> list[Difference]:
+def machine_differences(then: Environment, now: Environment, partly: Collection[str] = ()) -> list[ConditionDifference]:
     """In what two machines differ that times depend on; hosts that are alike are the same machine.
 
     Of what `partly` names, "GPUs" or "cores", `now` may have less: a job may be given some of a machine.
@@ -90,7 +90,7 @@ def _device_names(environment: Environment) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
 
 
-def variable_differences(then: Environment, now: Environment) -> list[Difference]:
+def variable_differences(then: Environment, now: Environment) -> list[ConditionDifference]:
     """The environment variables that differ and that times may depend on, by name."""
     stored, current = timing_variables(then), timing_variables(now)
     return list(
@@ -115,18 +115,18 @@ SETTINGS = tuple(name for name in setting_names(RunConfig) if name not in _OF_NO
 """Settings on which the times of a cell may depend: neither how much is measured nor which cells there are."""
 
 
-def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[Difference]:
+def setting_differences(then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]) -> list[ConditionDifference]:
     """Those of the named settings that differ in two configurations."""
     stored, current = settings_of(then), settings_of(now)
     return list(_differing((name, stored[name], current[name]) for name in names))
 
 
-def _differing(pairs: Iterable[tuple[str, object, object]]) -> Iterator[Difference]:
-    return (Difference(*pair) for pair in pairs if pair[1] != pair[2])
+def _differing(pairs: Iterable[tuple[str, object, object]]) -> Iterator[ConditionDifference]:
+    return (ConditionDifference(*pair) for pair in pairs if pair[1] != pair[2])
 
 
 def difference_findings(
-    first: Manifest | TrainManifest, second: Manifest | TrainManifest, settings: Sequence[Difference]
+    first: Manifest | TrainManifest, second: Manifest | TrainManifest, settings: Sequence[ConditionDifference]
 ) -> list[Finding]:
     """A finding about two runs that are compared and were not made alike, none where all but the time is the same."""
     hosts = _differing([("host", first.environment.hostname, second.environment.hostname)])

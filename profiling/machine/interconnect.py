@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from dpscope.profiling.machine.link_specifications import nvlink, pcie_link
-from dpscope.profiling.machine.nvml import ask, bare_uuid, gpu_handles, text
+from dpscope.profiling.machine.nvml import ask, bare_uuid, decoded_text, gpu_handles
 from dpscope.profiling.records.links import DeviceLinks, Interconnect, LinkRate, PairLink
 
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU refuses the numbers it does not have
@@ -186,4 +186,4 @@ def _torch_index(uuid: str | None, torch_uuids: Sequence[str]) -> int | None:
 
 
 def _address(pci: Any) -> str | None:
-    return None if pci is None else text(pci.busId)
+    return None if pci is None else decoded_text(pci.busId)

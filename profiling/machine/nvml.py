@@ -29,10 +29,10 @@ def ask(nvml: Any | None, question: str, *arguments: Any) -> Any:
         answer = getattr(nvml, question)(*arguments)
     except (nvml.NVMLError, AttributeError):
         return None
-    return text(answer)
+    return decoded_text(answer)
 
 
-def text(answer: Any) -> Any:
+def decoded_text(answer: Any) -> Any:
     """An answer as it is, or as text where older bindings answer bytes."""
     return answer.decode() if isinstance(answer, bytes) else answer
 

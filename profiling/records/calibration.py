@@ -53,7 +53,7 @@ class CalibrationPoint(Stored, frozen=True):
     times_us: tuple[float, ...]  # one per iteration: its slowest rank; one mean where a log has no more
 
 
-class LeftOut(Stored, frozen=True):
+class NotTimed(Stored, frozen=True):
     """What was asked for and not timed, and why; `size_bytes` None is all sizes."""
 
     collective: Collective
@@ -105,7 +105,7 @@ class Calibration(Stored, frozen=True):
     environment: Environment | None  # None for logs
     device_names: tuple[str, ...]
     points: tuple[CalibrationPoint, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[NotTimed, ...] = ()
     fits: tuple[CollectiveFit, ...] = ()
     interconnect: Interconnect | None = None
     links: dict[int, LinkRate] = msgspec.field(

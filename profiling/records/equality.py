@@ -38,7 +38,7 @@ Precision = Literal["float32", "float64"]
 TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"]
 
 
-class Training(Stored, frozen=True):
+class EqualityTraining(Stored, frozen=True):
     """k steps from the seed.
 
     `compared` is the strategy as it trains. `rounding` is the reference once more, each weight moved to a neighbouring
@@ -55,7 +55,7 @@ class EqualityJob(Stored, frozen=True):
     """One torchrun job: a cell, and its trainings one after the other."""
 
     cell: Cell
-    trainings: tuple[Training, ...]
+    trainings: tuple[EqualityTraining, ...]
 
     def folder(self, out: Path) -> Path:
         return out / EQUALITY_FOLDER / self.cell.name

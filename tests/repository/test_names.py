@@ -19,48 +19,7 @@ SEVERAL = {
     "Scaling": "likewise",
     "Strategy": "likewise",
 }
-TO_BE_RENAMED = frozenset(
-    [
-        "Comparison",
-        "DEFAULT_BATCH_SIZE",
-        "Difference",
-        "Estimate",
-        "Event",
-        "Floats",
-        "LeftOut",
-        "MOST_COLLECTIVES",
-        "MOST_NAMED",
-        "MOST_PANELS",
-        "Measured",
-        "NONE",
-        "Outcome",
-        "OutputFormat",
-        "Part",
-        "Place",
-        "Placement",
-        "Prediction",
-        "Progress",
-        "Quantity",
-        "RankResult",
-        "Report",
-        "Row",
-        "SETTINGS_NAME",
-        "Samples",
-        "TOLERANCE",
-        "Training",
-        "TrainingData",
-        "Values",
-        "batch_sizes",
-        "check_model",
-        "check_place",
-        "compare_trainings",
-        "difference",
-        "number",
-        "records",
-        "setting_findings",
-        "text",
-    ]
-)  # it may only shrink
+TO_BE_RENAMED = frozenset({"Floats"})  # it may only shrink
 
 
 def defined(tree: ast.Module) -> set[str]:

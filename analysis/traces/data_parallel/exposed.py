@@ -9,7 +9,7 @@ from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.intervals import Intervals
 
-Place = tuple[int, int, int]  # step's index, device, phase's code
+_PhasePlace = tuple[int, int, int]  # step's index, device, phase's code
 
 
 def exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: float, end: float) -> dict[str, float]:
@@ -23,14 +23,14 @@ def exposed_parts(spans: Mapping[str, Intervals], compute: Intervals, start: flo
     return parts
 
 
-def device_exposed_us(attribution: Attribution, phase: np.ndarray, names: tuple[str, ...]) -> dict[Place, float]:
+def device_exposed_us(attribution: Attribution, phase: np.ndarray, names: tuple[str, ...]) -> dict[_PhasePlace, float]:
     """Exposed microseconds of every (step, device, phase); `phase` holds an index into `names` per event, -1 for none."""
     events = attribution.events
     starts, ends = attribution.windows.start_us, attribution.windows.end_us
     launched = phase >= 0
     communication = launched & attribution.rows(*COMMUNICATION_KINDS)
     compute_rows = launched & attribution.rows(Kind.COMPUTE)
-    found: dict[Place, float] = {}
+    found: dict[_PhasePlace, float] = {}
     for device in np.unique(events.device[launched]).tolist():
         own = events.device == device
         computed = compute_rows & own

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dpscope.analysis.traces.reading.json_events import Event
 
 Track = tuple[int | str, int | str]  # pid, tid
-Place = tuple[int | str, int | str, float, float]  # pid, tid, ts, dur: as the file gives them
+EventPlace = tuple[int | str, int | str, float, float]  # pid, tid, ts, dur: as the file gives them
 _IntColumn = npt.NDArray[np.int64]
 
 
@@ -39,7 +39,7 @@ class TrackScan:
         self._starts.append(np.array([event.ts for event in complete], dtype=np.float64))
         self._durations.append(np.array([event.dur for event in complete], dtype=np.float64))
 
-    def moved(self) -> dict[Place, int]:
+    def moved(self) -> dict[EventPlace, int]:
         """The lane, 1 or higher, of each event that has to leave its track."""
         if not self._codes:
             return {}

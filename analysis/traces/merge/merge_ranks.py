@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
-from dpscope.analysis.traces.merge.rewrite import Placement
+from dpscope.analysis.traces.merge.rewrite import RankPlacement
 from dpscope.analysis.traces.merge.tracks import collective_spans
 from dpscope.analysis.traces.merge.writing import is_compressed, is_merged_trace, merged_file, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
@@ -72,7 +72,7 @@ def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_
             RankJob(
                 path=rank.path,
                 max_bytes=max_bytes,
-                placement=Placement(position, rank.trace.zero_us, round(clock.place_us - first_us, 3), rank.moved),
+                placement=RankPlacement(position, rank.trace.zero_us, round(clock.place_us - first_us, 3), rank.moved),
                 title=title,
                 spans=[*collective_spans(matched.table[matched.table["rank"] == position]), *rank.others],
                 part=Path(folder) / str(position),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.analysis.traces.merge.lanes import Place, TrackScan
+from dpscope.analysis.traces.merge.lanes import EventPlace, TrackScan
 from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
-from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, Placement, RankRewriter
+from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
 from dpscope.analysis.traces.merge.tracks import Span, other_transfers, track_events
-from dpscope.analysis.traces.merge.writing import Part, PartWriter, writing
+from dpscope.analysis.traces.merge.writing import MergedPart, PartWriter, writing
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
@@ -30,7 +30,7 @@ class RankFile:
     trace: Trace  # without its events
     collectives: pd.DataFrame
     others: list[Span]
-    moved: dict[Place, int]
+    moved: dict[EventPlace, int]
     first_us: float  # of all its events, in the table's time
 
     @property
@@ -46,7 +46,7 @@ class RankJob:
 
     path: Path
     max_bytes: int
-    placement: Placement
+    placement: RankPlacement
     title: str
     spans: list[Span]
     part: Path
@@ -57,7 +57,7 @@ class RankJob:
 class WrittenRank:
     """A rank's part, and how many of its events are in it and left out."""
 
-    part: Part
+    part: MergedPart
     events: int
     left_out: int
 

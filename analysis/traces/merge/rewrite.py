@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dpscope.analysis.traces.merge.lanes import Place
+from dpscope.analysis.traces.merge.lanes import EventPlace
 from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, hashable
 from dpscope.analysis.traces.reading.json_events import Codec, finite
 
@@ -40,19 +40,19 @@ RAW_EVENTS: Codec[RawEvent] = Codec(
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """Where a rank goes: its position among the ranks; a time t of its file becomes t - `zero_us` + `place_us`."""
 
     position: int
     zero_us: int
     place_us: float
-    moved: dict[Place, int]  # events that need a further lane of their thread
+    moved: dict[EventPlace, int]  # events that need a further lane of their thread
 
 
 class RankRewriter:
     """Rewrites the events of one rank; counts those kept and those left out."""
 
-    def __init__(self, placement: Placement, tracks: RankTracks) -> None:
+    def __init__(self, placement: RankPlacement, tracks: RankTracks) -> None:
         self.kept = 0
         self.left_out = 0
         self._placement = placement

@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class Part:
+class MergedPart:
     """Some events of a merged trace in a file of their own: its text's checksum and length, for the gzip trailer."""
 
     path: Path
@@ -63,12 +63,12 @@ class PartWriter:
         self._text_bytes += len(text)
         self._file.write(self._deflate.compress(text) if self._deflate else text)
 
-    def close(self) -> Part:
+    def close(self) -> MergedPart:
         """End the part; it can be joined to others."""
         if self._deflate:
             self._file.write(self._deflate.flush(isal_zlib.Z_FULL_FLUSH))
         self._file.flush()
-        return Part(self._path, self._crc, self._text_bytes)
+        return MergedPart(self._path, self._crc, self._text_bytes)
 
 
 class MergedFile:
@@ -84,7 +84,7 @@ class MergedFile:
             file.write(_GZIP_HEADER)
         self._text(_HEAD)
 
-    def append(self, part: Part) -> None:
+    def append(self, part: MergedPart) -> None:
         """Add a part made with the same compression."""
         if not part.text_bytes:
             return

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from dpscope.analysis.traces.ranks.process_pool import Outcome, read_files
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
@@ -29,10 +29,10 @@ _TRACE = "\0trace\0"  # stands for the trace's path, which may be another when t
 _CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "text", Path(finding.__file__).parent)
 
 
-def read_files_once(files: Sequence[Path], place_of: Callable[[Path], Path], max_bytes: int) -> list[Outcome]:
+def read_files_once(files: Sequence[Path], place_of: Callable[[Path], Path], max_bytes: int) -> list[FileOutcome]:
     """As `read_files`; a file whose tables are kept at `place_of` it is not read, and others' tables are kept there."""
     keys = {file: _key(file) for file in files}
-    found: dict[Path, Outcome] = {}
+    found: dict[Path, FileOutcome] = {}
     for file in files:
         if (tables := _read_kept(file, place_of(file), keys[file])) is not None:
             found[file] = [tables]

@@ -25,15 +25,15 @@ _Result = TypeVar("_Result")
 START_BYTES = 64 << 20  # of text: what one process reads in the half second in which others start and import
 _GZIP_RATIO = 12  # of traces, roughly
 
-Progress = Callable[[int, int], None]
+FileProgress = Callable[[int, int], None]
 """Called with the files done and the files in all, after each file, in the calling process."""
 
-Outcome = list[RankTables] | DpscopeError
+FileOutcome = list[RankTables] | DpscopeError
 
 
 def read_files(
-    files: Sequence[Path], max_bytes: int, executor: Executor | None = None, progress: Progress | None = None
-) -> list[Outcome]:
+    files: Sequence[Path], max_bytes: int, executor: Executor | None = None, progress: FileProgress | None = None
+) -> list[FileOutcome]:
     """The ranks' tables of each file, in the files' order; for a file that could not be read its error.
 
     Without an executor files are read one after another, or by as many processes as this one may use cores, if that
@@ -44,7 +44,7 @@ def read_files(
     workers = _worthwhile_processes(files)
     if workers < 2:
         return _one_by_one(files, max_bytes, progress)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, FileOutcome] = {}
     with closing(_answers(partial(_outcome, max_bytes=max_bytes), files, workers)) as answers:
         for place, answer in answers:
             outcomes[place] = _unanswered(files[place], answer.how) if isinstance(answer, _Died) else answer
@@ -84,8 +84,8 @@ def _worthwhile_processes(files: Sequence[Path]) -> int:
     return count if sum(sizes) - longest >= START_BYTES else 0
 
 
-def _one_by_one(files: Sequence[Path], max_bytes: int, progress: Progress | None) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def _one_by_one(files: Sequence[Path], max_bytes: int, progress: FileProgress | None) -> list[FileOutcome]:
+    outcomes: list[FileOutcome] = []
     for done, file in enumerate(files, 1):
         outcomes.append(_outcome(file, max_bytes))
         if progress is not None:
@@ -93,7 +93,7 @@ def _one_by_one(files: Sequence[Path], max_bytes: int, progress: Progress | None
     return outcomes
 
 
-def _outcome(file: Path, max_bytes: int) -> Outcome:
+def _outcome(file: Path, max_bytes: int) -> FileOutcome:
     """In a worker an error is an answer like another: it is pickled as one."""
     try:
         return read_rank_tables(file, max_bytes)
@@ -101,7 +101,9 @@ def _outcome(file: Path, max_bytes: int) -> Outcome:
         return DpscopeError(str(error))
 
 
-def _submitted(files: Sequence[Path], max_bytes: int, executor: Executor, progress: Progress | None) -> list[Outcome]:
+def _submitted(
+    files: Sequence[Path], max_bytes: int, executor: Executor, progress: FileProgress | None
+) -> list[FileOutcome]:
     futures = [executor.submit(_outcome, file, max_bytes) for file in files]
     for done, _ in enumerate(as_completed(futures), 1):
         if progress is not None:
@@ -109,7 +111,7 @@ def _submitted(files: Sequence[Path], max_bytes: int, executor: Executor, progre
     return [_result(file, future) for file, future in zip(files, futures, strict=True)]
 
 
-def _result(file: Path, future: "Future[Outcome]") -> Outcome:
+def _result(file: Path, future: "Future[FileOutcome]") -> FileOutcome:
     try:
         return future.result()
     except (BrokenExecutor, CancelledError, PickleError, OSError) as error:

@@ -15,7 +15,7 @@ from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
-from dpscope.analysis.traces.ranks.process_pool import Progress, read_files
+from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
 from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
@@ -67,7 +67,7 @@ def analyze_traces(
     paths: Paths,
     max_bytes: int = DEFAULT_MAX_BYTES,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: FileProgress | None = None,
 ) -> TraceAnalysis:
     """Read the traces of one job, a file per process or several ranks in one; a path or several, of files and folders.
 

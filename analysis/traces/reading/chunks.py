@@ -37,7 +37,7 @@ _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-Report = Callable[[Finding], None]
+ReportFinding = Callable[[Finding], None]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class TraceText:
         return self.head.lstrip()[:1] == b"["
 
 
-def open_trace(path: Path, max_bytes: int, report: Report) -> TraceText:
+def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
     """Open a trace file, gzip-compressed or plain.
 
     Raises DpscopeError when the file cannot be read, is empty or holds no `traceEvents`; what is lost of a damaged
@@ -164,7 +164,7 @@ def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[byt
     return None
 
 
-def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report) -> Iterator[bytes]:
+def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: ReportFinding) -> Iterator[bytes]:
     """Stop after `max_bytes`: a small compressed file can expand without end."""
     total = 0
     for block in blocks:
@@ -180,7 +180,7 @@ def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report
         yield block
 
 
-def _blocks(path: Path, text: TraceText, report: Report) -> Iterator[bytes]:
+def _blocks(path: Path, text: TraceText, report: ReportFinding) -> Iterator[bytes]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise DpscopeError(f"{path} is not a regular file; name a trace file or a folder of them")
@@ -197,7 +197,7 @@ def _plain(file: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: Report) -> Iterator[bytes]:
+def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFinding) -> Iterator[bytes]:
     """The text of a gzip file of one or more members, up to where it is damaged; never more than a block at once."""
     inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
     data = file.read(BLOCK_BYTES)

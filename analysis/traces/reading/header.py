@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dpscope.analysis.traces.reading.chunks import Report, TraceText
+from dpscope.analysis.traces.reading.chunks import ReportFinding, TraceText
 from dpscope.analysis.traces.reading.json_events import ordinal
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -41,7 +41,7 @@ class Header:
     base_ns: int  # what the file's times count from, in the recording host's clock; 0 where it does not say
 
 
-def read_header(text: TraceText, path: Path, report: Report) -> Header:
+def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     """The header of a trace whose events have been read; the rank from the file's name if it has none."""
     fields = _fields(text, path, report)
     distributed = _value(fields.info)
@@ -71,7 +71,7 @@ def _no_number(path: Path, what: str, value: object) -> Finding:
     )
 
 
-def _fields(text: TraceText, path: Path, report: Report) -> _Fields:
+def _fields(text: TraceText, path: Path, report: ReportFinding) -> _Fields:
     if text.is_array:
         return _Fields()
     for closing in (bytes(text.tail), b"]}"):

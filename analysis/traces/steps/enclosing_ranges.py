@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 
-NONE = -1
+NO_RANGE = -1
 
 
 def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) -> IntColumn:
@@ -13,12 +13,12 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
 
     Ranges of a thread nest: each lies within another or beside it.
     """
-    result: npt.NDArray[np.int64] = np.full(len(at_rows), NONE, dtype=np.int64)
+    result: npt.NDArray[np.int64] = np.full(len(at_rows), NO_RANGE, dtype=np.int64)
     ranges = np.flatnonzero(candidates)
     known = at_rows >= 0
     if not len(ranges) or not known.any():
         return result
-    threads = np.where(known, events.thread[np.maximum(at_rows, 0)], NONE)
+    threads = np.where(known, events.thread[np.maximum(at_rows, 0)], NO_RANGE)
     for thread in np.intersect1d(threads[known], events.thread[ranges]):
         own = ranges[events.thread[ranges] == thread]
         own = own[np.lexsort((-events.duration_us[own], events.start_us[own]))]
@@ -38,11 +38,11 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
 
 def _parents(starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64]) -> IntColumn:
     """For each range, in order of start, the latest earlier one that is still open when it starts; -1 for none."""
-    parents = np.full(len(starts), NONE, dtype=np.int64)
+    parents = np.full(len(starts), NO_RANGE, dtype=np.int64)
     open_ranges: list[int] = []
     for index, start in enumerate(starts.tolist()):
         while open_ranges and ends[open_ranges[-1]] <= start:
             open_ranges.pop()
-        parents[index] = open_ranges[-1] if open_ranges else NONE
+        parents[index] = open_ranges[-1] if open_ranges else NO_RANGE
         open_ranges.append(index)
     return parents

@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dpscope.analysis.epoch_times.estimates import Estimate, estimates
+from dpscope.analysis.epoch_times.estimates import EpochEstimate, estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.report import (
     finding_list,
     finding_text,
-    number,
     overview_tables,
     overview_text,
+    significant,
     wrapped,
 )
 from dpscope.analysis.epoch_times.table import EpochTable
@@ -31,7 +31,7 @@ OutputFormat = Literal["table", "json", "markdown"]
 class AuditReport(NamedTuple):
     """All that a table tells, and all that is wrong with the claims made from it."""
 
-    estimates: list[Estimate]
+    estimates: list[EpochEstimate]
     findings: list[Finding]
     claims: list[ClaimAudit]
 
@@ -82,8 +82,10 @@ def claim_table(audits: Sequence[ClaimAudit]) -> list[str]:
 
 def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
     unit = "" if audit.unit == "1" else f" {audit.unit}"
-    sound = audit.reason if audit.sound_value is None else number(audit.sound_value) + unit
-    gives = number(audit.reproduced, 6) + {"truncated": " (cut off)", "differs": " (differs)"}.get(audit.agreement, "")
+    sound = audit.reason if audit.sound_value is None else significant(audit.sound_value) + unit
+    gives = significant(audit.reproduced, 6) + {"truncated": " (cut off)", "differs": " (differs)"}.get(
+        audit.agreement, ""
+    )
     return (
         audit.run or "",
         audit.quantity,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from dpscope.analysis.epoch_times.csv_rows import Row, read_rows
+from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
 
 CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")
 """Needed; study, run, strategy, batch_size and devices may be absent."""
@@ -33,7 +33,7 @@ def read_claims(path: Path) -> list[Claim]:
     return [_claim(row) for row in read_rows(path, CLAIM_COLUMNS)[1]]
 
 
-def _claim(row: Row) -> Claim:
+def _claim(row: CsvRow) -> Claim:
     printed = row.required_text("printed_value")
     row.decimal("printed_value", lambda value: True, "the number as it was printed")
     strategy = row.text("strategy")

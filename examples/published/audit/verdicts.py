@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, Estimate, estimates, moved_bytes_per_step
+from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
 from dpscope.analysis.epoch_times.table import EpochTime
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.links import LinkRate
@@ -55,7 +55,7 @@ def audit_claims(rows: Sequence[EpochTime], claims: Sequence[Claim]) -> list[Aud
     return [_audit(ClaimSetting(claim, rows, claims), found) for claim in claims]
 
 
-def find_estimate(row: EpochTime, quantity: str, method: str, found: Sequence[Estimate]) -> Estimate:
+def find_estimate(row: EpochTime, quantity: str, method: str, found: Sequence[EpochEstimate]) -> EpochEstimate:
     """The one estimate of this name for a multi-device row."""
     key = (row.study, row.run, row.strategy, row.batch_size, row.devices, quantity, method)
     return next(estimate for estimate in found if estimate[:7] == key)
@@ -76,7 +76,7 @@ def claim_holds(claim: Claim, sound: float) -> bool:
     return agreement(sound, claim.printed_value) != "differs"
 
 
-def _audit(setting: ClaimSetting, found: Sequence[Estimate]) -> AuditedClaim:
+def _audit(setting: ClaimSetting, found: Sequence[EpochEstimate]) -> AuditedClaim:
     claim, reproduction = setting.claim, reproduce(setting)
     sound: float | None
     try:
@@ -105,7 +105,7 @@ def _audit(setting: ClaimSetting, found: Sequence[Estimate]) -> AuditedClaim:
     return AuditedClaim(setting, reproduction, audit)
 
 
-def _sound(setting: ClaimSetting, reproduction: Reproduction, found: Sequence[Estimate]) -> tuple[float, str]:
+def _sound(setting: ClaimSetting, reproduction: Reproduction, found: Sequence[EpochEstimate]) -> tuple[float, str]:
     """The sound value of a claim's quantity in base units, and what it is; NotComputable says why there is none."""
     quantity = setting.claim.quantity
     if quantity in ("speedup", "efficiency", "amdahl_speedup"):
@@ -129,20 +129,20 @@ def _sound(setting: ClaimSetting, reproduction: Reproduction, found: Sequence[Es
     raise NotComputable(reproduction.reason or f"no sound form of {quantity} is known")
 
 
-def _estimated(setting: ClaimSetting, quantity: str, method: str, found: Sequence[Estimate]) -> tuple[float, str]:
+def _estimated(setting: ClaimSetting, quantity: str, method: str, found: Sequence[EpochEstimate]) -> tuple[float, str]:
     estimate = find_estimate(setting.row, quantity, method, found)
     if estimate.value is None or not estimate.sound:
         raise NotComputable(estimate.reason)
     return estimate.value, f"{method}: {estimate.reason}"
 
 
-def _bandwidth(setting: ClaimSetting, found: Sequence[Estimate]) -> tuple[float, str]:
+def _bandwidth(setting: ClaimSetting, found: Sequence[EpochEstimate]) -> tuple[float, str]:
     rate_gb_per_s, reason = _estimated(setting, "effective_bandwidth", "same_local_batch", found)
     rate = rate_gb_per_s * 1e9
     return (rate / BYTES_PER_PARAMETER if "elements" in setting.claim.unit else rate), reason
 
 
-def _utilisation(setting: ClaimSetting, found: Sequence[Estimate]) -> tuple[float, str]:
+def _utilisation(setting: ClaimSetting, found: Sequence[EpochEstimate]) -> tuple[float, str]:
     peak = link_peak(setting.row.hardware)
     if peak is None:
         raise NotComputable("the link of this hardware is not known")

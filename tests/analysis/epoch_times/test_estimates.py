@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.epoch_times.bounded_values import Bounded
-from dpscope.analysis.epoch_times.estimates import QUANTITIES, Estimate, estimates
+from dpscope.analysis.epoch_times.estimates import QUANTITIES, EpochEstimate, estimates
 from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
@@ -46,7 +46,7 @@ def table(folder: Path, text: str) -> Sequence[EpochTime]:
     return read_epoch_times(path).rows
 
 
-def pick(found: list[Estimate], quantity: str, method: str, devices: int = 2) -> Estimate:
+def pick(found: list[EpochEstimate], quantity: str, method: str, devices: int = 2) -> EpochEstimate:
     matching = [e for e in found if (e.quantity, e.method, e.devices) == (quantity, method, devices)]
     assert len(matching) == 1
     return matching[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.epoch_times.estimates import QUANTITIES, Estimate
+from dpscope.analysis.epoch_times.estimates import QUANTITIES, EpochEstimate
 from dpscope.analysis.epoch_times.report import run_estimate
 from dpscope.analysis.text.text_table import markdown_table
 from tests.helpers.paths import PUBLISHED
@@ -22,7 +22,7 @@ def test_json_holds_estimates_and_findings() -> None:
     assert set(content) == {"estimates", "findings"}
     assert len(content["estimates"]) == 32 * 10
     for estimate in content["estimates"]:
-        assert list(estimate) == list(Estimate._fields)
+        assert list(estimate) == list(EpochEstimate._fields)
         assert estimate["quantity"] in QUANTITIES
     for finding in content["findings"]:
         assert set(finding) == {"severity", "code", "message", "next_step"}

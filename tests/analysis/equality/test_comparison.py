@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dpscope.analysis.equality.comparison import compare_trainings
-from dpscope.analysis.equality.data import EqualityData, ProcessData, TrainingData
+from dpscope.analysis.equality.data import EqualityData, ProcessData, RecordedTraining
 from dpscope.analysis.equality.differences import output_differences, training_differences
 from dpscope.analysis.equality.result import EqualityReport
 from dpscope.analysis.equality.samples import (
@@ -28,9 +28,9 @@ from dpscope.profiling.records.equality import (
     EqualityConfig,
     EqualityJob,
     EqualitySettings,
+    EqualityTraining,
     ParameterRecord,
     RankRecord,
-    Training,
     TrainingKind,
 )
 from dpscope.profiling.records.matrix import ResolvedMatrix
@@ -82,8 +82,8 @@ def process(
     return ProcessData(record, arrays)
 
 
-def training(cell: Cell, *ranks: ProcessData, kind: TrainingKind = "compared") -> TrainingData:
-    return TrainingData(cell=cell, kind=kind, ranks=ranks)
+def training(cell: Cell, *ranks: ProcessData, kind: TrainingKind = "compared") -> RecordedTraining:
+    return RecordedTraining(cell=cell, kind=kind, ranks=ranks)
 
 
 def scaled(factor: float) -> Values:
@@ -98,7 +98,7 @@ def settings(*cells: Cell) -> EqualitySettings:
         steps=STEPS,
         timeout_s=900.0,
     )
-    jobs = tuple(EqualityJob(cell=cell, trainings=(Training(kind="compared"),)) for cell in cells)
+    jobs = tuple(EqualityJob(cell=cell, trainings=(EqualityTraining(kind="compared"),)) for cell in cells)
     return EqualitySettings(
         config=config,
         device="cpu",
@@ -110,7 +110,7 @@ def settings(*cells: Cell) -> EqualitySettings:
     )
 
 
-def data(*compared: TrainingData, in_shares: TrainingData | None = None) -> EqualityData:
+def data(*compared: RecordedTraining, in_shares: RecordedTraining | None = None) -> EqualityData:
     moved = training(compared[0].cell, process(scaled(1 + 1e-12)), kind="rounding")
     return EqualityData(
         settings=settings(*(one.cell for one in compared)),

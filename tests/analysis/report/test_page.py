@@ -13,7 +13,7 @@ from dpscope.analysis.comparison.waterfall import exposed_by_phase, gap_parts
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.bandwidth import bandwidths
-from dpscope.analysis.figures.batch import batch_sizes
+from dpscope.analysis.figures.batch import batch_figure
 from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
@@ -192,7 +192,7 @@ def test_memory_that_ran_out_is_marked_where_nothing_was_measured() -> None:
     )
     died = CellResult(cell=large, repeat=0, status="out_of_memory", duration_s=1.0, message="CUDA out of memory")
     run = run_of(small, CellData(cell=large, skip_reason=None, results=(died,)))
-    figure = batch_sizes(run, compare(run))
+    figure = batch_figure(run, compare(run))
     assert figure is not None
     crosses = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
     assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[16], [16]]

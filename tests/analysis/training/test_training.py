@@ -15,14 +15,14 @@ from dpscope.analysis.comparison.learning import put_accuracy
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.report.training_report import write_training
-from dpscope.analysis.training.comparison import compare_trainings
+from dpscope.analysis.training.comparison import compare_trained_cells
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import (
     against_default,
     against_single,
+    cell_difference,
     chosen_target,
-    difference,
     epoch_spread,
     epoch_train_s,
     final_accuracy,
@@ -234,7 +234,7 @@ def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
 
 def test_a_cell_is_not_different_from_itself(tmp_path: Path) -> None:
     single, _ = two_strategies(tmp_path).cells
-    same = difference(single, single, epoch_spread([single]))
+    same = cell_difference(single, single, epoch_spread([single]))
     assert (same.points, same.verdict) == (0.0, "no_difference_shown")
 
 
@@ -244,7 +244,7 @@ def test_two_folders_show_what_a_setting_changes(tmp_path: Path) -> None:
         for seed in range(3):
             epochs += plain_epochs("ddp", 2, seed, [accuracy + 0.1 * seed], [seconds])
         write_train_json(tmp_path / name, epochs)
-    (change,) = compare_trainings(load_training(tmp_path / "off"), load_training(tmp_path / "bf16"))
+    (change,) = compare_trained_cells(load_training(tmp_path / "off"), load_training(tmp_path / "bf16"))
     # 94.1 - 95.1 = -1 beyond 0.2; 4 s / 2 s = 2
     assert change.points == pytest.approx(-1.0)
     assert (change.verdict, change.speedup.value) == ("below", 2.0)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.workload.model_size import SIZES, ModelSize, check_model, size_of
+from dpscope.launch.workload.model_size import SIZES, ModelSize, checked_model_size, size_of
 from dpscope.launch.workload.models import BuiltModel, build_model
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
@@ -64,19 +64,21 @@ def test_a_function_may_read_its_place_in_the_job(tmp_path: Path, monkeypatch: p
         "    layers = nn.Sequential(nn.Flatten(), nn.Linear(3072, int(os.environ['WORLD_SIZE']) + int(os.environ['RANK'])))\n"
         "    return layers, (3, 32, 32), 1\n"
     )
-    assert check_model(Workload(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
+    assert checked_model_size(Workload(model="by_place:make")) == ModelSize(parameters=3073, multiplications=3072)
     assert (os.environ.get("WORLD_SIZE"), os.environ.get("RANK")) == ("4", None)
 
 
 def test_a_model_with_too_few_classes_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(USER_MODELS)
     with pytest.raises(DpscopeError, match="tells 4 classes apart and digits has 10"):
-        check_model(Workload(model="tiny_models:tiny", data="digits"))
+        checked_model_size(Workload(model="tiny_models:tiny", data="digits"))
 
 
 def test_the_datas_own_image_size_counts() -> None:
     """resnet18 asks for 224 x 224; CIFAR-10's 32 x 32 are 1/49 of the pixels, and its convolutions take about as much less."""
-    asked, own = (check_model(Workload(model="resnet18", data=data)).multiplications for data in ("fake", "cifar10"))
+    asked, own = (
+        checked_model_size(Workload(model="resnet18", data=data)).multiplications for data in ("fake", "cifar10")
+    )
     assert asked is not None
     assert own is not None
     assert 40 < asked / own < 52
