@@ -97,7 +97,7 @@ def compare(
     spreads = run_spreads(run.measured)
     batched = [data for data in run.measured if knows_batch(data.cell)]
     rows = {
-        name: summarise_cell(data, single_device_baselines(run, data.cell), sources, spreads)
+        name: summarise_cell(data, single_device_baselines(run, data.cell), sources.on_nodes(data.nodes), spreads)
         for name, data in run.cells.items()
     }
     workload = run.recorded.config.workload if run.recorded is not None else None
@@ -133,7 +133,7 @@ def _decisive(run: RunData) -> str:
 
 def _ring_rates(run: RunData, sources: CostSources) -> dict[int, RingRate]:
     """The ring formula's rate for every device count at which all-reduces were measured."""
-    counts = sorted({data.cell.devices for data in run.measured if runs_all_reduces(data)})
+    counts = sorted({data.cell.devices for data in run.measured if runs_all_reduces(data) and data.nodes == 1})
     rates = {count: sources.ring_rate(count) for count in counts}
     return {count: rate for count, rate in rates.items() if rate is not None}
 

@@ -8,7 +8,6 @@ import pandas as pd
 
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import (
-    NO_SOURCE,
     predict_cell,
     relative_error,
     ring_load,
@@ -192,8 +191,11 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     ring, rate = None, sources.ring_rate(load.ranks)
     if rate is not None:
         ring = ring_all_reduce_us(load.size_bytes, load.ranks, rate.gb_per_s)
-    row.put(NO_SOURCE, ring_us=ring, ring_source=rate.source if rate is not None else None)
-    row.put(NO_SOURCE if ring is None else "transfer is not known", ring_error_us=minus(ring, _reduced_us(row, data)))
+    row.put(sources.no_source(load.ranks), ring_us=ring, ring_source=rate.source if rate is not None else None)
+    row.put(
+        sources.no_source(load.ranks) if ring is None else "transfer is not known",
+        ring_error_us=minus(ring, _reduced_us(row, data)),
+    )
 
 
 def _reduced_us(row: Row, data: CellData) -> float | None:

@@ -19,7 +19,6 @@ from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 
-NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link"
 NO_SCHEDULE = "only DDP's schedule is modelled, and the traces do not show plain DDP"
 NOT_MATCHED = "needs matched collectives of every rank"
 _KEYS = ["repeat", "rank", "device", "step"]
@@ -79,9 +78,10 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     """The prediction of one measured multi-device cell."""
     if data.cell.strategy == "dp-host":
         return _unknown(None, "host copies within one process: no link to model")
+    sources = sources.on_nodes(data.nodes)
     source = sources.source(data.cell.devices)
     if source is None:
-        return _unknown(None, NO_SOURCE)
+        return _unknown(None, sources.no_source(data.cell.devices))
     if data.cell.strategy == "dp":
         return _predict_dp(data, sources)
     windows = data.whole_windows()

@@ -91,6 +91,7 @@ def scaling_series(
     known, `spread` is that of all cells' repeats.
     """
     groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
+    fewest = _fewest_nodes(measured)
     for data in measured:
         cell = data.planned
         if cell.devices == 1:
@@ -98,11 +99,25 @@ def scaling_series(
         kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
         for scaling, batch in kinds:
             if batch in single_device_baselines(cell):
-                groups.setdefault((cell.strategy, cell.variant, scaling, batch), []).append(data)
+                spread_wider = cell.nodes > fewest[cell.strategy, cell.variant, cell.devices, cell.batch_size]
+                variant = f"{cell.variant} over {cell.nodes} nodes".strip() if spread_wider else cell.variant
+                groups.setdefault((cell.strategy, variant, scaling, batch), []).append(data)
     return tuple(
         _series(*key, single_device_baselines(group[0].planned)[key[3]], group, exposed_shares, spread)
         for key, group in groups.items()
     )
+
+
+def _fewest_nodes(measured: Sequence[CellData]) -> dict[tuple[CellStrategy, str, int, int], int]:
+    """On how few nodes each device count was measured: a series goes on to more nodes where more devices need them.
+
+    The same devices over more nodes (2 x 2 beside 1 x 4) are a series of their own.
+    """
+    fewest: dict[tuple[CellStrategy, str, int, int], int] = {}
+    for cell in (data.planned for data in measured):
+        key = (cell.strategy, cell.variant, cell.devices, cell.batch_size)
+        fewest[key] = min(cell.nodes, fewest.get(key, cell.nodes))
+    return fewest
 
 
 def _series(
@@ -152,7 +167,7 @@ def _speedup(alone: Sequence[Samples], repeats: Sequence[Samples], devices: int,
 def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:
     """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
     planned = [(one.planned, one) for one in measured]
-    by_key = {(cell.strategy, cell.variant, cell.devices, cell.batch_size): one for cell, one in planned}
+    by_key = {(cell.strategy, (cell.variant, cell.nodes), cell.devices, cell.batch_size): one for cell, one in planned}
     choices = []
     for (strategy, variant, devices, batch), weak in by_key.items():
         strong = by_key.get((strategy, variant, devices, batch // devices))

@@ -67,6 +67,7 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
         device_names=max((tuple(section.ranks) for _, section in sections), key=len),
         points=tuple(points),
         links=_links([section for _, section in sections], link),
+        nodes={len(section.ranks): len(set(section.hosts)) for _, section in sections},
     )
     return fit_calibration(calibration)
 

@@ -1,6 +1,6 @@
 """What a prediction may rest on: a calibration of the machine, else the link's specification. The two are never mixed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
@@ -14,6 +14,7 @@ from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Manifest
 
 Source = Literal["calibration", "specification"]
+NO_SOURCE = "no calibration and no link bandwidth known: calibrate, or give --link"
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,42 @@ class CostSources:
     stated: LinkRate | None = None  # by the user, of any number of devices
     calibration: Calibration | None = None
     interconnect: Interconnect | None = None  # of the machine that was measured
+    nodes: int = (
+        1  # that what is predicted spans: NVML's links are one machine's, a calibration of as many as it ran on
+    )
+
+    def on_nodes(self, nodes: int) -> "CostSources":
+        """The same of a cell that spans so many hosts."""
+        return replace(self, nodes=nodes)
+
+    def calibrated(self, devices: int) -> Calibration | None:
+        """The calibration, unless it timed so many devices on another number of hosts: 1 x 4 GPUs are not 2 x 2."""
+        if self.calibration is None or self.calibration.nodes_of(devices) not in (None, self.nodes):
+            return None
+        return self.calibration
+
+    def no_source(self, devices: int) -> str:
+        """Why nothing predicts cells on so many devices."""
+        if self.nodes == 1:
+            return NO_SOURCE
+        spans = self.calibration.nodes_of(devices) if self.calibration is not None else None
+        made = (
+            f"the calibration was made on {spans} node{'s' * (spans > 1)}"
+            if spans is not None
+            else "there is no calibration"
+        )
+        return (
+            f"the cell spans {self.nodes} nodes and {made}: give the link between them with --link, or nccl-tests' logs"
+        )
 
     def link(self, devices: int) -> LinkRate | None:
         """What bounds a ring through the first `devices` devices in one direction; None where it is not known."""
         if self.stated is not None:
             return self.stated
-        found = group_rate(self.interconnect, range(devices)) if self.interconnect is not None else None
-        return found or (self.calibration.links.get(devices) if self.calibration is not None else None)
+        one_host = self.interconnect if self.nodes == 1 else None
+        found = group_rate(one_host, range(devices)) if one_host is not None else None
+        calibration = self.calibrated(devices)
+        return found or (calibration.links.get(devices) if calibration is not None else None)
 
     def ring_rate(self, devices: int) -> RingRate | None:
         """The rate of the ring formula: the link's, else the bus bandwidth that was calibrated at the largest size.
@@ -48,7 +78,8 @@ class CostSources:
         """
         if (link := self.link(devices)) is not None:
             return RingRate(link.gb_per_s, "specification", self._told(link))
-        fit = find_fit(self.calibration, "all_reduce", devices) if self.calibration is not None else None
+        calibration = self.calibrated(devices)
+        fit = find_fit(calibration, "all_reduce", devices) if calibration is not None else None
         factor = bus_factor("all_reduce", devices)
         if fit is None or factor is None or (time_us := predict_us(fit, fit.largest_bytes).time_us) <= 0:
             return None
@@ -64,27 +95,28 @@ class CostSources:
 
     def source(self, devices: int) -> Source | None:
         """What predictions of cells on so many devices rest on."""
-        if self.calibration is not None:
+        if self.calibrated(devices) is not None:
             return "calibration"
         return "specification" if self.link(devices) is not None else None
 
     def cost(self, kind: str, ranks: int, size_bytes: float) -> float | None:
         """Microseconds of one collective; None where the source does not know that kind on so many ranks."""
-        if self.calibration is not None:
-            fit = find_fit(self.calibration, kind, ranks)
+        if (calibration := self.calibrated(ranks)) is not None:
+            fit = find_fit(calibration, kind, ranks)
             return predict_us(fit, size_bytes).time_us if fit is not None else None
         link = self.link(ranks)
         return ring_us(kind, size_bytes, ranks, link.gb_per_s) if link is not None else None
 
     def why_unknown(self, kind: str, ranks: int) -> str:
         """Why `cost` is None."""
-        if self.calibration is not None:
+        if self.calibrated(ranks) is not None:
             return f"the calibration holds no {kind} on {ranks} ranks"
         return f"there is no ring model of {kind}"
 
     def extrapolated(self, kind: str, ranks: int, size_bytes: float) -> str | None:
         """Set where a size lies outside those calibrated: its cost is the fit's nearest line extended."""
-        fit = find_fit(self.calibration, kind, ranks) if self.calibration is not None else None
+        calibration = self.calibrated(ranks)
+        fit = find_fit(calibration, kind, ranks) if calibration is not None else None
         return predict_us(fit, size_bytes).extrapolated if fit is not None else None
 
 

@@ -50,7 +50,7 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
         line
         for data in run.measured
         if data.cell.devices > 1 and data.communication_known
-        for line in _lines(data, rows[data.cell.name], comparison, sources)
+        for line in _lines(data, rows[data.cell.name], comparison, sources.on_nodes(data.nodes))
         if line.predicted_us is not None
     ]
     if not lines:
@@ -133,8 +133,8 @@ def _ring(data: CellData, sources: CostSources) -> str:
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:
     """alpha + S/B by the piece of the fit that the size lies in; by specification the ring's bus factor x S/B."""
-    if sources.calibration is not None:
-        fit = find_fit(sources.calibration, one.kind, one.ranks)
+    if (calibration := sources.calibrated(one.ranks)) is not None:
+        fit = find_fit(calibration, one.kind, one.ranks)
         assert fit is not None  # or there were no prediction
         piece = piece_of(fit, one.size_bytes)
         if piece.bandwidth_gb_per_s is None:

@@ -63,6 +63,11 @@ class CellData:
         return self.cell
 
     @property
+    def nodes(self) -> int:
+        """Hosts that it spans; traces alone do not tell, and count as one's."""
+        return self.cell.nodes if isinstance(self.cell, Cell) else 1
+
+    @property
     def measured(self) -> bool:
         """Whether a repeat of it ended well, or its traces were read."""
         return bool(self.ranks) or isinstance(self.cell, TracedJob)

@@ -47,11 +47,8 @@ def variant_savings(run: RunData) -> list[VariantSaving]:
 
 def _only_option(having: Cell, without: Cell) -> str | None:
     """The option that one cell has and another lacks, if it is all that they differ in."""
-    if (having.strategy, having.devices, having.batch_size) != (
-        without.strategy,
-        without.devices,
-        without.batch_size,
-    ):
+    shapes = {(one.strategy, one.devices, one.nodes, one.batch_size) for one in (having, without)}
+    if len(shapes) > 1:
         return None
     if (having.options.overlap, without.options.overlap) == ("on", "off"):
         beside = [msgspec.structs.replace(cell.options, overlap="on", bucket_mb=None) for cell in (having, without)]
@@ -173,6 +170,6 @@ def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:
         if dp.cell.strategy in ("dp", "dp-host")
         for ddp in run.measured
         if ddp.cell.strategy == "ddp"
-        and (ddp.cell.devices, ddp.cell.batch_size) == (dp.cell.devices, dp.cell.batch_size)
+        and (ddp.cell.devices, ddp.nodes, ddp.cell.batch_size) == (dp.cell.devices, 1, dp.cell.batch_size)
         and msgspec.structs.replace(ddp.cell.options, overlap="on") == dp.cell.options
     ]

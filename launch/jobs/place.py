@@ -16,6 +16,7 @@ class TorchrunPlace:
     world_size: int
     local_world_size: int
     node: int
+    nodes: int = 1
 
 
 def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
@@ -27,6 +28,7 @@ def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
             world_size=int(environment["WORLD_SIZE"]),
             local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
             node=int(environment["GROUP_RANK"]),
+            nodes=int(environment.get("GROUP_WORLD_SIZE", "1")),
         )
     except KeyError as missing:
         raise DpscopeError(
@@ -41,4 +43,13 @@ def check_process_count(cell: Cell, place: TorchrunPlace) -> None:
         raise DpscopeError(
             f"{cell.name} needs {cell.processes} process(es) and torchrun started {place.world_size}; "
             f"use --nproc-per-node={cell.processes}, over several nodes their share of it"
+        )
+
+
+def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
+    """Raise DpscopeError unless the job spans as many nodes as the cell that it is to measure."""
+    if cell.strategy == "ddp" and cell.nodes != place.nodes:
+        raise DpscopeError(
+            f"{cell.name} is a cell of {cell.nodes} node(s) and torchrun started {place.nodes}: give the flags of the cell "
+            "instead of --cell, and it is entered as one of its own"
         )

@@ -141,7 +141,7 @@ class _Sweep(JobQueue[PlannedJob, CellResult]):
         """The same cell failed in a way that it will again, or the same with a smaller batch did."""
         cell = job.cell
         for failed, status in self._failed_cells.values():
-            shapes = {(one.strategy, one.devices, one.options) for one in (failed, cell)}
+            shapes = {(one.strategy, one.devices, one.nodes, one.options) for one in (failed, cell)}
             larger = cell.batch_size > failed.batch_size
             what = "timed out" if status == "timed_out" else "ran out of memory"
             if failed == cell:

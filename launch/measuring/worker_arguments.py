@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place, locked
-from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
+from dpscope.launch.jobs.place import TorchrunPlace, check_nodes, check_process_count
 from dpscope.launch.measuring.job_repeat import POLL_S, WAIT_FOR_RANK_0_S, chosen_repeat
 from dpscope.launch.measuring.multi_host_manifest import manifest_containing, manifest_with
 from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
@@ -92,6 +92,7 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
         raise DpscopeError(f"--cell {cell_name}: not in {run.manifest_path}; it has {', '.join(cells)}")
     cell = cells[cell_name]
     check_process_count(cell, place)
+    check_nodes(cell, place)
     _check_threads_as_begun(run, manifest, cell, place)
     chosen = chosen_repeat(run, cell, repeat, place)
     return WorkerJob(
@@ -125,6 +126,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         devices=count,
         batch_size=config.matrix.batch_sizes[0],
         options=_only_options(config.matrix, config.workload.amp),
+        nodes=place.nodes if strategy == "ddp" else 1,
     )
     check_process_count(cell, place)
     _check_measurable(cell, config.workload)

@@ -112,3 +112,8 @@ class Calibration(Stored, frozen=True):
         default_factory=dict
     )  # by device count; a count whose link is unknown is not in it
     findings: tuple[Finding, ...] = ()
+    nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, where it was told
+
+    def nodes_of(self, devices: int) -> int | None:
+        """Hosts that the ranks of a device count were on: one where dpscope measured, in a log as it tells; None: untold."""
+        return self.nodes.get(devices, 1 if self.source == "measured" else None)

@@ -65,16 +65,20 @@ class Cell(Stored, frozen=True):
     batch_size: int  # per device and step
     variant: str = ""
     options: CellOptions = CellOptions()
+    nodes: int = 1  # hosts that its processes are spread over
 
     def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and self.strategy != "ddp"):
+            raise ValueError(f"{self.strategy} on {self.devices} device(s) does not span {self.nodes} nodes")
         if self.variant not in ("", self.options.name):
             raise ValueError(f"variant {self.variant} does not name the options, which are {self.options.name!r}")
         msgspec.structs.force_setattr(self, "variant", self.options.name)
 
     @property
     def name(self) -> str:
-        """Folder name, such as ``ddp-d4-b128``; the batch in it is per device."""
-        base = f"{self.strategy}-d{self.devices}-b{self.batch_size}"
+        """Folder name, such as ``ddp-d4-b128``, over two nodes ``ddp-d4-n2-b128``; the batch in it is per device."""
+        nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
+        base = f"{self.strategy}-d{self.devices}{nodes}-b{self.batch_size}"
         return f"{base}-{self.variant}" if self.variant else base
 
     @property

@@ -147,3 +147,21 @@ def test_misuse_is_told_for_the_series_it_misses_most() -> None:
     assert finding.message.startswith("DDP strong, G = 16, 2 devices: the exposed share 20%")
     assert "1.67; measured 1.44" in finding.message
     assert list(amdahl_misuse(series([steps("ddp", 2, 8, 1250.0)], SINGLES, {}))) == []
+
+
+def over_nodes(devices: int, nodes: int, step_us: float) -> CellData:
+    cell = Cell(strategy="ddp", devices=devices, batch_size=8, nodes=nodes)
+    return cell_data(cell, [[step_us] * 8] * 2, pd.DataFrame())
+
+
+def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
+    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 beside 1 x 4 is a point of its own."""
+    cells = [over_nodes(2, 1, 1100.0), over_nodes(4, 1, 1200.0), over_nodes(8, 2, 1500.0), over_nodes(4, 2, 1400.0)]
+    weak = [one for one in series(cells, {8: SINGLES[8]}, {}) if one.scaling == "weak"]
+    assert [[point.cell for point in one.points] for one in weak] == [
+        ["ddp-d2-b8", "ddp-d4-b8", "ddp-d8-n2-b8"],
+        ["ddp-d4-n2-b8"],
+    ]
+    assert [one.label for one in weak] == ["DDP weak, b = 8", "DDP over 2 nodes weak, b = 8"]
+    # 4 x 1,000 / 1,200 and 4 x 1,000 / 1,400
+    assert [one.points[-1].speedup.value for one in weak] == pytest.approx([16 / 3, 20 / 7], rel=0.01)

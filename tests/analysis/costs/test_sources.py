@@ -1,5 +1,6 @@
 """Where a ring's rate is from: what the user states, what NVML reported, what was calibrated. Rates by hand from data sheets."""
 
+import msgspec
 import pytest
 
 from dpscope.analysis.costs.sources import CostSources
@@ -57,3 +58,24 @@ def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
     assert "7.5 GB/s, the bus bandwidth calibrated at 1.00 MB" in rate.told
     assert sources.ring_rate(2) is None  # 2 ranks were not calibrated
     assert CostSources(calibration=calibration({"broadcast": (1.0, 1.0)})).ring_rate(2) is None
+
+
+def test_a_calibration_of_one_node_predicts_no_cell_over_two() -> None:
+    """1 x 4 GPUs are not 2 x 2: neither what one host's links are specified for nor what was timed on it holds."""
+    measured = calibration({"all_reduce": (0.0, 10.0)}, devices=4)
+    one, two = (CostSources(None, measured, recorded("a100_sxm4_x4")).on_nodes(nodes) for nodes in (1, 2))
+    assert (one.source(4), two.source(4)) == ("calibration", None)
+    assert (one.cost("all_reduce", 4, 1e6) is not None, two.cost("all_reduce", 4, 1e6)) == (True, None)
+    assert (rates(one, (4,)), rates(two, (4,))) == ({4: 300.0}, {4: None})
+    assert two.no_source(4).startswith("the cell spans 2 nodes and the calibration was made on 1 node: ")
+    # What is stated holds for the cells it is stated for: 100 Gb/s are 12.5 GB/s.
+    assert rates(CostSources(parse_link("100Gb/s"), measured).on_nodes(2), (4,)) == {4: 12.5}
+
+
+def test_a_log_of_two_nodes_predicts_cells_over_two_and_none_on_one() -> None:
+    made = calibration({"all_reduce": (0.0, 10.0)}, devices=4)
+    log = msgspec.structs.replace(made, source="nccl-tests", nodes={4: 2})
+    sources = CostSources(None, log)
+    assert (sources.on_nodes(1).source(4), sources.on_nodes(2).source(4)) == (None, "calibration")
+    untold = CostSources(None, msgspec.structs.replace(log, nodes={}))  # the user's word
+    assert [untold.on_nodes(nodes).source(4) for nodes in (1, 2)] == ["calibration", "calibration"]

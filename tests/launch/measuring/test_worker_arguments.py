@@ -37,9 +37,10 @@ def test_two_nodes_by_torchruns_environment() -> None:
         "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
     }
     place = torchrun_place(environment)
-    assert (place.rank, place.local_rank, place.node, place.world_size) == (3, 1, 1, 4)
+    assert (place.rank, place.local_rank, place.node, place.world_size, place.nodes) == (3, 1, 1, 4, 2)
 
 
 def two_gpu_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +61,20 @@ def test_ddp_over_two_gpu_nodes_counts_each_nodes_gpus(tmp_path: Path, monkeypat
     manifest = RunFolder(tmp_path / "run").manifest()
     assert [planned.cell.name for planned in manifest.plan] == ["ddp-d8-b32"]
     assert manifest.config.matrix.devices == (8,)
+
+
+def test_one_node_of_four_gpus_and_two_of_two_are_different_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpu_nodes(monkeypatch)
+    arguments = ["--strategy", "ddp", "--batch-size", "32", "--out", str(tmp_path / "run")]
+    one = job_from_arguments(arguments, TorchrunPlace(0, 0, world_size=4, local_world_size=4, node=0))
+    two_by_two = TorchrunPlace(0, 0, world_size=4, local_world_size=2, node=0, nodes=2)
+    two = job_from_arguments(arguments, two_by_two)
+    assert (one.cell.name, two.cell.name) == ("ddp-d4-b32", "ddp-d4-n2-b32")
+    assert (one.repeat, two.repeat) == (0, 0)  # no repeats of one another
+    with pytest.raises(DpscopeError, match=r"ddp-d4-b32 is a cell of 1 node\(s\) and torchrun started 2"):
+        job_from_arguments(["--cell", "ddp-d4-b32", "--out", str(tmp_path / "run")], two_by_two)
 
 
 def test_more_processes_than_a_node_has_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
