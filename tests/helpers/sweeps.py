@@ -21,8 +21,14 @@ TINY: dict[str, object] = {
 }  # fmt: skip
 
 
+def tiny_settings(**flags: object) -> dict[str, object]:
+    """TINY with these; calibrated first, which takes seconds, only where `calibrate` says so."""
+    one_device = flags.get("strategy") == "single" or str(flags.get("devices")) == "1"
+    return {**TINY, **({} if one_device else {"calibrate": False}), **flags}
+
+
 def sweep(out: Path, fresh: bool = False, **flags: object) -> Outcome[Manifest, CellResult]:
-    return run_sweep(load_config(None, {**TINY, **flags}), out, fresh, Console(file=open(os.devnull, "w")))
+    return run_sweep(load_config(None, tiny_settings(**flags)), out, fresh, Console(file=open(os.devnull, "w")))
 
 
 def processes_of(out: Path) -> list[int]:
@@ -56,7 +62,7 @@ def half_written(out: Path) -> list[Path]:
 
 
 def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
-    settings = {**TINY, "repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags}
+    settings = tiny_settings(**{"repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags})
     code = (
         "import json, pathlib, sys; from rich.console import Console\n"
         "from dpscope.launch.planning.run_config import load_config; from dpscope.launch.measuring.run import run_sweep\n"
