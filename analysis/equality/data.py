@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dpscope.profiling.records.equality import (
     EQUALITY_FOLDER,
-    SETTINGS_NAME,
     EqualitySettings,
     ParameterRecord,
     RankRecord,
@@ -21,6 +20,7 @@ from dpscope.profiling.records.equality import (
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.folders import SETTINGS_NAME
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.launch.calibration.worker import CALIBRATION_SETTINGS_NAME, MEASURED_NAME, TimedCollectives
-from dpscope.launch.jobs.attended_job import attend_job, job_failure
+from dpscope.launch.calibration.worker import TimedCollectives
+from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
@@ -24,7 +24,7 @@ from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_json
-from dpscope.profiling.store.folders import RepeatFolder
+from dpscope.profiling.store.folders import JobFolder
 
 
 def run_calibration(settings: CalibrationSettings, console: Console, link: LinkRate | None = None) -> Calibration:
@@ -34,7 +34,7 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
     call whatever happens; signals end it early. Raises DpscopeError with the cause in one line when the job fails, passes
     its time limit or is stopped, or when nothing could be timed; the failed ranks' last lines are printed first.
     """
-    folder = RepeatFolder(Path(tempfile.mkdtemp(prefix="dpscope-calibrate-")))
+    folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-calibrate-")))
     try:
         measured = _run_job(settings, folder, console)
     finally:
@@ -61,18 +61,17 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
     )
 
 
-def _run_job(settings: CalibrationSettings, folder: RepeatFolder, console: Console) -> TimedCollectives:
+def _run_job(settings: CalibrationSettings, folder: JobFolder, console: Console) -> TimedCollectives:
     """Run the job to its end and read what it measured."""
-    write_json(folder.path / CALIBRATION_SETTINGS_NAME, settings)
+    write_json(folder.settings_path, settings)
     processes = max(settings.devices)
     command = [*torchrun_prefix(processes, folder), "-m", "dpscope.launch.calibration.worker", str(folder.path)]
     stop = StopRequest()
     threads = max(1, usable_cores() // processes)
     with stop.listening():
-        end = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console)
-    if end == ("exited", 0) and (folder.path / MEASURED_NAME).exists():
-        return read_json(folder.path / MEASURED_NAME, TimedCollectives)
-    raise job_failure(folder, end, settings.timeout_s, "calibration failed, nothing is saved", stop, console)
+        outcome = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console)
+    check_done(outcome, "calibration failed, nothing is saved", stop, console)
+    return read_json(folder.result_path, TimedCollectives)
 
 
 def _rates(settings: CalibrationSettings, links: Interconnect, stated: LinkRate | None) -> dict[int, LinkRate]:

@@ -1,9 +1,8 @@
 """One process of a calibration job under torchrun; `dpscope calibrate` starts it, rank 0 writes what all measured."""
 
 import os
-import sys
-import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,27 +12,26 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.job_files import write_failure, write_progress
-from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
+from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.launch.jobs.worker_process import TellProgress, work
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, NotTimed
+from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.folders import JobFolder
 
 if TYPE_CHECKING:
     import torch
 
     from dpscope.launch.calibration.collective_timing import Subgroup
 
-CALIBRATION_SETTINGS_NAME = "settings.json"
-MEASURED_NAME = "measured.json"
-
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9  # of free memory that buffers may take
 
 
 class TimedCollectives(Stored, frozen=True, kw_only=True):
-    """What a calibration job leaves for whoever started it."""
+    """`result.json`: what a calibration job leaves for whoever started it."""
 
+    status: CellStatus = "ok"
     backend: str
     device_names: tuple[str, ...]
     device_uuids: tuple[str, ...]  # of torch's GPUs in torch's order
@@ -41,37 +39,39 @@ class TimedCollectives(Stored, frozen=True, kw_only=True):
     left_out: tuple[NotTimed, ...]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What this process is part of."""
+
+    settings: CalibrationSettings
+    folder: JobFolder
+
+
 def main() -> None:
-    """Run this process of the job whose folder is the only argument; ends the process with status 1 on failure."""
-    folder = Path(sys.argv[1])
-    place = torchrun_place(os.environ)
-    try:
-        measured = _measure(folder, place)
-        if place.rank == 0:
-            write_json(folder / MEASURED_NAME, measured)
-    except Exception as error:
-        # The group is never torn down here: another rank may wait in a collective, and torchrun ends it.
-        write_failure(folder, place.node, place.rank, error)
-        sys.stderr.write(str(error) if isinstance(error, DpscopeError) else traceback.format_exc())
-        sys.stderr.flush()
-        os._exit(1)
+    """Run this process of the job whose folder is the only argument."""
+    work(_read, _calibrate)
 
 
-def _measure(folder: Path, place: TorchrunPlace) -> TimedCollectives:
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
+    folder = JobFolder(Path(arguments[0]))
+    return _Job(read_json(folder.settings_path, CalibrationSettings), folder)
+
+
+def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+    times = _measure(job.settings, place, report)
+    if place.rank == 0:
+        write_json(job.folder.result_path, times)
+
+
+def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellProgress) -> TimedCollectives:
     import torch
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import time_collective
 
-    settings = read_json(folder / CALIBRATION_SETTINGS_NAME, CalibrationSettings)
     device = _join(settings, place)
     points: list[CalibrationPoint] = []
     left_out: list[NotTimed] = []
-
-    def report(state: str) -> None:
-        if place.rank == 0:
-            write_progress(folder, state)
-
     for subgroup in _subgroups(settings, device):
         if subgroup is not None:
             for collective in settings.collectives:

@@ -64,8 +64,8 @@ def runs_among(paths: list[Path]) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     """Whether a path is to be read as a run; raises DpscopeError for a folder of dpscope's that cannot be."""
-    from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
-    from dpscope.profiling.store.folders import MANIFEST_NAME, is_run_folder
+    from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
+    from dpscope.profiling.store.folders import MANIFEST_NAME, SETTINGS_NAME, is_run_folder
     from dpscope.profiling.store.training_folders import holds_epochs
 
     if is_run_folder(path) or holds_epochs(path):

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import attend_job, job_failure
+from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_queue import held
 from dpscope.launch.jobs.out_folder import check_equality_place
 from dpscope.launch.jobs.stop_request import StopRequest
@@ -14,12 +14,11 @@ from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.records.equality import (
     EQUALITY_FOLDER,
     EQUALITY_NAME,
-    SETTINGS_NAME,
     EqualityJob,
     EqualitySettings,
 )
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import JobFolder
+from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 from dpscope.profiling.store.layout import remove_written
 
 
@@ -57,8 +56,7 @@ def _run_job(
         *torchrun_prefix(job.cell.processes, folder),
         *("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
     ]
-    timeout_s = settings.config.timeout_s
-    end = attend_job(command, folder, settings.threads_per_process, timeout_s, title, stop, console)
-    if folder.status() != "ok":
-        raise job_failure(folder, end, timeout_s, f"{job.cell.name} failed, nothing is compared", stop, console)
+    threads, timeout_s = settings.threads_per_process, settings.config.timeout_s
+    outcome = attend_job(command, folder, threads, timeout_s, title, stop, console)
+    check_done(outcome, f"{job.cell.name} failed, nothing is compared", stop, console)
     console.print(Text(f"{title}: done"), soft_wrap=True)

@@ -15,10 +15,10 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
 from dpscope.launch.jobs.worker_process import TellProgress, work
-from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME, EqualityJob, EqualitySettings
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import read_json, write_json
-from dpscope.profiling.store.folders import JobFolder
+from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 `dpscope doctor` starts the job; each of its processes is this module.
 """
 
-import os
 import shutil
-import sys
 import tempfile
-import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -17,20 +16,36 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
-from dpscope.launch.jobs.attended_job import attend_job, outcome_of
+from dpscope.launch.jobs.attended_job import attend_job
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.jobs.job_files import write_failure
-from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
+from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.profiling.records.run import CellStatus
+from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_text
-from dpscope.profiling.store.folders import RepeatFolder
+from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.folders import JobFolder
 
 _ELEMENTS = 1 << 20
 _COLLECTIVE_S = 60.0
 _JOB_S = 120.0
-_ANSWER = "all_reduce.txt"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What this process is part of."""
+
+    kind: str
+    folder: JobFolder
+
+
+class _Answer(Stored, frozen=True):
+    """`result.json` of the job."""
+
+    backend: str
+    status: CellStatus = "ok"
 
 
 def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
@@ -38,34 +53,33 @@ def all_reduce_once(kind: DeviceType, processes: int, console: Console) -> str:
 
     Raises DpscopeError with the first failure's own words where the job fails, hangs or sums up wrongly.
     """
-    folder = RepeatFolder(Path(tempfile.mkdtemp(prefix="dpscope-doctor-")))
+    folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-doctor-")))
     stop = StopRequest()
     module = ("-m", "dpscope.launch.jobs.all_reduce_check", str(folder.path), kind)
     try:
         with stop.listening():
             command = [*torchrun_prefix(processes, folder), *module]
-            end = attend_job(command, folder, 1, _JOB_S, "An all-reduce", stop, console)
-        answer = folder.path / _ANSWER
-        if end == ("exited", 0) and answer.exists():
-            return answer.read_text()
-        raise DpscopeError(outcome_of(folder, end, _JOB_S).message)
+            outcome = attend_job(command, folder, 1, _JOB_S, "An all-reduce", stop, console)
+        if outcome.status != "ok":
+            raise DpscopeError(outcome.message)
+        return read_json(folder.result_path, _Answer).backend
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def main() -> None:
-    """Reduce in this process of the job; ends the process with status 1 on failure."""
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
-    place = torchrun_place(os.environ)
-    try:
-        ran = _reduce(kind, place)
-        if place.rank == 0:
-            write_text(folder / _ANSWER, ran)
-    except Exception as error:
-        write_failure(folder, place.node, place.rank, error)
-        sys.stderr.write(traceback.format_exc())
-        sys.stderr.flush()
-        os._exit(1)
+    """Reduce in this process of the job."""
+    work(_read, _answer)
+
+
+def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
+    return _Job(kind=arguments[1], folder=JobFolder(Path(arguments[0])))
+
+
+def _answer(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
+    ran = _reduce(job.kind, place)
+    if place.rank == 0:
+        write_json(job.folder.result_path, _Answer(backend=ran))
 
 
 def _reduce(kind: str, place: TorchrunPlace) -> str:

@@ -11,9 +11,8 @@ from typing import Generic, Protocol, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.attended_job import follow_job, outcome_of, warn_about_leftover_processes
-from dpscope.launch.jobs.job_files import remove_job_files
-from dpscope.launch.jobs.job_outcome import JobOutcome, judged_by_kernel, memory_kills
+from dpscope.launch.jobs.attended_job import follow_job, warn_about_leftover_processes
+from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.out_folder import locked
 from dpscope.launch.jobs.progress import SweepProgress
 from dpscope.launch.jobs.stop_request import StopRequest
@@ -151,7 +150,6 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         started_s = time.monotonic()
         outcome = self._run_job(job) if reason is None else JobOutcome(status="skipped", message=reason)
         took_s = time.monotonic() - started_s
-        remove_job_files(job.folder.path)
         result = self.store(job, outcome, took_s)
         self.progress.finish(result.status, took_s, result.message)
         if result.status not in ("ok", "skipped"):
@@ -159,8 +157,8 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         return result
 
     def _run_job(self, job: JobT) -> JobOutcome:
-        on_state, kills = self.watch(job), memory_kills()
+        on_state = self.watch(job)
         torchrun = TorchrunJob(job.command, job.folder, self._threads, self._run)
-        end = follow_job(torchrun, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
+        outcome = follow_job(torchrun, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
         on_state(None)
-        return judged_by_kernel(outcome_of(job.folder, end, self._timeout_s), kills)
+        return outcome

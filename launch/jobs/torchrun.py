@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.launch.jobs.job_files import STARTED_AT_VARIABLE, read_progress
+from dpscope.launch.jobs.job_outcome import memory_kills
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder
@@ -55,7 +56,8 @@ class TorchrunJob:
 
     def __init__(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None = None) -> None:
         """Start it; with `run` its processes can be found by `end_leftovers` as well."""
-        self._folder = folder
+        self.folder = folder
+        self.memory_kills_before = memory_kills()  # on this host, none of them of this job
         self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
         name, _, value = self._token.partition("=")
         environment = {
@@ -88,7 +90,7 @@ class TorchrunJob:
         while time.monotonic() < deadline:
             if stop_requested():
                 return "stopped", None
-            on_progress(read_progress(self._folder.path))
+            on_progress(read_progress(self.folder.path))
             try:
                 return "exited", self._process.wait(timeout=_POLL_S)
             except subprocess.TimeoutExpired:
@@ -109,7 +111,7 @@ class TorchrunJob:
         """
         left = _end_all(self._token, self._process)
         self._log.close()
-        shutil.rmtree(_torchrun_folder(self._folder), ignore_errors=True)
+        shutil.rmtree(_torchrun_folder(self.folder), ignore_errors=True)
         return left
 
 

@@ -29,7 +29,6 @@ from dpscope.profiling.records.stored import Stored
 
 EQUALITY_FOLDER = "equality"
 EQUALITY_NAME = "equality.json"
-SETTINGS_NAME = "settings.json"
 
 STORED_ELEMENTS = 2048  # of a parameter and step; fewer if it has fewer
 OUTPUT_ELEMENTS = 16  # per sample and module call

@@ -37,12 +37,13 @@ CELLS_NAME = "cells"
 REPORT_NAME = "report"
 CALIBRATION_NAME = "calibration.json"
 RESULT_NAME = "result.json"
+SETTINGS_NAME = "settings.json"
 TRACE_SUFFIX = ".pt.trace.json.gz"
 TABLES_SUFFIX = ".tables.parquet"
 
 
 class JobFolder:
-    """What one torchrun job writes to: its log, and last of all its result."""
+    """What one torchrun job reads from and writes to: its settings where it has its own, its log, and last of all its result."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,6 +51,10 @@ class JobFolder:
     @property
     def result_path(self) -> Path:
         return self.path / RESULT_NAME
+
+    @property
+    def settings_path(self) -> Path:
+        return self.path / SETTINGS_NAME
 
     @property
     def log_path(self) -> Path:

@@ -13,11 +13,18 @@ from pathlib import Path
 import msgspec
 
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME, EqualitySettings
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualitySettings
 from dpscope.profiling.records.report_stamp import ReportStamp
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
-from dpscope.profiling.store.folders import CELLS_NAME, MANIFEST_NAME, REPORT_NAME, RunFolder, says_dpscope
+from dpscope.profiling.store.folders import (
+    CELLS_NAME,
+    MANIFEST_NAME,
+    REPORT_NAME,
+    SETTINGS_NAME,
+    RunFolder,
+    says_dpscope,
+)
 from dpscope.profiling.store.layout import fits_layout, remove_empty_folders
 from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAININGS_NAME, TrainFolder
 

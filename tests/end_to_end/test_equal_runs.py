@@ -19,8 +19,9 @@ from dpscope.analysis.equality.result import EqualityReport
 from dpscope.analysis.output.equality import show_equality
 from dpscope.launch.equality.run import run_equality
 from dpscope.launch.equality.settings import equality_settings
-from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, SETTINGS_NAME
+from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.folders import SETTINGS_NAME
 from tests.helpers.paths import USER_MODELS
 
 SINGLE, DP, DDP = "single-d1-b8", "dp-host-d2-b4", "ddp-d2-b4"

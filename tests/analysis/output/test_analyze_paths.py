@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.commands.read import analyze
-from dpscope.profiling.records.equality import EQUALITY_FOLDER, SETTINGS_NAME
+from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import SETTINGS_NAME
 
 
 def test_a_run_without_its_manifest_is_no_training(tmp_path: Path) -> None:
