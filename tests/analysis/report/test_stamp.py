@@ -3,15 +3,18 @@
 import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from dpscope.analysis.output import analyze
 from dpscope.analysis.output.analyze import Detail, Targets, show_run
+from dpscope.analysis.report.build import Report, make_report, write_report
 from dpscope.analysis.report.stamp import data_digest
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.ownership import ForeignFileError, bears_mark, remove_report
@@ -31,17 +34,15 @@ def shown(
 
 
 @pytest.fixture(scope="module")
-def analyzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The example run with its report, what was shown when it was made, and all that is shown of one just made."""
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The example run with its report, and all that was shown when it was made."""
     run = tmp_path_factory.mktemp("stamp") / "run"
     shutil.copytree(EXAMPLE_RUN, run, ignore=shutil.ignore_patterns("report"))
-    everything = shown(run, "everything")
-    shutil.rmtree(run / "report")
-    return run, shown(run), everything
+    return run, shown(run, "everything")
 
 
 @pytest.fixture
-def run(analyzed: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(analyzed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """That run, of which making a report fails the test that did not ask for it."""
 
     def refused(*_: object) -> None:
@@ -49,6 +50,15 @@ def run(analyzed: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> Pat
 
     monkeypatch.setattr(analyze, "report_of", refused)
     return analyzed[0]
+
+
+@pytest.fixture
+def report(analyzed: tuple[Path, str], tmp_path: Path) -> Report:
+    """A report of that run, of one figure, to be written for the first time."""
+    run = shutil.copytree(analyzed[0], tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    made = make_report(load_run(run))
+    vars(made)["figures"] = {"waits": Figure(figsize=(1, 1))}  # what a cached property keeps
+    return made
 
 
 @pytest.fixture
@@ -62,11 +72,13 @@ def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("run")
 
 
-def test_the_same_is_shown_and_no_file_is_written(run: Path, analyzed: tuple[Path, str, str]) -> None:
+def test_the_same_is_shown_and_no_file_is_written(run: Path, analyzed: tuple[Path, str]) -> None:
     times = {path: path.stat().st_mtime_ns for path in (run / "report").rglob("*")}
-    assert (shown(run), shown(run, "everything")) == analyzed[1:]
+    assert shown(run, "everything") == analyzed[1]
+    assert "Which" in shown(run)
     assert shown(run, "path") == f"{run}/report/report.html\n"
     assert {path: path.stat().st_mtime_ns for path in (run / "report").rglob("*")} == times
+    assert {path.name for path in run.glob("report/figures/*")} == {f"{name}.png" for name in NAMES}
 
 
 def test_the_stamp_goes_with_the_report(copied: Path) -> None:
@@ -108,31 +120,27 @@ def test_another_question_another_format_or_other_code_makes_it_again(
         shown(run)
 
 
-def test_figures_are_of_the_formats_asked_for_and_stay_so(tmp_path: Path) -> None:
-    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+def test_figures_are_of_the_formats_asked_for_and_stay_so(report: Report) -> None:
+    folder = report.run.folder.report_path
 
-    def files() -> set[str]:
-        return {path.name for path in run.glob("report/figures/*")}
+    def files(formats: Sequence[str] | None) -> set[str]:
+        write_report(report, formats)
+        return {path.name for path in folder.glob("figures/*")}
 
-    shown(run, formats=["svg", "pdf"])
-    assert files() == {f"{name}.{one}" for name in NAMES for one in ("svg", "pdf")}
-    (run / "report/figures/waits.svg").write_text("<svg>edited by hand</svg>")
-    os.utime(run / "manifest.json")
+    assert files(None) == {"waits.png"}
+    assert files(["svg", "pdf"]) == {"waits.svg", "waits.pdf"}
+    assert files(None) == {"waits.svg", "waits.pdf"}
+    (folder / "figures/waits.svg").write_text("<svg>edited by hand</svg>")
     with pytest.raises(ForeignFileError, match=r"waits\.svg was not written by dpscope"):
-        shown(run)
-    shown(run, formats=["pdf"])
-    assert files() == {f"{name}.pdf" for name in NAMES} | {"waits.svg"}, "what was edited stays"
-    os.utime(run / "manifest.json")
-    shown(run)
-    assert files() == {f"{name}.pdf" for name in NAMES} | {"waits.svg"}
-    shown(run, formats=[])
-    assert files() == {"waits.svg"}
+        write_report(report)
+    assert files(["pdf"]) == {"waits.pdf", "waits.svg"}, "what was edited stays"
+    assert files([]) == {"waits.svg"}
+    assert files(None) == {"waits.svg"}
 
 
-def test_a_file_of_that_name_that_is_not_dpscopes_is_refused(tmp_path: Path) -> None:
-    run = shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
-    written = run / "report" / "made_from.json"
-    written.parent.mkdir()
-    written.write_text('{"mine": 1}')
+def test_a_file_of_that_name_that_is_not_dpscopes_is_refused(report: Report) -> None:
+    stamp = report.run.folder.report_path / "made_from.json"
+    stamp.parent.mkdir()
+    stamp.write_text('{"mine": 1}')
     with pytest.raises(ForeignFileError, match=r"made_from\.json was not written by dpscope"):
-        shown(run)
+        write_report(report)

@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from dpscope.analysis.figures.draw import to_png
-from dpscope.analysis.output.analyze import Targets, show_run, write_tensorboard
+from dpscope.analysis.output.tensorboard import export_tensorboard
+from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.report.calibration import save_calibration
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.equality.run import run_equality
 from dpscope.launch.equality.settings import equality_settings
 from dpscope.launch.jobs.out_folder import check_calibration_place
@@ -273,20 +275,18 @@ def test_every_file_of_a_run_that_an_older_version_wrote_is_known(tmp_path: Path
 
 def test_a_report_of_ours_is_written_again_and_a_foreign_figure_is_not_overwritten(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
-    every = ("png", "svg", "pdf")
-    show_run(out, Targets(), QUIET, figure_formats=every)
-    report = out / "report"
-    unmarked = [path for path in report.rglob("*") if path.is_file() and not bears_mark(path)]
-    assert len(list(report.rglob("*.*"))) > 10
-    assert unmarked == []
-    for name in ("report.html", "figures/waits.png"):  # ours, and no longer what was written
-        os.utime(report / name)
-    show_run(out, Targets(), QUIET)
+    report = make_report(load_run(out))
+    vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}  # what a cached property keeps: one, quick to draw
+    page = write_report(report, ("png", "svg", "pdf"))
+    files = [path for path in page.parent.rglob("*") if path.is_file()]
+    assert len(files) == 4 + 3
+    assert [path for path in files if not bears_mark(path)] == []
+    write_report(report)
     written(out, "report/figures/step_split.pdf", "report/figures/step_split.png")
-    refuses(lambda out: show_run(out, Targets(), QUIET), out, r"step_split\.png was not written by dpscope")
-    show_run(out, Targets(), QUIET, figure_formats=["svg"])
-    assert (report / "figures/step_split.pdf").read_text() == "precious"
-    assert {path.suffix for path in (report / "figures").iterdir()} == {".pdf", ".png", ".svg"}
+    refuses(lambda out: write_report(report), out, r"step_split\.png was not written by dpscope")
+    write_report(report, ("svg",))
+    assert (page.parent / "figures/step_split.pdf").read_text() == "precious"
+    assert {path.suffix for path in (page.parent / "figures").iterdir()} == {".pdf", ".png", ".svg"}
 
 
 def test_figures_of_an_older_version_are_known_by_the_png_beside_them(tmp_path: Path) -> None:
@@ -300,17 +300,19 @@ def test_figures_of_an_older_version_are_known_by_the_png_beside_them(tmp_path: 
 def test_tensorboard_replaces_its_own_runs_and_no_others(tmp_path: Path) -> None:
     out = example(tmp_path / "run")
     written(out, "tensorboard/mine/events.out.tfevents.1.host.2.0", "tensorboard/notes.txt")
-    write_tensorboard(out, None)
+    report = make_report(load_run(out))
+    vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}
+    export_tensorboard(report)
     first = set(out.rglob("*tfevents*.dpscope"))
     assert {path.parent.name for path in first} == {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
     for path in first:  # as older versions named them
         path.rename(path.with_suffix(""))
-    write_tensorboard(out, None)
+    export_tensorboard(report)
     again = set(out.rglob("*tfevents*"))
     assert len(again) == len(first) + 1, "each replaced, the user's still there"
     assert (out / "tensorboard/notes.txt").read_text() == "precious"
     written(out, "tensorboard/ddp-d2-b8/events.out.tfevents.3.host.2.0")
-    refuses(lambda out: write_tensorboard(out, None), out, r"tfevents\.3\.host\.2\.0 was not written by dpscope")
+    refuses(lambda out: export_tensorboard(report), out, r"tfevents\.3\.host\.2\.0 was not written by dpscope")
 
 
 def test_a_calibration_replaces_one_and_nothing_else(tmp_path: Path) -> None:
