@@ -55,6 +55,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/_tools/columns_docs.py
 	$(BIN)/python docs/_tools/commands_docs.py
 	$(BIN)/python docs/_tools/findings_docs.py
+	$(BIN)/python docs/_tools/glossary_docs.py
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'

@@ -27,7 +27,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 
 @dataclass(frozen=True)
 class StrategyGap:
-    """DP less DDP at equal devices and batch; microseconds per step.
+    """DP minus DDP at equal devices and batch; microseconds per step.
 
     `ratio` is DP's median step over DDP's with its 95% interval. The gap of the traced windows' means is the sum of its
     four parts (None where a trace does not tell); `tracer_us` is what they leave of the untraced gap.
@@ -108,9 +108,7 @@ def compare(
         table=table.convert_dtypes(),
         reasons={(name, column): why for name, row in rows.items() for column, why in row.reasons.items()},
         gaps=tuple(_gap(rows, dp, ddp, spreads.step) for dp, ddp in strategy_pairs(run)),
-        scaling=scaling_series(
-            batched, lambda cell: single_device_baselines(run, cell), exposed_shares(rows), spreads.step
-        ),
+        scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spreads.step),
         choices=scaling_choices(batched, spreads.step),
         predictions=tuple(
             one
@@ -142,12 +140,6 @@ def _later(calibration: Calibration, manifest: Manifest) -> bool:
     """Whether a calibration was measured after the run had begun; logs do not tell when they were."""
     began, calibrated = (datetime.fromisoformat(one.created_at) for one in (manifest, calibration))
     return calibration.source == "measured" and calibrated > began
-
-
-def exposed_shares(rows: dict[str, Row]) -> dict[str, float]:
-    """Measured exposed communication as a share of the traced step, by cell, where it is known."""
-    shares = {name: row.number("exposed_share") for name, row in rows.items()}
-    return {name: share for name, share in shares.items() if share is not None}
 
 
 def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData, spread: Spread) -> StrategyGap:

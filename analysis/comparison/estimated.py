@@ -115,7 +115,7 @@ def _put_identity(row: Row, data: CellData, single: CellData | None, spreads: Ru
 def identity_intervals(data: CellData, single: CellData, spreads: RunSpreads) -> dict[str, tuple[float, float] | None]:
     """95% intervals of the identity's TERMS; None with too few steps on either side, or where nothing tells the spread.
 
-    From what each repeat says, as shares of the cell's step: N devices less one, half widths added up as squares do.
+    From what each repeat says, as shares of the cell's step: N devices minus one, half widths added up as squares do.
     """
     sides = [_terms(one, spreads) for one in (data, single)]
     return {term: _less(sides[0][term], sides[1][term]) for term in TERMS}
@@ -216,6 +216,6 @@ def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:
         ("exposed", prediction.exposed_us, row.number("exposed_us"), prediction.exposed_reason),
     ):
         unknown = reason or "not predicted"
-        why = unknown if predicted is None else "what was measured is not known, or 0"
+        why = unknown if predicted is None else "the measured value is unknown or 0"
         row.put(unknown, **{f"predicted_{name}_us": predicted})
         row.put(why, **{f"predicted_{name}_error": relative_error(predicted, against)})

@@ -176,7 +176,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
         return
     means = {column: _mean(windows[column]) for column in (*_MEANS, "step_us", *_MATCHED)}
     row.put("", traced_step_us=means["step_us"], traced_step_count=len(windows))
-    row.put("not told by a CPU trace", **{column: means[column] for column in _MEANS})
+    row.put("a CPU trace does not show it", **{column: means[column] for column in _MEANS})
     no_match = (
         "host copies within one process: no collective to match"
         if data.cell.strategy in ("dp", "dp-host")

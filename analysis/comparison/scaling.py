@@ -15,7 +15,6 @@ from dpscope.analysis.stats.scaling_laws import (
     karp_flatt,
     scaled_speedup,
     speedup_draws,
-    speedup_from_exposed_share,
     strong_speedup,
 )
 from dpscope.profiling.records.run import Cell, CellStrategy
@@ -25,13 +24,12 @@ STRATEGY_NAMES: Mapping[CellStrategy, str] = {"single": "single", "dp": "DP", "d
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One cell against one device; `naive_amdahl` is Amdahl's speedup with the exposed share as serial fraction."""
+    """One cell against one device."""
 
     cell: str
     devices: int
     speedup: Estimate
-    serial_fraction: float  # Karp and Flatt's
-    exposed_share: float | None
+    serial_fraction: float | None  # Karp and Flatt's; None where it would be above 1, as no fraction is
 
     @property
     def efficiency(self) -> Estimate:
@@ -39,10 +37,6 @@ class ScalingPoint:
         speedup = self.speedup
         low, high = over(speedup.low, self.devices), over(speedup.high, self.devices)
         return Estimate(over(speedup.value, self.devices), low, high, speedup.count)
-
-    @property
-    def naive_amdahl(self) -> float | None:
-        return speedup_from_exposed_share(self.exposed_share, self.devices) if self.exposed_share is not None else None
 
 
 @dataclass(frozen=True)
@@ -82,13 +76,11 @@ class ScalingChoice:
 def scaling_series(
     measured: Sequence[CellData],
     single_device_baselines: Callable[[Cell], Mapping[int, CellData]],
-    exposed_shares: Mapping[str, float],
     spread: Spread,
 ) -> tuple[ScalingSeries, ...]:
     """Every series with a single-device cell to stand against.
 
-    `single_device_baselines` gives a cell's single-device counterparts by batch size, `exposed_shares` are by cell name where
-    known, `spread` is that of all cells' repeats.
+    `single_device_baselines` gives a cell's single-device counterparts by batch size, `spread` is that of all cells' repeats.
     """
     groups: dict[tuple[CellStrategy, str, Scaling, int], list[CellData]] = {}
     fewest = _fewest_nodes(measured)
@@ -103,8 +95,7 @@ def scaling_series(
                 variant = f"{cell.variant} over {cell.nodes} nodes".strip() if spread_wider else cell.variant
                 groups.setdefault((cell.strategy, variant, scaling, batch), []).append(data)
     return tuple(
-        _series(*key, single_device_baselines(group[0].planned)[key[3]], group, exposed_shares, spread)
-        for key, group in groups.items()
+        _series(*key, single_device_baselines(group[0].planned)[key[3]], group, spread) for key, group in groups.items()
     )
 
 
@@ -127,7 +118,6 @@ def _series(
     batch_size: int,
     single: CellData,
     cells: list[CellData],
-    exposed_shares: Mapping[str, float],
     spread: Spread,
 ) -> ScalingSeries:
     ordered = sorted(cells, key=lambda data: data.cell.devices)
@@ -146,8 +136,7 @@ def _series(
                 cell=data.cell.name,
                 devices=devices,
                 speedup=Estimate(speedups[devices], low, high, sum(map(len, several[devices]))),
-                serial_fraction=karp_flatt(speedups[devices], devices),
-                exposed_share=exposed_shares.get(data.cell.name),
+                serial_fraction=fraction if (fraction := karp_flatt(speedups[devices], devices)) <= 1 else None,
             )
         )
     return ScalingSeries(strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws))

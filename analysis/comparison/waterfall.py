@@ -11,7 +11,7 @@ from dpscope.analysis.traces.data_parallel.launches import PHASES
 
 @dataclass(frozen=True)
 class WaterfallPart:
-    """One step of the waterfall; `key` names its colour, microseconds are DP less DDP."""
+    """One step of the waterfall; `key` names its colour, microseconds are DP minus DDP."""
 
     key: str
     label: str

@@ -143,7 +143,7 @@ def _points(path: Path, section: _Section, in_place: bool) -> list[CalibrationPo
             continue
         time_us = _number(path, row[time_column])
         if time_us <= 0:
-            raise DpscopeError(f"--from-nccl-tests {path}: a time of {row[time_column]} us at size {size}")
+            raise DpscopeError(f"--from-nccl-tests {path}: a time of {row[time_column]} µs at size {size}")
         points.append(
             CalibrationPoint(
                 collective=collective,

@@ -42,7 +42,7 @@ def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
 def _columns(table: _Table) -> Iterator[Finding]:
     if table.unknown_columns:
         names = ", ".join(repr(name) for name in table.unknown_columns)
-        yield EstimateCode.UNKNOWN_COLUMN.finding(f"columns not understood and not used: {names}")
+        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {names}")
     if "resolution_s" in table.absent_columns:
         yield EstimateCode.RESOLUTION_UNKNOWN.finding(
             "there is no column resolution_s: times are taken as exact, so low and high equal the value"
@@ -129,7 +129,7 @@ def _negative(table: _Table) -> Iterator[Finding]:
         for where, found in _grouped(e for e in negative if e.method == method):
             cells = listed([f"{e.value:.4g} s at {at(e.batch_size, e.devices)}" for e in found])
             yield EstimateCode.NEGATIVE_COMMUNICATION.finding(
-                f"{where}: {formula} is negative, which no communication time can be: {cells}"
+                f"{where}: {formula} is negative, so it cannot be communication: {cells}"
             )
 
 
@@ -221,7 +221,7 @@ def _strategies(table: _Table) -> Iterator[Finding]:
         )
     for where, rows in _grouped(row for row in table.rows if row.provenance == "typed"):
         yield EstimateCode.TIMES_TYPED.finding(
-            f"{where}: {len(rows)} times are typed into a document; the runs that gave them are not shown"
+            f"{where}: {len(rows)} times were typed into a document; the runs behind them are not shown"
         )
 
 
@@ -235,7 +235,7 @@ def _uneven_epochs(table: _Table) -> Iterator[Finding]:
 
 
 def _extra_steps(row: EpochTime) -> float | None:
-    """N ceil(samples/(N b)) over ceil(samples/b), less one."""
+    """N ceil(samples/(N b)) over ceil(samples/b), minus one."""
     b, samples = local_batch(row), row.samples_per_epoch
     if b is None or samples is None or row.devices == 1 or b * row.devices > samples:
         return None

@@ -53,9 +53,9 @@ def sample_mistakes(samples: SampleTables, shuffled: bool) -> list[Mistake]:
                 _mistake(
                     name,
                     LearningCode.SAMPLES_DIFFER,
-                    f"from step {other.step} on {name} trains on other samples than {reference_name}: in that step "
+                    f"from step {other.step} on {name} trains on different samples from {reference_name}: in that step "
                     f"{_listed(other.missing, 'is', 'are')} missing and {_listed(other.extra, 'is', 'are')} too many",
-                    "look at how the sampler shares an epoch out: at remainders that no rank gets, at shuffling and seeds",
+                    "check how the sampler splits an epoch: remainders that no rank gets, shuffling, seeds",
                 )
             )
     return found
@@ -71,7 +71,7 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
             LearningCode.SAMPLES_LOST,
             f"from step {lost.step} on {name} loses samples between loader and model: in that step "
             f"{_listed(lost.never, 'enters', 'enter')} no device's forward",
-            "look at how a batch is scattered: at a remainder that no device gets",
+            "check how a batch is scattered: a remainder may go to no device",
         )
     if lost.repeatedly:
         yield _mistake(
@@ -79,7 +79,7 @@ def _lost(name: str, table: pd.DataFrame) -> Iterator[Mistake]:
             LearningCode.SAMPLES_REPEATED,
             f"from step {lost.step} on {name} trains on samples more than once: in that step "
             f"{_listed(lost.repeatedly, 'enters', 'enter')} several forwards",
-            "look at how a batch is scattered: at shares that overlap",
+            "check how a batch is scattered: shares may overlap",
         )
 
 
@@ -93,10 +93,11 @@ def rank_mistakes(ranks: Sequence[RankAgreement]) -> list[Mistake]:
                 _mistake(
                     result.training,
                     LearningCode.RANKS_APART,
-                    f"{result.training}: from step {result.first_step} on rank {apart} has {result.what}s of its own "
+                    f"{result.training}: from step {result.first_step} on rank {apart} has different {result.what}s "
                     f"({result.tensor} differs by {_share(result.relative)} from another rank's): they are not "
                     "averaged there",
-                    "look for what keeps the average from that rank: no_sync, a communication hook, a graph of its own",
+                    "find out what keeps gradients from being averaged on that rank: no_sync, a communication hook, a "
+                    "different graph",
                 )
             )
     return found
@@ -117,7 +118,7 @@ def unexplained_findings(
 def _unexplained(pair: JudgedPair, first: TensorDifference, output_tolerance: float) -> Finding:
     tensor = f" of {first.tensor}" if first.tensor else ""
     output = first_output_apart(pair, output_tolerance)
-    where = f"; in the first forward {output[0]} is the first to put out something else" if output else ""
+    where = f"; in the first forward {output[0]} is the first whose output differs" if output else ""
     where = where or _scaled(pair, first)
     return LearningCode.UNEXPLAINED_DIFFERENCE.finding(
         message=f"{pair.other.name} differs from {pair.reference.name} from step {first.step} on: the {first.what}{tensor} "
@@ -145,18 +146,18 @@ def recorded_setting_findings(
     yield from _judged(data, judged_steps, all(pair.same_bits for pair in pairs))
     if off := reference.ranks[0].record.random_layers:
         yield LearningCode.RANDOM_LAYERS_OFF.finding(
-            message=f"dropout and the like are switched off here ({_named(off)}): what they draw differs between strategies"
+            message=f"dropout and the like are switched off here ({_named(off)}): each strategy draws other random numbers"
         )
     table = samples[reference.name]
     if not reference.ranks[0].record.shuffled:
         return
     if table["epoch"].nunique() < 2:
         yield LearningCode.NO_EPOCH_BOUNDARY.finding(
-            message=f"no epoch ended within {data.settings.steps} steps: shuffling anew (set_epoch) was not tested"
+            message=f"no epoch ended within {data.settings.steps} steps: reshuffling (set_epoch) was not tested"
         )
     if padding := repeated_samples(table):
         yield LearningCode.SAMPLES_PADDED.finding(
-            message=f"an epoch takes {counted(padding, 'sample')} twice, so that all shares are equal, "
+            message=f"an epoch takes {counted(padding, 'sample')} twice, to make all shares equal, "
             "under every strategy alike"
         )
 
@@ -166,8 +167,8 @@ def _judged(data: EqualityData, judged_steps: int, same_bits: bool) -> Iterator[
         return
     other = "--dtype float64, or " if data.settings.precision == "float32" else ""
     yield LearningCode.ROUNDING_GROWS.finding(
-        message=f"only the first {judged_steps} of {data.settings.steps} steps are judged: from then on training amplifies "
-        "rounding beyond 1% of the values, or diverges, and a mistake could hide in that",
+        message=f"only the first {judged_steps} of {data.settings.steps} steps are judged: after that, training "
+        "amplifies rounding beyond 1% of the values, or diverges, which could hide a mistake",
         next_step=f"use {other}a smaller --lr",
     )
 

@@ -39,8 +39,7 @@ CAPTIONS = {
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, and what a calibration, the ring on the "
     "link and the link's specification say of such sizes, as far as they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
-    "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count. Grey dots: Amdahl's law with "
-    "the exposed share as serial fraction, a misuse.",
+    "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count.",
     **training_figures.TRAINING_CAPTIONS,
 }
 

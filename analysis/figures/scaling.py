@@ -1,5 +1,6 @@
-"""Speedup and efficiency over devices: measured with intervals, ideal, fitted laws with bands, and Amdahl's misuse."""
+"""Speedup and efficiency over devices: measured with intervals, ideal and fitted laws with bands."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from dpscope.analysis.comparison.scaling import ScalingSeries
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup, speedup_from_exposed_share
+from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:
@@ -20,27 +21,25 @@ def scaling(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def draw_scaling(comparison: Comparison) -> Figure | None:
-    """Weak series solid, strong ones dashed; a law is drawn to twice the largest measured count and no farther."""
+    """Speedup at the left, efficiency at the right; bars where only one count above 1 was measured, else lines."""
     if not comparison.scaling:
         return None
     figure, (left, right) = new_figure(9, columns=2)
     counts = sorted({1, *(point.devices for series in comparison.scaling for point in series.points)})
-    left.plot(counts, counts, color="black", linestyle=":", label="ideal")
     right.axhline(100, color="black", linestyle=":")
     if comparison.target_efficiency is not None:
         right.axhline(
             100 * comparison.target_efficiency, color=COLOURS["target"], linestyle="-.", label="target efficiency"
         )
-    for index, series in enumerate(comparison.scaling):
-        marker = MARKERS[index % len(MARKERS)]
-        _measured(left, series, marker, by_devices=False)
-        _measured(right, series, marker, by_devices=True)
-        for axes, by_devices in ((left, False), (right, True)):
-            _law(axes, series, by_devices)
-            _misuse(axes, series, by_devices)
+    if len(counts) == 2:  # a line through one point shows nothing that a bar does not
+        left.axhline(counts[-1], color="black", linestyle=":", label="ideal")
+        _bars(left, comparison.scaling, by_devices=False)
+        _bars(right, comparison.scaling, by_devices=True)
+    else:
+        left.plot(counts, counts, color="black", linestyle=":", label="ideal")
+        _lines(left, comparison.scaling, counts, by_devices=False)
+        _lines(right, comparison.scaling, counts, by_devices=True)
     for axes, label in ((left, "speedup"), (right, "efficiency [%]")):
-        axes.set_xlabel("devices")
-        axes.set_xticks(counts)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
@@ -49,6 +48,15 @@ def draw_scaling(comparison: Comparison) -> Figure | None:
     figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
     figure.suptitle("Speedup and efficiency against one device, with 95% intervals", x=0.01, ha="left", fontsize=11)
     return figure
+
+
+def _lines(axes: Axes, several: Sequence[ScalingSeries], counts: list[int], by_devices: bool) -> None:
+    """Weak series solid, strong ones dashed; a law is drawn to twice the largest measured count and no farther."""
+    for index, series in enumerate(several):
+        _measured(axes, series, MARKERS[index % len(MARKERS)], by_devices)
+        _law(axes, series, by_devices)
+    axes.set_xlabel("devices")
+    axes.set_xticks(counts)
 
 
 def _style(series: ScalingSeries) -> dict[str, Any]:
@@ -74,6 +82,35 @@ def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool) 
     )
 
 
+def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> None:
+    """A bar for each series of the one count above 1, with its interval; strong series are hatched."""
+    for index, series in enumerate(several):
+        (point,) = series.points
+        estimate, scale = (point.efficiency, 100.0) if by_devices else (point.speedup, 1.0)
+        value = estimate.value or np.nan
+        axes.bar(
+            index,
+            value * scale,
+            width=0.6,
+            color=COLOURS[series.strategy],
+            hatch="//" if series.scaling == "strong" else None,
+            edgecolor="white",
+        )
+        if estimate.low is not None and estimate.high is not None:
+            ends = [[max(0.0, value - estimate.low) * scale], [max(0.0, estimate.high - value) * scale]]
+            axes.errorbar(index, value * scale, yerr=ends, color="black", capsize=3)
+    devices = several[0].points[0].devices
+    axes.set_xlabel(f"{devices} devices")
+    axes.set_xticks(range(len(several)), [_wrapped(series.label) for series in several])
+
+
+def _wrapped(label: str) -> str:
+    """A series' label on two lines: its strategy above its scaling and batch."""
+    for scaling in (" weak, ", " strong, "):
+        label = label.replace(scaling, f"\n{scaling.strip()} ")
+    return label
+
+
 def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
     """The fitted law with its band, as far as it is trusted; none for a single count."""
     if series.fit is None or series.fit.law == "karp_flatt":
@@ -90,19 +127,3 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
         low = np.array([one.low for one in predictions], dtype=float) * scale
         high = np.array([one.high for one in predictions], dtype=float) * scale
         axes.fill_between(counts, low, high, color=COLOURS[series.strategy], alpha=0.15, linewidth=0)
-
-
-def _misuse(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
-    """Amdahl's curve with the exposed share of the largest count as serial fraction: how it should not be done."""
-    share = series.points[-1].exposed_share
-    if share is None:
-        return
-    counts = np.arange(1, series.points[-1].devices + 1)
-    values = np.array([speedup_from_exposed_share(share, int(count)) for count in counts])
-    axes.plot(
-        counts,
-        values * (100 / counts if by_devices else 1.0),
-        color="#777777",
-        linestyle=(0, (1, 3)),
-        label=None if by_devices else "misuse: exposed share as Amdahl's fraction",
-    )

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import new_figure
-from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.traced_job import knows_batch
+from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import choose_unit
 
 _PHASES = {  # column of the breakdown -> label and colour
@@ -50,10 +49,9 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """Transfer to the device, forward, backward, exposed communication, optimizer; 1 against N devices by batch."""
-    measured = sorted(run.measured, key=lambda data: (_batch(data), data.cell.devices, data.cell.strategy))
+    """Transfer to the device, forward, backward, exposed communication, optimizer, in the order of all tables."""
     rows = {}
-    for data in measured:
+    for data in run.measured:
         windows = data.whole_windows()
         if windows.empty or windows["forward_us"].isna().all():
             continue
@@ -72,11 +70,6 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
     _stacked(axes, list(rows), parts, unit.label)
     axes.set_title("Phases of a traced step, 1 against N devices", loc="left")
     return figure
-
-
-def _batch(data: CellData) -> int:
-    """For sorting; jobs whose batch is not known come first."""
-    return data.cell.batch_size if knows_batch(data.cell) else 0
 
 
 def host_note(run: RunData) -> str:

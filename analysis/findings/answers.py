@@ -17,6 +17,7 @@ from dpscope.analysis.findings.actions import Action, best_action
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import show_time
 
+_DECIDING_REPEATS = 5
 Confidence = Literal["shown", "not_shown", "no_interval"]
 
 STAND_IN = (
@@ -65,10 +66,13 @@ class Answers:
         return self.which, self.cost, self.action
 
 
-def answer(comparison: Comparison, device_type: str, stragglers: Mapping[str, str] | None = None) -> Answers:
+def answer(
+    comparison: Comparison, device_type: str, stragglers: Mapping[str, str] | None = None, repeats: int = 1
+) -> Answers:
     """The answers of a comparison.
 
-    `device_type` is the run's ("cuda" or "cpu"); `stragglers` names, by cell, the rank that most waiting was for.
+    `device_type` is the run's ("cuda" or "cpu"); `stragglers` names, by cell, the rank that most waiting was for; `repeats`
+    is how many of each cell were measured.
     """
     case = _largest_case(comparison)
     which, chosen = _which(comparison, case)
@@ -76,7 +80,7 @@ def answer(comparison: Comparison, device_type: str, stragglers: Mapping[str, st
     return Answers(
         which=which,
         cost=_cost(comparison, chosen, straggler),
-        action=_action(comparison, chosen, straggler, on_device=device_type != "cpu"),
+        action=_action(comparison, chosen, straggler, repeats, on_device=device_type != "cpu"),
         caveat=_caveat(comparison, device_type),
     )
 
@@ -221,7 +225,9 @@ def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
     )
 
 
-def _action(comparison: Comparison, chosen: CellValues | None, straggler: str | None, on_device: bool) -> Answer:
+def _action(
+    comparison: Comparison, chosen: CellValues | None, straggler: str | None, repeats: int, on_device: bool
+) -> Answer:
     question = "What to do?"
     if chosen is None and comparison.of_traces:
         return Answer(question, "Trace a job on several devices, every rank of it.", "no_interval")
@@ -230,7 +236,8 @@ def _action(comparison: Comparison, chosen: CellValues | None, straggler: str | 
     speedup = _speedup(comparison, str(chosen["cell"]))
     shown = None if speedup is None else verdict(speedup)
     action: Action = best_action(_rows(comparison), chosen, shown == "below", straggler, on_device)
-    more = "" if shown in (None, "above", "below") else "Measure more repeats before deciding (--repeats 5). "
+    wanted = max(_DECIDING_REPEATS, 2 * repeats)
+    more = "" if shown in (None, "above", "below") else f"Measure more repeats before deciding (--repeats {wanted}). "
     return Answer(question, more + action.text, "shown" if action.measured and not more else "not_shown")
 
 

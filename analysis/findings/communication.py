@@ -29,5 +29,5 @@ def communication_finding(values: Mapping[str, object]) -> Iterator[Finding]:
         f"{show_time(exposed)} exposed{waiting}",
         "copying within one process: no link is involved"
         if values["strategy"] == "dp-host"
-        else "exposed time is what faster links, larger batches or more overlap could win",
+        else "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
     )

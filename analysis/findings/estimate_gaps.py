@@ -47,19 +47,19 @@ def _overlap_and_wait(values: CellValues) -> list[Reason]:
     found = []
     if total and hidden is not None and hidden > NOTABLE * total:
         text = (
-            f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran under compute, which no subtraction sees"
+            f"{show_time(hidden)} of communication ({hidden / total:.0%}) ran under compute, and no subtraction sees it"
         )
         found.append(Reason("overlap", hidden, text))
     if total and wait is not None and wait > NOTABLE * total:
-        text = f"{show_time(wait)} a step only waits for a later rank, which is no transfer"
+        text = f"{show_time(wait)} a step is waiting for a later rank, not transfer"
         found.append(Reason("wait", wait, text))
     return found
 
 
 _TERM_WORDS = {
-    "compute": "compute takes {} a step than alone ({})",
-    "idle": "the device idles {} a step than alone ({})",
-    "tracer": "traced steps leave {} of the untraced difference unexplained ({})",
+    "compute": "compute takes {} per step than on one device ({})",
+    "idle": "the device idles {} per step than on one device ({})",
+    "tracer": "the traced steps do not explain {} of the untraced difference ({})",
 }
 
 
@@ -97,7 +97,9 @@ def _loader(values: CellValues) -> list[Reason]:
     waited, step = number(values, "added_data_wait_us"), number(values, "step_us")
     if waited is None or not step or abs(waited) < 0.01 * step:
         return []
-    return [Reason("loader", waited, f"waiting for the loader takes {_apart(waited)} a step than on one device (mean)")]
+    return [
+        Reason("loader", waited, f"waiting for the loader takes {_apart(waited)} per step than on one device (mean)")
+    ]
 
 
 def _imbalance(values: CellValues) -> list[Reason]:
@@ -156,8 +158,8 @@ def identity_table(comparison: Comparison) -> TextTable | None:
             (str(values["cell"]), *(_with_half_width(values, name, unit) for name in names)) for values in known
         ),
         notes=(
-            "±: half the 95% interval; compute and idle are changes against one device; tracer is what the traced "
-            "windows leave of the untraced difference",
+            "±: half the 95% interval; compute and idle: change against one device; tracer: what the traced "
+            "windows do not explain of the untraced difference",
             *(
                 [f"±{NA}: fewer than 5 steps, or one repeat alone"]
                 if any(_no_interval(values) for values in known)

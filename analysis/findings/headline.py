@@ -46,16 +46,20 @@ def _times(point: ScalingPoint) -> str:
     value, low, high = speedup.value, speedup.low, speedup.high
     assert value is not None
     if shown == "too_few_samples" or low is None or high is None:
-        return (
-            f"{value:.2f} times as fast per sample as one device, from {speedup.count} steps: no interval, no verdict"
-        )
+        return f"{_compared(value)}, but one repeat, or fewer than five steps, cannot show it"
     interval = f"95% interval {low:.2f} to {high:.2f}, {speedup.count} steps"
     if shown == "above":
-        return f"{value:.2f} times as fast per sample as one device (median steps; {interval})"
+        return f"{_compared(value)} (median steps; {interval})"
     if shown == "below":
         interval = f"95% interval {1 / high:.2f} to {1 / low:.2f}, {speedup.count} steps"
-        return f"{1 / value:.2f} times as long per sample as on one device (median steps; {interval})"
-    return f"no difference from one device is shown in time per sample (speedup of the median step {value:.2f}; {interval})"
+        return f"{_compared(value)} (median steps; {interval})"
+    return f"no difference from one device is shown (speedup of the median step {value:.2f}; {interval})"
+
+
+def _compared(speedup: float) -> str:
+    if speedup < 1:
+        return f"{1 / speedup:.2f}x slower per sample than one device"
+    return f"{speedup:.2f}x the throughput of one device"
 
 
 def _communication(comparison: Comparison) -> str:

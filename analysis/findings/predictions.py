@@ -56,7 +56,7 @@ def collective_table(comparison: Comparison) -> TextTable | None:
 
 def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[str]:
     if any(one.measured_us is None for one in shown):
-        yield "measured NA: broadcasts and reduces do not make every rank wait for every other, so they have no transfer"
+        yield "measured NA: broadcasts and reduces do not make all ranks wait for each other, so a transfer time is not defined"
     for reason in dict.fromkeys(one.reason for one in shown if one.reason):
         yield f"predicted NA: {reason}"
     for said in dict.fromkeys(one.extrapolated for one in shown if one.extrapolated):
@@ -86,8 +86,8 @@ def _off_finding(values: CellValues, off: list[str], single: list[CollectivePred
     why += dict.fromkeys(f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated)
     return RunCode.PREDICTION_OFF.finding(
         message=f"{values['cell']}: predicted from the {'calibration' if calibrated else 'link specification'}: "
-        f"{said}. Likely reasons: {'; '.join(why) if why else 'none that this run shows'}",
-        next_step="compare with a cell whose communication does not run under compute (--overlap off)"
+        f"{said}. Likely reasons: {'; '.join(why) if why else 'nothing in this run explains it'}",
+        next_step="compare with a cell whose communication does not overlap compute (--overlap off)"
         if calibrated
         else "calibrate on this machine and predict from that",
         severity="warning" if calibrated else "info",
@@ -157,7 +157,7 @@ def likely_reasons(
         found.append(f"{what}: {hidden / total:.0%} of communication ran under compute{too}")
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         only = " (of exposed communication alone)" if len(off) > 1 or single else ""
-        found.append(f"waiting{only}: {show_time(wait)} a step for later ranks, which the model does not have")
+        found.append(f"waiting{only}: {show_time(wait)} a step for later ranks, which the model leaves out")
     queued = number(values, "queue_us")
     if total and queued is not None and queued > NOTABLE * total:
         found.append(
@@ -169,11 +169,13 @@ def likely_reasons(
             found.append(
                 f"small messages: {show_bytes(moved / count)} on average, where latency counts more than bandwidth"
             )
-        found.append("no calibration: a specification is a bound that no transfer reaches, and has no latency")
+        found.append("no calibration: a specification is an upper bound on speed and leaves latency out")
     return found
 
 
 def _too_high(values: CellValues) -> list[str]:
     if values["prediction_source"] == "specification":
         return ["the link is faster than the given specification, or the switch reduces (NVLink SHARP)"]
-    return ["the calibration was made under other conditions (other load, clocks, settings), or sizes between its own"]
+    return [
+        "the calibration was made under other conditions (load, clocks, settings), or these sizes lie between those it timed"
+    ]

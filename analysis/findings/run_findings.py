@@ -93,7 +93,7 @@ def _not_measured(name: str, result: CellResult) -> Finding:
         return RunCode.CELL_INTERRUPTED.finding(f"{where}: {result.message}")
     return _CODE_OF_STATUS[result.status].finding(
         f"{where}: {status}: {result.message}",
-        f"read cells/{name}/repeat{result.repeat}/log.txt, mend the cause, and run again to retry it",
+        f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it",
     )
 
 
@@ -105,7 +105,7 @@ def _per_row(comparison: Comparison) -> Iterator[Finding]:
         cost = values["tracer_cost"]
         if cost is not None and cost > TRACER_COST:
             yield RunCode.TRACER_COST.finding(
-                message=f"{values['cell']}: a traced step takes {cost:.2f} times as long as an untraced one"
+                message=f"{values['cell']}: a traced step takes {cost:.2f}x as long as an untraced one"
             )
 
 
@@ -118,7 +118,7 @@ def _estimates(values: dict[str, object]) -> Iterator[Finding]:
     for method, formula in FORMULAS.items():
         value = as_number(values[f"{method}_us"])
         if value is not None:
-            negative = ", negative: no time at all" if value < 0 else ""
+            negative = ", negative, so it cannot be a time" if value < 0 else ""
             said.append(
                 f"{method}, {formula}, gives {show_time(value)} ({_signed(value - exposed)} against exposed, "
                 f"{_signed(value - total)} against all{negative})"
@@ -140,7 +140,7 @@ def _setting(run: RunData) -> Iterator[Finding]:
     strategies = {data.cell.strategy for data in run.measured}
     if run.manifest.device_type == "cpu":
         yield RunCode.CPU_CONCURRENCY.finding(
-            "on the CPU computing and communicating share the cores: what is called hidden ran concurrently, and slowed both"
+            "on a CPU, computing and communicating share the cores: what counts as hidden ran at the same time and slowed both"
         )
     if "dp-host" in strategies:
         yield RunCode.DP_HOST_STAND_IN.finding(

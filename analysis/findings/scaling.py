@@ -1,4 +1,4 @@
-"""Scaling of a run in tables and findings: strong or weak, the target efficiency, and a common misuse of Amdahl's law."""
+"""Scaling of a run in tables and findings: strong or weak, the target efficiency, and the fitted laws."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +25,6 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
             *(show(value, _RATIO) for value in (point.speedup.value, point.speedup.low, point.speedup.high)),
             show(point.efficiency.value, _SHARE),
             show(point.serial_fraction, _FRACTION),
-            show(point.naive_amdahl, _RATIO),
         )
         for series in comparison.scaling
         for point in series.points
@@ -34,12 +33,11 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
         return None
     return TextTable(
         title="Scaling: speedup against one device",
-        headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt", "misuse [x]"),
+        headings=("series", "devices", "speedup [x]", "low", "high", "eff. [%]", "Karp-Flatt"),
         rows=tuple(rows),
         notes=(
-            "low, high: 95% interval; Karp-Flatt: the serial fraction that would give this speedup if nothing but serial "
-            "work were in the way; if it grows with the devices, communication is",
-            "misuse: what Amdahl's law gives with the exposed share as serial fraction, which it is not",
+            "low, high: 95% interval; Karp-Flatt: the serial fraction that alone would explain this speedup. If it grows as "
+            "devices are added, the loss is overhead such as communication, not serial code.",
             *_why_missing(points),
         ),
     )
@@ -47,7 +45,7 @@ def scaling_table(comparison: Comparison) -> TextTable | None:
 
 def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
     no_interval = [point.cell for point in points if point.speedup.low is None]
-    no_share = [point.cell for point in points if point.naive_amdahl is None]
+    slower = [point.cell for point in points if point.serial_fraction is None]
     return [
         f"{NA} ({columns}; {', '.join(dict.fromkeys(cells))}): {reason}"
         for columns, cells, reason in (
@@ -56,7 +54,7 @@ def _why_missing(points: Sequence[ScalingPoint]) -> list[str]:
                 no_interval,
                 "fewer than 5 timed steps, or one repeat alone, here or in the single-device cell",
             ),
-            ("misuse", no_share, "exposed communication is not known"),
+            ("Karp-Flatt", slower, "slower than one device, which no serial fraction explains"),
         )
         if cells
     ]
@@ -94,17 +92,20 @@ def law_table(comparison: Comparison) -> TextTable | None:
 
 
 def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
-    """Strong against weak, the target efficiency, the misuse of the exposed share."""
+    """Strong against weak, and the target efficiency."""
     for choice in comparison.choices:
         yield strong_or_weak(choice)
     if comparison.target_efficiency is not None:
         yield from judge_target(comparison.scaling, comparison.target_efficiency)
-    yield from amdahl_misuse(comparison.scaling)
 
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:
     """Which way of reading the same batch number trains more samples per second, and by how much."""
     name = f"{STRATEGY_NAMES[choice.strategy]} on {choice.devices} devices, batch {choice.batch_size}"
+    keeping = {
+        "weak": f"keeping {choice.batch_size} samples per device",
+        "strong": f"splitting {choice.batch_size} over all devices",
+    }
     ratio, shown = choice.ratio, verdict(choice.ratio)
     interval = f"95% interval {ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None else ""
     if shown == "too_few_samples":
@@ -117,8 +118,8 @@ def strong_or_weak(choice: ScalingChoice) -> Finding:
         if shown == "below":
             times, low, high = 1 / times, 1 / high, 1 / low
         said = (
-            f"{better} scaling is better here: by median steps {times:.2f} times the samples per second, and the "
-            f"efficiency, of {worse} scaling (95% interval {low:.2f} to {high:.2f}; {choice.weak} against {choice.strong})"
+            f"{keeping[better]} gives {times:.2f}x the throughput of {keeping[worse]} (95% interval {low:.2f} to {high:.2f}; "
+            f"{choice.weak} against {choice.strong})"
         )
     return RunCode.STRONG_OR_WEAK.finding(message=f"{name}: {said}")
 
@@ -144,7 +145,7 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
             message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
             next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"
             if missed
-            else "nothing to do, or time more repeats where it is not shown",
+            else "no action needed, or time more repeats where it is not shown",
             severity="warning" if missed else "info",
         )
 
@@ -154,20 +155,3 @@ def _with_percent(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return value
     return f"{value}, {estimate.low:.0%} to {estimate.high:.0%}"
-
-
-def amdahl_misuse(scaling: Sequence[ScalingSeries]) -> Iterator[Finding]:
-    """The exposed share taken as Amdahl's serial fraction, beside what was measured: the series it misses by most."""
-    known = [
-        (abs(point.naive_amdahl / point.speedup.value - 1), series, point)
-        for series in scaling
-        for point in series.points
-        if point.naive_amdahl is not None and point.speedup.value
-    ]
-    if not known:
-        return
-    _, series, point = max(known, key=lambda one: one[0])
-    yield RunCode.AMDAHL_MISUSE.finding(
-        message=f"{series.label}, {point.devices} devices: the exposed share {point.exposed_share:.0%} taken as Amdahl's serial "
-        f"fraction would give a speedup of {point.naive_amdahl:.2f}; measured {point.speedup.value:.2f}"
-    )

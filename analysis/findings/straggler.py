@@ -84,9 +84,9 @@ def straggler_finding(data: CellData) -> list[Finding]:
         return []
     return [
         RunCode.STRAGGLER.finding(
-            f"{data.cell.name}: rank {named.rank} is the straggler: it is waited for in {named.steps} of {named.of_steps} traced "
-            f"steps, {show_time(named.lateness_us)} a step (mean over the other ranks and steps), {_of_all(named.shares)}; "
-            f"by chance some rank would be in {named.chance:.1g} of such runs",
+            f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
+            f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), {_of_all(named.shares)}; "
+            f"chance alone would single out some rank in {named.chance:.1g} of such runs",
             f"see what rank {named.rank} does before its first all-reduce: data, other load, a slower device",
         )
     ]

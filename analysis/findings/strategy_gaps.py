@@ -2,6 +2,7 @@
 
 from dpscope.analysis.comparison.compare import StrategyGap
 from dpscope.analysis.stats.samples import verdict
+from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 
@@ -15,14 +16,15 @@ def gap_finding(gap: StrategyGap) -> Finding:
     where = f"{gap.devices} devices, batch {gap.batch_size} per device"
     shown, count = verdict(gap.ratio), gap.ratio.count
     if low is None or high is None:
+        looks = f"{gap.dp_label} looks {ratio:.2f}x slower" if ratio >= 1 else f"DDP looks {1 / ratio:.2f}x slower"
         return RunCode.STRATEGIES_NOT_COMPARED.finding(
-            f"{where}: {gap.dp} / {gap.ddp} step time is {ratio:.2f}, from {count} steps: no interval, no verdict"
+            f"{where}: {looks}, but one repeat, or fewer than five steps, cannot show it"
         )
     interval = f"95% interval {low:.2f} to {high:.2f}, {count} steps"
     if shown == "above":
-        said = f"DDP's step is {ratio:.2f} times as fast as {gap.dp_label}'s"
+        said = f"DDP's step is {ratio:.2f}x as fast as {gap.dp_label}'s"
     elif shown == "below":
-        said = f"{gap.dp_label}'s step is {1 / ratio:.2f} times as fast as DDP's"
+        said = f"{gap.dp_label}'s step is {1 / ratio:.2f}x as fast as DDP's"
         interval = f"95% interval {1 / high:.2f} to {1 / low:.2f}, {count} steps"
     else:
         said = f"no difference between {gap.dp_label} and DDP is shown"
@@ -40,11 +42,18 @@ def _advice(gap: StrategyGap) -> str:
     known = {name: value for name, value in parts.items() if value is not None}
     if not known or gap.gap_us is None:
         return "the traces do not tell where the difference lies"
-    listed = ", ".join(f"{name} {value / 1e3:+.1f} ms" for name, value in known.items())
+    faster, slower = (gap.dp_label, "DDP") if gap.gap_us < 0 else ("DDP", gap.dp_label)
+    by = f"{faster} is {show_time(abs(gap.gap_us))} faster per step by the medians"
     largest = max(known, key=lambda name: abs(known[name]))
-    rest = f", tracer {gap.tracer_us / 1e3:+.1f} ms" if gap.tracer_us is not None else ""
-    said = f"of {gap.gap_us / 1e3:+.1f} ms a step ({gap.dp_label} less DDP): {listed}{rest}"
     tracer_us = abs(gap.tracer_us or 0.0)
     if tracer_us >= abs(known[largest]) or tracer_us > _TRACER_SHARE * abs(gap.gap_us):
-        return f"{said}; the traced steps do not reproduce this gap, so its parts do not explain it"
-    return f"{said}; look at {largest} first" if verdict(gap.ratio) in ("above", "below") else said
+        return f"{by}. Tracing changed the timing too much to say why"
+    sign = -1 if gap.gap_us < 0 else 1  # of what the slower one takes longer
+    listed = ", ".join(f"{name} {_signed(sign * value)}" for name, value in known.items())
+    rest = f", tracer {_signed(sign * gap.tracer_us)}" if gap.tracer_us is not None else ""
+    said = f"{by}. What {slower} adds to a step: {listed}{rest}"
+    return f"{said}. Look at {largest} first" if verdict(gap.ratio) in ("above", "below") else said
+
+
+def _signed(microseconds: float) -> str:
+    return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"

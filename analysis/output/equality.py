@@ -45,16 +45,14 @@ def headline(report: EqualityReport) -> str:
     if not report.sound:
         return f"a difference {over} is not explained: see the findings"
     if any(pair.verdict == "explained" for pair in report.pairs):
-        return (
-            f"{', '.join(report.losses)} learn the same {over} but for batch norm, whose statistics differ as expected"
-        )
+        return f"{', '.join(report.losses)} learn the same {over} except for batch norm, whose statistics differ as expected"
     return f"{', '.join(report.losses)} learn the same {over}"
 
 
 def pair_table(report: EqualityReport) -> TextTable:
     """A row per pair: the largest relative differences of the judged steps, and the first beyond the tolerance."""
     notes = [
-        f"largest relative differences of the judged steps; reference: {report.reference}; bit-equal: gradients and weights",
+        f"largest relative differences over the judged steps; reference: {report.reference}; bit-equal: gradients and weights",
     ]
     for ranks in report.ranks:
         if ranks.same_bits:
@@ -114,7 +112,7 @@ def tolerance_table(report: EqualityReport) -> TextTable:
         *(f"tolerance: {what}" for what in WHATS),
     )
     note = (
-        f"rounding: how far {report.reference} gets from itself when every weight begins one unit in the last place apart; "
+        f"rounding: how far {report.reference} drifts from itself when every weight starts one unit in the last place off; "
         f"tolerance: {SAFETY:g} times that, or times (B - 1) u; not judged above {LARGEST_TOLERANCE:.0%}"
     )
     return TextTable("Rounding, and what is tolerated", headings, rows, (note,))

@@ -63,12 +63,12 @@ def clock_table(merged: MergedTrace) -> TextTable:
     )
     return TextTable(
         "Ranks and their clocks",
-        ("rank", "events", "matched", "clock moved [us]", "residual [us]", "worst [us]"),
+        ("rank", "events", "matched", "clock moved [µs]", "residual [µs]", "worst [µs]"),
         rows,
         (
-            f"the clock is that of {merged.ranks[0].title}; the others are set by the ends of the collectives matched with "
+            f"the clock is that of {merged.ranks[0].title}; the others are aligned on the ends of collectives shared with "
             "ranks above them",
-            "residual: by how much such ends are apart afterwards, median and worst",
+            "residual: how far those ends are apart afterwards, median and worst",
         ),
     )
 

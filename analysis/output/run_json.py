@@ -107,10 +107,7 @@ def scaling_records(comparison: Comparison) -> list[dict[str, object]]:
             "variant": series.variant,
             "scaling": series.scaling,
             "batch_size": series.batch_size,
-            "points": [
-                asdict(point) | {"efficiency": asdict(point.efficiency), "amdahl_misuse": point.naive_amdahl}
-                for point in series.points
-            ],
+            "points": [asdict(point) | {"efficiency": asdict(point.efficiency)} for point in series.points],
             "law": _law(series.fit) if series.fit is not None else None,
         }
         for series in comparison.scaling

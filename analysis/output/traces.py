@@ -116,9 +116,9 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     notes = []
     if any(row[2].endswith("*") for row in rows):
         notes.append(
-            "* the window has no start of its own: it is measured from its first event, and left out of means of step times"
+            "* first traced step: its start was not recorded, so it is left out of averages"
             if steps["device"].notna().any()
-            else "* the tracer was stopped in it: what ended late may read longer; left out of means of step times"
+            else "* last traced step: the tracer stopped during it, so late events may look longer; it is left out of averages"
         )
     straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
     if straggler is not None:
@@ -166,7 +166,7 @@ def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:
     rooted = lacking["kind"].isin(list(ROOTED)).fillna(False)
     if rooted.any():
         named = ", ".join(sorted(lacking.loc[rooted, "kind"].unique()))
-        yield f"no transfer, wait or bandwidth for {named}: these do not make every rank wait for every other"
+        yield f"no transfer, wait or bandwidth for {named}: they do not make all ranks wait for each other"
     if (~rooted).any():
         yield "transfer, wait and bandwidths need the traces of all ranks of a group"
     if collectives["bytes"].isna().any():
@@ -175,7 +175,4 @@ def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:
             "launched several, or shapes that were not recorded (record_shapes=True)"
         )
     if collectives["match"].notna().any() and (collectives.groupby("match")["bytes"].nunique() > 1).any():
-        yield (
-            "bytes are each rank's own; bandwidths are of the largest over the ranks of a collective, which here differ: "
-            "the rank that moves most bounds it"
-        )
+        yield ("ranks sent different amounts: bytes are each rank's own, bandwidth uses the largest")

@@ -78,7 +78,7 @@ def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable 
     by_source = rows.groupby("prediction_source")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
     notes = tuple(f"predicted from the {_SOURCES[str(source)]}: {cells}" for source, cells in by_source.items())
     later = (
-        ("the calibration was made after the run had begun: these are no forecasts",)
+        ("the calibration was made after the run had begun, so these are not forecasts",)
         if comparison.calibrated_later
         else ()
     )

@@ -103,7 +103,7 @@ def make_report(
         sources=sources,
         headline=best_sentence(comparison),
         setting=setting_of(run),
-        answers=answer(comparison, run.device_type, _stragglers(run)),
+        answers=answer(comparison, run.device_type, _stragglers(run), _repeats(run)),
         summary=summary_table(comparison),
         tables=report_tables(run, comparison),
         formulas=formula_table(run, comparison, sources),
@@ -115,6 +115,11 @@ def _stragglers(run: RunData) -> dict[str, str]:
     """The rank that a cell waits for, by the cell's name, where one stands out."""
     named = {data.cell.name: straggler_of(data) for data in run.measured}
     return {cell: f"rank {one.rank}" for cell, one in named.items() if one is not None}
+
+
+def _repeats(run: RunData) -> int:
+    """How many repeats were measured at most; traces that no run made are one."""
+    return max((len(data.results) for data in run.measured), default=1)
 
 
 def _untrained(run: RunData) -> list[str]:

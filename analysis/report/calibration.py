@@ -98,7 +98,7 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
 def _samples_table(points: list[CalibrationPoint]) -> TextTable:
     return TextTable(
         title=f"{points[0].collective} on {points[0].devices} devices",
-        headings=("size [B]", "count [elements]", "type", "time [us]", "algbw [GB/s]", "busbw [GB/s]"),
+        headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]"),
         rows=tuple(_row(point) for point in points),
         notes=(
             f"time: median of {len(points[0].times_us)} iterations, each its slowest rank's; columns as nccl-tests'",
@@ -130,7 +130,7 @@ def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
     return TextTable(
         title="Fit t = alpha + S/B, in as many pieces as the sizes support",
         headings=(
-            "collective", "devices", "from", "to", "alpha [us]", "95% interval", "B [GB/s]", "95% interval",
+            "collective", "devices", "from", "to", "alpha [µs]", "95% interval", "B [GB/s]", "95% interval",
             "busbw [GB/s]",
         ),
         rows=tuple(_piece_row(fit, piece) for fit in fits for piece in fit.pieces),

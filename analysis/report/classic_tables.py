@@ -164,7 +164,7 @@ class _Builder:
     def bandwidth_notes(self) -> tuple[str, ...]:
         links = sorted({float(rate) for rate in self._comparison.table["link_gb_per_s"].dropna()})
         moved = (
-            "all communication: bytes a rank sends by the bus factors, of DP what its broadcasts and reduces move, over the time "
+            "all communication: bytes that a rank sends (bus factors; under DP for broadcasts and reduces), divided by the time "
             "spent communicating"
         )
         return (*((f"the link: {', '.join(f'{rate:.4g}' for rate in links)} GB/s",) if links else ()), moved)

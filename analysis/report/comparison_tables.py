@@ -105,7 +105,7 @@ _VIEWS = (
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
 )  # fmt: skip
-_SUMMARY = View(
+SUMMARY = View(
     "summary",
     "Per step",
     (
@@ -133,8 +133,8 @@ def summary_table(comparison: Comparison) -> TextTable:
     measured = comparison.table["step_us"].notna()
     return _view(
         replace(comparison, table=comparison.table[measured]),
-        _SUMMARY.title,
-        [BY_NAME[name] for name in _SUMMARY.columns],
+        SUMMARY.title,
+        [BY_NAME[name] for name in SUMMARY.columns],
     )
 
 
@@ -269,7 +269,7 @@ def gap_table(comparison: Comparison) -> TextTable | None:
     label = comparison.gaps[0].dp_label
     names = ("gap", "exposed comm.", "host copies", "compute", "idle", "tracer")
     return TextTable(
-        title=f"{label} less DDP at equal devices and batch per device: the gap of a step and its parts",
+        title=f"{label} minus DDP, same devices and batch per device: the gap per step and its parts",
         headings=("cells", "ratio", "low", "high", *(f"{name} [{unit.label}]" for name in names)),
         rows=tuple(
             (

@@ -71,9 +71,9 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
             for line in lines
         ),
         notes=(
-            "a ring without latency at the link's specification is a lower bound; a calibration holds no contention with compute",
+            "a ring without latency at the link's specification is a lower bound; a calibration has no contention with compute",
             "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
-            "measured NA: a rooted collective makes nobody wait, so it has no transfer to compare with",
+            "measured NA: in a rooted collective ranks do not wait for each other, so there is no transfer to compare with",
         ),
     )
 
@@ -169,7 +169,7 @@ def _link(sources: CostSources, devices: int) -> str:
 def _schedule(data: CellData, sources: CostSources) -> str:
     """The schedule in words, with the buckets of one rank's step; the result is the mean over all of them."""
     rule = (
-        f"each all-reduce starts when it is ready and {_free(servers(data))}; exposed is what runs after the last is ready, and "
+        f"each all-reduce starts when it is ready and {_free(servers(data))}; exposed: what runs after the last is ready, plus "
         "every other collective"
     )
     step = _one_step(data)

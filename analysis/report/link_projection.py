@@ -36,7 +36,7 @@ def projected_links() -> dict[str, float]:
 
 
 _SHARES = (1.0, 0.5, 0.25)
-_MILLISECONDS, _MICROSECONDS = Unit("ms", 1e3, 3), Unit("us", 1.0, 3)
+_MILLISECONDS, _MICROSECONDS = Unit("ms", 1e3, 3), Unit("µs", 1.0, 3)
 _MILLISECONDS_FROM_US = 1e4  # the slowest link's; else three places of a millisecond are too few for the fastest
 
 

@@ -2,7 +2,7 @@
 
 from dpscope.analysis.comparison.columns import BY_NAME
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.report.comparison_tables import shown_views
+from dpscope.analysis.report.comparison_tables import SUMMARY, shown_views
 from dpscope.analysis.text.text_table import TextTable
 
 LEARNING_MEASURES = (
@@ -20,7 +20,7 @@ LEARNING_MEASURES = (
     ),
     (
         "Training time",
-        "Wall time of an epoch's steps, loading included, evaluation not. Time to an accuracy is summed up to and with the "
+        "Wall time of an epoch's steps, loading included, evaluation not. Time to an accuracy is summed up to and including the "
         "first epoch that reached it, and is unknown unless every seed did. Speedup is the ratio of median epochs with a "
         "95% interval from the spread between seeds; it is not the speedup of steps measured by `dpscope run`.",
     ),
@@ -33,7 +33,7 @@ _DIFFERENCE = {
     **_CELL_MEANING,
     "against": "The cell that it is judged by",
     "accuracy": "Median test accuracy over seeds, after the last epoch",
-    "difference": "Its median test accuracy less the other's, in percentage points",
+    "difference": "Its median test accuracy minus the other's, in percentage points",
     "seed spread": "The wider of the two ranges over seeds; unknown with fewer than three",
     "seeds": "Complete trainings, of the side with fewer",
     "verdict": "Whether the difference lies beyond the spread over seeds",
@@ -69,10 +69,10 @@ TRAINING_MEANINGS = {
         **_SEEDS,
         "seeds that reached it": "Of all seeds that were begun",
         "epoch": "The first epoch that reached it, median over seeds",
-        "time": "Training time up to and with that epoch, evaluation apart, median over seeds",
+        "time": "Training time up to and including that epoch, evaluation apart, median over seeds",
     },
 }
-"""By table and heading, the unit left away."""
+"""By table and heading, without the unit."""
 
 
 MEASURES = (
@@ -93,7 +93,7 @@ MEASURES = (
     (
         "Transfer and wait",
         "The same collective is found on every rank by its sequence number or order. Transfer is the shortest of its "
-        "durations, for the last rank to come waits for nobody; wait is what a rank's duration has above that. "
+        "durations, because the last rank to arrive waits for nobody; wait is what a rank's duration has above that. "
         "Broadcasts and reduces make nobody wait for everybody and have neither.",
     ),
     (
@@ -109,8 +109,8 @@ MEASURES = (
     (
         "Subtraction estimates",
         "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = N b. They "
-        "hold what compute and idle changed, miss what overlap hides, and can be negative. They are shown to be "
-        "compared, not to be believed.",
+        "include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
+        "comparison, not as results.",
     ),
     (
         "Predictions",
@@ -120,13 +120,13 @@ MEASURES = (
     ),
     (
         "The timeline",
-        "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; others are "
-        "set by the ends of collectives that all of them finish together, and what these ends depart from one another "
-        "is stated.",
+        "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the clocks of "
+        "other hosts are aligned on the ends of collectives, which all ranks finish together; how far those ends are apart "
+        "afterwards is stated.",
     ),
     (
         "NA",
-        "Not measured or not applicable, never 0. The reason stands below the table and in comparison.csv.",
+        "Not measured or not applicable, never 0. The reason is below the table and in comparison.csv.",
     ),
 )
 
@@ -135,12 +135,12 @@ _INTERVAL = {"low": "Lower end of the 95% interval", "high": "Upper end of the 9
 _GAP = {
     "cells": "Devices and batch per device, equal on both sides, and DDP's variant",
     "ratio": "DP's median untraced step over DDP's: above 1, DDP is faster",
-    "gap": "DP's median untraced step less DDP's",
-    "exposed comm.": "Communication that nothing hides, DP less DDP",
-    "host copies": "Copies from and to the host outside of compute and communication, DP less DDP; dp-host: all its copying",
-    "compute": "Compute, DP less DDP",
-    "idle": "Neither compute nor communication nor copies, DP less DDP",
-    "tracer": "What the traced steps leave of the untraced gap",
+    "gap": "DP's median untraced step minus DDP's",
+    "exposed comm.": "Communication that nothing hides, DP minus DDP",
+    "host copies": "Copies from and to the host outside of compute and communication, DP minus DDP; dp-host: all its copying",
+    "compute": "Compute, DP minus DDP",
+    "idle": "Neither compute nor communication nor copies, DP minus DDP",
+    "tracer": "The part of the untraced gap that the traced steps do not explain",
 }
 _PHASES = {
     "device": "Device of the DataParallel process",
@@ -157,25 +157,25 @@ _PHASES = {
 }
 _WAITS = {
     "late rank": "The rank that came last to a collective",
-    "waiting rank": "A rank that waited for it there",
-    "collectives": "Collectives in which it did, over all whole traced steps",
-    "wait per step": "Time lost so per step; waits side by side are lost once",
+    "waiting rank": "A rank that waited for it",
+    "collectives": "Collectives in which it waited, over all whole traced steps",
+    "wait per step": "Time lost per step; waits that overlap count once",
     "share": "Share of all waiting in this cell",
 }
 _IDENTITY = {
-    "t_N(b)-t_1(b)": "Median step on N devices less one on one device at the same batch per device",
-    "exposed": "Exposed communication, of which one device has none",
-    "compute": "Compute on N devices less compute on one",
-    "idle": "Idle on N devices less idle on one",
-    "tracer": "What the traced steps leave of the untraced difference",
+    "t_N(b)-t_1(b)": "Median step on N devices minus the median step on one device, at the same batch per device",
+    "exposed": "Exposed communication, which one device does not have",
+    "compute": "Compute on N devices minus compute on one",
+    "idle": "Idle on N devices minus idle on one",
+    "tracer": "The part of the untraced difference that the traced steps do not explain",
 }
 _REASONS = {
     "estimate": "The subtraction by its formula",
-    "error": "The estimate less measured exposed communication",
+    "error": "The estimate minus measured exposed communication",
     "local batch": "The step that is subtracted is not the same work per device",
-    "compute": "Compute on N devices less compute on one",
-    "idle": "Idle on N devices less idle on one",
-    "tracer": "What the traced steps leave of the untraced difference",
+    "compute": "Compute on N devices minus compute on one",
+    "idle": "Idle on N devices minus idle on one",
+    "tracer": "The part of the untraced difference that the traced steps do not explain",
 }
 _COLLECTIVES = {
     "collective": "Kind of the collective",
@@ -184,15 +184,14 @@ _COLLECTIVES = {
     "per step": "How many per rank and step",
     "measured": "Median transfer: the shortest duration over the ranks",
     "predicted": "What the model says of this size",
-    "error": "Predicted over measured, less 1",
+    "error": "Predicted over measured, minus 1",
 }
 _SCALING = {
     "series": "Strategy, weak (same batch b per device) or strong (same global batch G)",
     "devices": "Devices the step runs on",
     "speedup": "Weak: N t_1(b) / t_N(b). Strong: t_1(G) / t_N(G/N)",
     "eff.": "Speedup over the number of devices",
-    "Karp-Flatt": "The serial fraction that would give this speedup",
-    "misuse": "Amdahl's law with the exposed share as serial fraction, which it is not",
+    "Karp-Flatt": "The serial fraction that alone would explain this speedup",
     **_INTERVAL,
 }
 _LAWS = {
@@ -208,7 +207,7 @@ _FORMULAS = {
     "B from": "Where bandwidth and latency come from",
     "predicted": "The formula's result",
     "measured": "What the traces show",
-    "error": "Predicted over measured, less 1",
+    "error": "Predicted over measured, minus 1",
 }
 _PROJECTION = {"link": "A link between devices", "one way": "Its specified rate in one direction"}
 
@@ -231,7 +230,7 @@ _PROJECTED = "Predicted from the link's specification for this many bytes; nothi
 
 def meanings(name: str, table: TextTable, comparison: Comparison) -> tuple[str, ...]:
     """One sentence for every heading of a report's table, empty where there is none."""
-    for view in shown_views(comparison):
+    for view in (*shown_views(comparison), SUMMARY):
         if view.name == name:
             return tuple(BY_NAME[column].meaning for column in view.columns)
     own = _OF_TABLE.get(name, {})

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.findings.answers import Answers
+from dpscope.analysis.report.glossary import GLOSSARY
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.sections import SECTIONS, Section
 from dpscope.analysis.report.timeline import TimelineView, as_plain
@@ -128,6 +129,7 @@ def render_page(page: Page) -> str:
         timelines=script_json([as_plain(view) for view in page.timelines]),
         sentence=sentence,
         na=NA,
+        glossary=GLOSSARY,
     )
 
 

@@ -13,7 +13,7 @@ _LABELS = {
     "host_to_device": "to dev.", "parallel_apply": "apply", "loss_backward": "loss+bwd", "gradient_reduce": "reduce",
     "optimizer": "optim.",
 }  # fmt: skip
-_OF_REPLICAS = "replicas work side by side: their times do not add up to the row of all"
+_OF_REPLICAS = "replicas work in parallel: their times do not add up to the row of all"
 _OF_DEVICES = "device time launched in each phase, communication included; NA: nothing was launched there"
 
 

@@ -9,7 +9,8 @@ from dpscope.analysis.training.tables import TRAINING_TABLES
 class Section:
     """`figures` and `tables` are names of `figures.draw_all` and `report_tables`; what a run lacks is left out.
 
-    `block` names a part of the template that is drawn before them. A section without anything is not shown.
+    `block` names a part of the template that is drawn before them, `terms` the words of the glossary that it needs. A
+    section without anything is not shown.
     """
 
     name: str
@@ -18,6 +19,7 @@ class Section:
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     block: str = ""
+    terms: tuple[str, ...] = ()
 
 
 SECTIONS = (
@@ -27,6 +29,7 @@ SECTIONS = (
         "How long is a step, how many samples pass per second, and how does that change with the batch?",
         ("batch",),
         ("time",),
+        terms=("cell", "step", "repeat", "weak", "strong", "efficiency"),
     ),
     Section(
         "strategies",
@@ -34,6 +37,7 @@ SECTIONS = (
         "Which of the two is faster, and in which part of the step does the difference lie?",
         ("waterfall",),
         ("gap", "dp_phases"),
+        terms=("exposed", "idle"),
     ),
     Section(
         "breakdown",
@@ -41,20 +45,25 @@ SECTIONS = (
         "How much of a step computes, communicates without computing, or does neither?",
         ("step_split", "phases"),
         ("breakdown", "traffic"),
+        terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(
         "timeline",
         "One step, rank by rank",
         "What ran when, what was hidden behind compute, and who waited?",
         block="timeline",
+        terms=("step", "hidden", "exposed", "wait", "transfer"),
     ),
-    Section("waiting", "Waiting", "Who made whom wait, and how long?", ("waits",), ("waits",)),
+    Section(
+        "waiting", "Waiting", "Who made whom wait, and how long?", ("waits",), ("waits",), terms=("wait", "straggler")
+    ),
     Section(
         "estimates",
         "Measured against estimated communication",
         "What would the usual subtractions have said, how far off are they, and why?",
         ("communication",),
         ("estimates", "identity", "reasons", "epoch"),
+        terms=("exposed", "ring model"),
     ),
     Section(
         "bandwidth",
@@ -62,6 +71,7 @@ SECTIONS = (
         "How fast do messages move, beside a calibration, the ring's bound and the link's specification?",
         ("busbw",),
         ("bandwidth", "utilisation", "projection"),
+        terms=("transfer", "bus bandwidth", "calibration"),
     ),
     Section(
         "models",
@@ -69,6 +79,7 @@ SECTIONS = (
         "What should communication cost, and how far off is each model?",
         (),
         ("formulas", "predictions", "collectives"),
+        terms=("ring model", "calibration", "transfer"),
     ),
     Section(
         "scaling",
@@ -76,6 +87,7 @@ SECTIONS = (
         "What do more devices bring, and what do the fitted laws say of twice as many?",
         ("scaling",),
         ("scaling", "laws"),
+        terms=("weak", "strong", "efficiency"),
     ),
     Section(
         "learning",

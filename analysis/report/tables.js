@@ -1,5 +1,5 @@
 "use strict";
-// Sortable tables, and the meanings of headings on hover, focus and touch.
+// Sortable tables, the meanings of headings on hover, focus and touch, and what is folded opened for printing.
 (() => {
   const collator = new Intl.Collator("en", { numeric: true });
 
@@ -26,6 +26,16 @@
     const body = heading.closest("table").tBodies[0];
     body.append(...[...body.rows].sort(comparator(heading.cellIndex, direction)));
   };
+
+  // Paper cannot be unfolded: whatever is closed is open while the page is printed, and closed again afterwards.
+  let opened = [];
+  window.addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const folded of opened) folded.open = true;
+  });
+  window.addEventListener("afterprint", () => {
+    for (const folded of opened) folded.open = false;
+  });
 
   const tip = document.getElementById("tip");
   let told = null;

@@ -18,7 +18,7 @@
   };
   const shown = (us) => {
     const size = Math.abs(us);
-    const [divisor, unit] = size >= 1e6 ? [1e6, "s"] : size >= 1e3 ? [1e3, "ms"] : [1, "us"];
+    const [divisor, unit] = size >= 1e6 ? [1e6, "s"] : size >= 1e3 ? [1e3, "ms"] : [1, "µs"];
     return `${Number((us / divisor).toPrecision(5))} ${unit}`;
   };
   const x = (us) => state.left + ((us - state.from) / (state.to - state.from)) * (state.width - state.left);

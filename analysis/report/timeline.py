@@ -21,9 +21,7 @@ MOST_SPANS = 40_000  # of all cells together, so that the page stays small
 MOST_DRAWN_NAMES = 3_000
 MOST_DRAWN_COLLECTIVES = 300  # of a rank, the longest
 MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
-_INCOMPLETE = (
-    "the trace does not show all that the strategy must have moved: what is not drawn here may have been there"
-)
+_INCOMPLETE = "the trace does not show everything the strategy must have moved: something may be missing here"
 _SHORTEST_SHARE = 1e-5  # of the step: what is shorter would be drawn nowhere
 
 
@@ -131,7 +129,7 @@ def _of_step(data: CellData, repeat: int, step: int | None) -> pd.DataFrame:
 
 
 def _notes(repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]) -> Iterator[str]:
-    which = "its only one" if step is None else f"number {step}"
+    which = "the only one" if step is None else f"number {step}"
     yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, see tracer cost among the checks"
     if len(ranks) > MOST_RANKS:
         yield f"{MOST_RANKS} of {len(ranks)} ranks are drawn"
@@ -139,7 +137,7 @@ def _notes(repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks:
         yield _clock_note(clocks)
     closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)
     if closed_us > 0:
-        yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them as they are"
+        yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them"
 
 
 def _clock_note(clocks: Sequence[RankClock]) -> str:
@@ -149,7 +147,7 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     worst, typical = max(one.worst_us or 0.0 for one in told), max(one.residual_us or 0.0 for one in told)
     moved = [clock for clock in told if clock.moved_us]
     how = (
-        f"{len(moved)} ranks' clocks are moved to the ends of the collectives they share"
+        f"{len(moved)} ranks' clocks are aligned on the ends of the collectives they share"
         if moved
         else "clocks as recorded"
     )

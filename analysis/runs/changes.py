@@ -165,7 +165,7 @@ def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
             "one traced job a side does not tell how far two jobs alike lie apart: measure with dpscope run --repeats 3"
         )
     if len(without) == len(steps):
-        message = "no step has an interval, so none is called slower or faster"
+        message = "no step has an interval, so none can be called slower or faster"
         return [RunCode.NOTHING_COMPARED.finding(message=message, next_step=next_step)]
     message = f"{', '.join(without)} cannot be judged: no interval"
     return [RunCode.PARTLY_COMPARED.finding(message=message, next_step=next_step)]
@@ -238,9 +238,9 @@ def change_table(changes: Sequence[Change]) -> TextTable:
             for change in changes
         ),
         notes=(
-            "step is untraced, traced step not; the components are of traced windows, means over ranks and devices",
-            "low, high: from the spread between repeats; of two repeats they are wide, of five much narrower",
-            "likely slower: how likely it is that it got slower at all; would show: the smallest slowdown that these repeats "
-            "show in 4 of 5 cases",
+            "step is untraced, traced step not; the components come from traced windows, as means over ranks and devices",
+            "low, high: from the spread between repeats; with two repeats they are wide, with five much narrower",
+            "likely slower: the probability that it got slower at all; would show: the smallest slowdown that these "
+            "repeats would show in 4 of 5 cases",
         ),
     )

@@ -52,7 +52,7 @@ def _step_us(data: CellData) -> float:
 def terms_by_repeat(data: CellData) -> Samples:
     """Shape (repeats, 4), microseconds: what each repeat says of exposed, compute, idle and the tracer's rest.
 
-    Parts are means over ranks, devices and whole traced steps; the rest is the repeat's untraced median less their sum.
+    Parts are means over ranks, devices and whole traced steps; the rest is the repeat's untraced median minus their sum.
     Repeats of which a part is not known are left out; exposed alone is 0.
     """
     windows = data.whole_windows()
@@ -130,5 +130,5 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
         )
     if max(counts.values()) == 1:
         yield RunCode.SINGLE_REPEAT.finding(
-            message="one repeat of each cell: how far repeats lie apart is not known, so there is no interval and no verdict"
+            message="one repeat of each cell: the spread between repeats is unknown, so no comparison has an interval"
         )

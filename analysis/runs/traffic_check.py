@@ -126,7 +126,7 @@ def _not_kept(cell: Cell, promised: str, found: str) -> Finding:
         cell,
         RunCode.VARIANT_NOT_KEPT,
         f"its options promise {promised}, the trace shows {found}",
-        "do not read the cell as that variant: this torch's DDP did something else",
+        "do not treat the cell as that variant: DDP in this torch did something else",
     )
 
 

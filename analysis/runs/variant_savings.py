@@ -16,7 +16,7 @@ from dpscope.profiling.records.run_codes import RunCode
 
 @dataclass(frozen=True)
 class VariantSaving:
-    """What one option saves: an untraced step without it less one with it, all else being equal.
+    """What one option saves: an untraced step without it minus one with it, all else being equal.
 
     `saved_us` is the difference of the medians, `saved_share` that over the step without it (negative: it costs), both with
     their 95% intervals. Of overlap the same two are compared by Li et al., "PyTorch Distributed", VLDB 2020, section 5.1.
@@ -107,7 +107,10 @@ def _finding(saving: VariantSaving, device_type: str) -> Finding:
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     shown = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
-        message = f"{pair}: {what} saves {_signed(saved.value)} a step by {saved.count} steps: no interval, no verdict"
+        message = (
+            f"{pair}: {what} seems to save {_signed(saved.value)} a step, but one repeat, or fewer than five "
+            "steps, cannot show it"
+        )
         return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "
@@ -127,12 +130,12 @@ def _advice(saving: VariantSaving, device_type: str) -> tuple[str, str]:
     if saving.option != "overlap":
         flag = f"--{saving.option.replace('_', '-')}"
         return (
-            f"use {flag} where what else it changes is welcome: docs/variants.md",
-            f"leave {flag} away on this machine, unless for another reason than speed",
+            f"use {flag} if its other effects are acceptable: docs/variants.md",
+            f"omit {flag} on this machine, unless you need it for a reason other than speed",
         )
     where = ", sharing the cores with it" if device_type == "cpu" else ""
     return (
-        f"gradients are reduced during backward{where}; set DP beside the cell without overlap for a fair match",
+        f"gradients are reduced during backward{where}; compare DP with the cell without overlap: that is the fair match",
         f"reducing during backward slows it{where}; try --overlap off or larger buckets (--bucket-mb)",
     )
 

@@ -188,7 +188,7 @@ def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples],
 
 
 def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
-    """First median less second with its interval, by `draws` of both; `count` is the smaller side's."""
+    """First median minus second with its interval, by `draws` of both; `count` is the smaller side's."""
     more, less = pooled_median(first), pooled_median(second)
     count = min(sum(map(len, first)), sum(map(len, second)))
     if more is None or less is None:

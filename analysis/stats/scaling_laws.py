@@ -108,17 +108,6 @@ def usl_speedup(contention: float, coherency: float, devices: int) -> float:
     return devices / (1 + contention * (devices - 1) + coherency * devices * (devices - 1))
 
 
-def speedup_from_exposed_share(exposed_share: float, devices: int) -> float:
-    """The speedup that follows from taking exposed communication's share of a step as Amdahl's serial fraction.
-
-    A common misuse, computed to be shown beside measurements. Exposed communication is not there on one device
-    and does not shrink the parallel part: it is a cost added to each step on N devices. A share x of the step on
-    N devices costs a factor 1 - x, N(1 - x) in weak scaling, whatever N is; as a serial fraction the same x would
-    bound the speedup at 1/x.
-    """
-    return amdahl_speedup(exposed_share, devices)
-
-
 def speedup_draws(
     single: Sequence[Samples], several: Mapping[int, Sequence[Samples]], scaling: Scaling, spread: Spread = ALONE
 ) -> dict[int, Samples] | None:

@@ -9,7 +9,7 @@ from typing import Literal
 Quantity = Literal["text", "count", "time", "bytes", "rate", "ratio", "share", "percent", "bandwidth", "flag"]
 NA = "NA"
 
-_TIME_UNITS = (("us", 1.0), ("ms", 1e3), ("s", 1e6))
+_TIME_UNITS = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 _MOST_DIGITS = 6
 _BYTE_UNITS = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
 
@@ -29,7 +29,7 @@ def choose_unit(quantity: Quantity, values: Iterable[float | None]) -> Unit:
     middle = known[len(known) // 2] if known else 0.0
     if quantity == "time":
         label, divisor = max(
-            (unit for unit in _TIME_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("us", 1.0)
+            (unit for unit in _TIME_UNITS if middle >= unit[1]), key=lambda unit: unit[1], default=("µs", 1.0)
         )
     elif quantity == "bytes":
         label, divisor = max(

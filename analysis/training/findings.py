@@ -43,7 +43,7 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> list[Finding]:
                 next_step="its first epochs are another cell's (--resume-from): train it from the beginning for an accuracy "
                 "of its own"
                 if begun_elsewhere
-                else "give the same `dpscope train` command again: it goes on where it stopped",
+                else "give the same `dpscope train` command again: it resumes where it stopped",
             )
         )
     for training in cell.trainings:
@@ -76,8 +76,8 @@ def _seeds(data: TrainingData) -> list[Finding]:
     fewest = min(len(cell.complete) for cell in few)
     return [
         LearningCode.FEW_SEEDS.finding(
-            message=f"{_names(few)}: {counted(fewest, 'seed')} of {FEWEST_SEEDS} that show how far accuracy "
-            "spreads by chance; no difference of accuracy is judged"
+            message=f"{_names(few)}: {counted(fewest, 'seed')}, and it takes {FEWEST_SEEDS} to show how much accuracy "
+            "varies by chance; no difference of accuracy is judged"
         )
     ]
 
@@ -89,7 +89,7 @@ def _names(cells: list[TrainedCell]) -> str:
 def difference_message(one: CellDifference) -> str:
     """A difference of two cells, whose accuracies are known, in words."""
     pair = f"{one.cell} against {one.against}"
-    faster = f"an epoch trains {one.speedup.value:.2f} times as fast"
+    faster = f"an epoch trains {one.speedup.value:.2f}x as fast"
     points = f"{one.points:+.2f} points"
     spread = f"{one.seeds} seeds spread over {one.spread_points:.2f} points" if one.spread_points is not None else ""
     if one.verdict == "too_few_samples":
@@ -99,7 +99,7 @@ def difference_message(one: CellDifference) -> str:
         )
     if one.verdict == "no_difference_shown":
         return f"{pair}: no difference of test accuracy is shown ({points}; {spread}); {faster}"
-    return f"{pair}: test accuracy is {points} off, which is beyond the spread over seeds ({spread}); {faster}"
+    return f"{pair}: test accuracy differs by {points}, more than the spread over seeds ({spread}); {faster}"
 
 
 def _about_difference(one: CellDifference) -> Finding:

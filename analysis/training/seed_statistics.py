@@ -54,7 +54,7 @@ def training_s(cell: TrainedCell) -> Range:
 class TimeToAccuracy:
     """When a test accuracy was first reached. `epoch` and `train_s` are unknown unless every seed reached it.
 
-    Time is training time up to and with the first epoch that reached it, evaluation apart: the resolution is an epoch.
+    Time is training time up to and including the first epoch that reached it, evaluation apart: the resolution is an epoch.
     """
 
     cell: str
@@ -103,7 +103,7 @@ def chosen_target(data: TrainingData) -> float | None:
 class CellDifference:
     """A cell beside another one it is judged by.
 
-    `points`: its median final test accuracy less the other's, in percentage points. `spread_points`: the wider of the two
+    `points`: its median final test accuracy minus the other's, in percentage points. `spread_points`: the wider of the two
     ranges over seeds, unknown below FEWEST_SEEDS seeds. `speedup`: the other's median epoch training time over its own,
     with a 95% interval from the spread between seeds.
     """

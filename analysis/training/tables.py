@@ -128,7 +128,7 @@ def target_table(data: TrainingData) -> TextTable | None:
             f"high [{unit.label}]",
         ),
         rows=tuple(_target_row(one, unit) for one in found),
-        notes=("up to and with the first epoch that reached it, evaluation apart; median and range over seeds",),
+        notes=("up to and including the first epoch that reached it, evaluation apart; median and range over seeds",),
         missing=tuple(_not_reached(one) for one in found if one.reached < one.seeds),
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def _not_reached(found: TimeToAccuracy) -> str:
     lacking = found.seeds - found.reached
     return (
         f"{NA} (epoch, time; {found.cell}): {lacking} of {found.seeds} seeds did not reach {found.target:g}%, and a median "
-        "over the others alone would flatter"
+        "over the others alone would look too good"
     )
 
 
@@ -162,8 +162,8 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         ),
         rows=tuple(_difference_row(one) for one in differences),
         notes=(
-            "difference: of median test accuracies; seed spread: the wider of the two ranges over seeds; a difference "
-            "within it is none that is shown",
+            "difference: of median test accuracies; seed spread: the wider of the two ranges over seeds; smaller "
+            "differences may be chance",
             "speedup: median epoch training time of the other over its own, with its 95% interval",
         ),
         missing=tuple(reason for one in differences for reason in _unknown(one)),
@@ -190,7 +190,7 @@ def _unknown(one: CellDifference) -> Iterator[str]:
     if one.points is None:
         yield f"{NA} (difference; {one.cell}): no training of it, or of {one.against}, has all its epochs"
     elif one.spread_points is None:
-        yield f"{NA} (seed spread; {one.cell}): {seeds}, {FEWEST_SEEDS} are the fewest that show a spread"
+        yield f"{NA} (seed spread; {one.cell}): {seeds}, {FEWEST_SEEDS} are the minimum that shows a spread"
     if one.speedup.low is None:
         yield (
             f"{NA} (low, high; {one.cell}): {one.speedup.count} epochs; an interval needs {FEWEST_SAMPLES}, and two seeds of "

@@ -17,7 +17,7 @@ _EXPOSED_COUNTS = 0.05  # of the step, from which on the error of exposed commun
 class Score:
     """Medians over the predicted rows; errors are shares. None where nothing of the kind was predicted.
 
-    `overhead_error` is |predicted - measured| / (measured - t_1): perfect scaling makes 1 there. `skill` is 1 less the ratio of
+    `overhead_error` is |predicted - measured| / (measured - t_1): perfect scaling makes 1 there. `skill` is 1 minus the ratio of
     the step's median error to that of perfect scaling: above 0 beats it. `inside` is the share of truths in the 90% bands.
     """
 

@@ -75,7 +75,9 @@ def _devices() -> Check:
     try:
         devices = resolve_devices("auto")
     except DpscopeError as error:
-        return Check("devices", "failed", str(error), "see what was found; --device cpu measures the CPU on purpose")
+        return Check(
+            "devices", "failed", str(error), "see above what was found; --device cpu measures the CPU on purpose"
+        )
     if devices.kind == "cpu":
         return Check("devices", "ok", f"no GPU; CPU with {usable_cores()} cores: gloo, and dp-host for DataParallel")
     import torch

@@ -107,7 +107,7 @@ def described(settings: CalibrationSettings) -> str:
     counts = ", ".join(map(str, settings.devices))
     return (
         f"calibration first: {', '.join(settings.collectives)} on {counts} devices at {len(settings.sizes)} sizes "
-        f"up to {settings.sizes[-1] / 1e6:.3g} MB (--no-calibrate leaves it out)"
+        f"up to {settings.sizes[-1] / 1e6:.3g} MB (--no-calibrate skips it)"
     )
 
 

@@ -42,7 +42,7 @@ def _check(run: RunFolder, cell: Cell, repeat: int) -> None:
     folder = run.repeat(cell, repeat)
     if folder.status() == "ok":
         raise DpscopeError(
-            f"--repeat {repeat}: {cell.name} is measured already, in {folder.path}; leave --repeat away to add the next "
+            f"--repeat {repeat}: {cell.name} is measured already, in {folder.path}; omit --repeat to add the next "
             "free one, or remove that folder to measure it again"
         )
 

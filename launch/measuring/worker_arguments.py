@@ -50,9 +50,7 @@ def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> Worker
         return _job_by_hand(RunFolder(out), options, repeat, place)
     given = [_flag(name) for name, value in options.items() if value is not None]
     if given:
-        raise DpscopeError(
-            f"--cell {cell_name} takes its settings from the run's manifest: leave {', '.join(given)} away"
-        )
+        raise DpscopeError(f"--cell {cell_name} takes its settings from the run's manifest: omit {', '.join(given)}")
     return _planned_job(RunFolder(out), cell_name, repeat, place)
 
 

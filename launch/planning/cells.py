@@ -44,7 +44,7 @@ def resolved_workload(workload: Workload, kind: DeviceType) -> Workload:
     """The workload on this machine's devices; raises DpscopeError for what they cannot do."""
     _check_precisions((workload.amp,), kind)
     if workload.pin_memory and kind == "cpu":
-        raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; leave it away")
+        raise DpscopeError("--pin-memory on the CPU: it speeds up copies to GPUs and there are none; omit it")
     return msgspec.structs.replace(
         workload,
         device=kind,
@@ -225,8 +225,8 @@ def plan_findings(
     if kind == "cpu" and here > cores:
         findings.append(
             PlanCode.CPU_OVERSUBSCRIBED.finding(
-                message=f"{here} processes share {cores} cores: they wait for each other's turns, and times on "
-                f"{largest} devices are no measure of scaling.",
+                message=f"{here} processes share {cores} cores: they wait for each other, so times on "
+                f"{largest} devices do not show scaling.",
                 next_step=f"Use --devices up to {cores} on this machine.",
             )
         )

@@ -115,7 +115,7 @@ def _check_resume_from(resume_from: str | None, folder: TrainFolder, fresh: bool
         and (resume_from == PREVIOUS or Path(resume_from).resolve().is_relative_to(trainings))
     ):
         raise DpscopeError(
-            f"--resume-from {resume_from}: --fresh removes it; leave --fresh away, or name a checkpoint outside {trainings}"
+            f"--resume-from {resume_from}: --fresh removes it; omit --fresh, or name a checkpoint outside {trainings}"
         )
 
 

@@ -136,7 +136,7 @@ def _differences(
 ) -> Iterator[str]:
     then = had.cell
     if (then.strategy, then.devices) != (cell.strategy, cell.devices):
-        yield "gradients are summed in another order, so that results differ in their last digits from this step on"
+        yield "gradients are summed in another order, so results differ in their last digits from this step on"
     if then.global_batch_size != cell.global_batch_size:
         yield (
             f"a step trains on {cell.global_batch_size} samples instead of {then.global_batch_size}, an epoch has "

@@ -230,7 +230,7 @@ def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
             findings.append(
                 PlanCode.DEVICE_SHARED.finding(
                     message=f"GPU {state.index} is shared with other processes ({listed}): "
-                    "their work is in the measured times."
+                    "their work is part of the measured times."
                 )
             )
     findings = [*dict.fromkeys([*findings, *power_cap_findings(states)])]

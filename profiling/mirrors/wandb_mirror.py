@@ -46,9 +46,7 @@ def wandb_mode(online: bool) -> WandbMode:
 
 def _import_wandb(mode: WandbMode) -> Any:
     if importlib.util.find_spec("wandb") is None:
-        raise DpscopeError(
-            "--wandb: the package wandb is not installed; pip install 'dpscope[wandb]', or leave it away"
-        )
+        raise DpscopeError("--wandb: the package wandb is not installed; pip install 'dpscope[wandb]', or omit it")
     if mode != "online":
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return importlib.import_module("wandb")

@@ -9,13 +9,13 @@ class EstimateCode(FindingCode):
     UNKNOWN_COLUMN = (
         "unknown_column",
         "warning",
-        "The table has columns that are not understood and not used.",
+        "The table has columns that dpscope does not know and does not use.",
         "check their spelling",
     )
     RESOLUTION_UNKNOWN = (
         "resolution_unknown",
         "info",
-        "The table does not say how fine its clock was, so times are taken as exact.",
+        "The table does not give its clock's resolution, so times are taken as exact.",
         "add resolution_s, the last digit of the clock or the print in seconds",
     )
     NOTHING_TO_ESTIMATE = (
@@ -34,7 +34,7 @@ class EstimateCode(FindingCode):
         "batch_meaning_unknown",
         "warning",
         "Some rows do not say whether their batch is global or per device.",
-        "fill batch_size_is with global or per_device; only then a sound baseline can be chosen",
+        "set batch_size_is to global or per_device; a sound baseline depends on it",
     )
     STEPS_CONTRADICT_BATCH = (
         "steps_contradict_batch",
@@ -45,14 +45,14 @@ class EstimateCode(FindingCode):
     BATCH_EXCEEDS_DATASET = (
         "batch_exceeds_dataset",
         "warning",
-        "A batch is larger than the data set, so no step had the batch that is named.",
-        "leave these rows out: no step had the batch they name",
+        "A batch is larger than the data set, so no step had the batch that the table gives.",
+        "remove these rows: no step had the batch they name",
     )
     RUNS_DIFFER = (
         "runs_differ",
         "warning",
         "Runs of the same setting have different times.",
-        "repeat each run and show the spread; differences smaller than this show nothing",
+        "repeat each run and show the spread; smaller differences may be chance",
     )
     SIGN_NOT_CERTAIN = (
         "sign_not_certain",
@@ -76,35 +76,35 @@ class EstimateCode(FindingCode):
         "little_speedup",
         "warning",
         "Several devices are hardly faster than one, or slower.",
-        "look for what each step waits for; a larger batch per device spreads fixed costs",
+        "find out what each step waits for; a larger batch per device spreads fixed costs",
     )
     SUPERLINEAR_SPEEDUP = (
         "superlinear_speedup",
         "warning",
         "N devices are more than N times as fast as one.",
-        "the single-device time holds something the others do not: time both alike",
+        "the single-device time includes something the others do not: time both the same way",
     )
     DP_IS_NO_ALL_REDUCE = (
         "dp_is_no_all_reduce",
         "info",
         "DataParallel runs no all-reduce, so the ring volume does not describe it.",
-        "model it by broadcast and reduce, or measure DistributedDataParallel",
+        "model it as broadcast and reduce, or measure DistributedDataParallel",
     )
     TIMES_TYPED = (
         "times_typed",
         "warning",
-        "Times are typed into a document, and the runs that gave them are not shown.",
-        "show the runs' own output",
+        "Times were typed into a document, and the runs behind them are not shown.",
+        "publish the output of the runs",
     )
     UNEVEN_EPOCH = (
         "uneven_epoch",
         "info",
-        "The last step of an epoch is far from full, so N devices do more than 1/N of the steps.",
+        "The last step of an epoch is far from full, so N devices take more than 1/N of the steps.",
         "compare times per step, or samples that divide by the global batch",
     )
     NEGATIVE_COMMUNICATION = (
         "negative_communication",
         "warning",
-        "A subtraction gives a negative time, which no communication time can be.",
+        "A subtraction gives a negative time, so it cannot be communication.",
         "compare with one device at the same batch per device (same_local_batch)",
     )

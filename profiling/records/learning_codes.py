@@ -27,14 +27,14 @@ class LearningCode(FindingCode):
     SAMPLES_PADDED = (
         "samples_padded",
         "info",
-        "Some samples are taken twice in an epoch, so that all shares are equal.",
-        "nothing to do; a data set that the devices divide needs none",
+        "Some samples are taken twice in an epoch, to make all shares equal.",
+        "no action needed; a data set that the devices divide evenly needs no padding",
     )
     RESUMED_UNDER_OTHER_CONDITIONS = (
         "resumed_under_other_conditions",
         "warning",
-        "A training goes on from a checkpoint that was made under other conditions.",
-        "Model, optimizer and epoch are the checkpoint's. For an accuracy that speaks of one strategy alone, train "
+        "A training resumed from a checkpoint made under other conditions.",
+        "Model, optimizer and epoch are the checkpoint's. For an accuracy of one strategy alone, train "
         "it from the beginning (--fresh).",
     )
     TRAINING_FAILED = (
@@ -46,8 +46,8 @@ class LearningCode(FindingCode):
     TRAINING_INCOMPLETE = (
         "training_incomplete",
         "warning",
-        "A training has not all of its epochs and is left out of its cell's accuracy.",
-        "give the same `dpscope train` command again: it goes on where it stopped",
+        "A training did not finish all its epochs and is left out of its cell's accuracy.",
+        "give the same `dpscope train` command again: it resumes where it stopped",
     )
     TRAINING_DIVERGED = (
         "training_diverged",
@@ -64,7 +64,7 @@ class LearningCode(FindingCode):
     FEW_SEEDS = (
         "few_seeds",
         "warning",
-        "There are too few seeds to show how far accuracy spreads by chance, so no difference is judged.",
+        "Too few seeds to show how much accuracy varies by chance, so no difference is judged.",
         "train with more seeds (--seeds 0,1,2)",
     )
     ACCURACY_DIFFERENCE = (
@@ -90,42 +90,42 @@ class LearningCode(FindingCode):
         "samples_lost",
         "error",
         "Some samples enter no device's forward.",
-        "look at how a batch is scattered: at a remainder that no device gets",
+        "check how a batch is scattered: a remainder may go to no device",
     )
     SAMPLES_REPEATED = (
         "samples_repeated",
         "error",
         "Some samples enter several forwards of a step.",
-        "look at how a batch is scattered: at shares that overlap",
+        "check how a batch is scattered: shares may overlap",
     )
     SAMPLES_DIFFER = (
         "samples_differ",
         "error",
-        "A strategy trains on other samples than the reference.",
-        "look at how the sampler shares an epoch out: at remainders that no rank gets, at shuffling and seeds",
+        "A strategy trains on different samples from the reference.",
+        "check how the sampler splits an epoch: remainders that no rank gets, shuffling, seeds",
     )
     EPOCH_ORDER_REPEATED = (
         "epoch_order_repeated",
         "error",
-        "An epoch takes its samples in the order of the epoch before.",
+        "An epoch takes its samples in the same order as the epoch before.",
         "call the sampler's set_epoch at the beginning of every epoch",
     )
     RANKS_APART = (
         "ranks_apart",
         "error",
-        "A rank has values that the other ranks of its training do not have.",
-        "look for what keeps the average from that rank: no_sync, a communication hook, a graph of its own",
+        "A rank has different values from the other ranks of its training.",
+        "find out what keeps gradients from being averaged on that rank: no_sync, a communication hook, a different graph",
     )
     RANDOM_LAYERS_OFF = (
         "random_layers_off",
         "info",
         "Dropout and the like are switched off for the comparison.",
-        "nothing to do; with them, strategies learn the same only on average",
+        "no action needed; with them, strategies learn the same only on average",
     )
     NO_EPOCH_BOUNDARY = (
         "no_epoch_boundary",
         "info",
-        "No epoch ended within the steps, so shuffling anew was not tested.",
+        "No epoch ended within the steps, so reshuffling was not tested.",
         "give more --steps, or fewer --samples",
     )
     ROUNDING_GROWS = (

@@ -9,7 +9,7 @@ class PlanCode(FindingCode):
     CPU_OVERSUBSCRIBED = (
         "cpu_oversubscribed",
         "warning",
-        "More processes than cores: they wait for each other, and the times are no measure of scaling.",
+        "More processes than cores: they wait for each other, so the times do not show scaling.",
         "use no more --devices than there are cores",
     )
     FEW_HOST_CORES = (
@@ -39,14 +39,14 @@ class PlanCode(FindingCode):
     ESTIMATE_OVER_TIMEOUT = (
         "estimate_over_timeout",
         "warning",
-        "A repeat is estimated to take longer than its time limit, at which it would be ended unmeasured.",
+        "A repeat is estimated to exceed its time limit, and would be stopped before it is measured.",
         "Raise --timeout, or measure fewer steps or smaller batches.",
     )
     MIXED_HOSTS = (
         "mixed_hosts",
         "warning",
-        "The hosts of a run are not alike: every synchronous step waits for the slowest.",
-        "Measure on hosts that are alike.",
+        "The hosts of a run differ: every synchronous step waits for the slowest.",
+        "Measure on identical hosts.",
     )
     MIXED_DEVICES = (
         "mixed_devices",
@@ -94,7 +94,7 @@ class PlanCode(FindingCode):
     DEVICE_SHARED = (
         "device_shared",
         "warning",
-        "Other processes compute on a GPU, and their work is in the measured times.",
+        "Other processes use a GPU, and their work is part of the measured times.",
         "Stop them, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
     )
     SETTINGS_DIFFER = (

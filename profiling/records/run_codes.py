@@ -10,36 +10,36 @@ class RunCode(FindingCode):
         "cell_skipped",
         "info",
         "A cell of the plan was left out.",
-        "nothing to do, or choose other cells",
+        "no action needed, or choose other cells",
     )
     CELL_OUT_OF_MEMORY = (
         "cell_out_of_memory",
         "error",
-        "A cell's memory did not suffice, so that it was not measured.",
+        "A cell ran out of memory and was not measured.",
         "read the log of the repeat, use a smaller batch, and run again to retry it",
     )
     CELL_CRASHED = (
         "cell_crashed",
         "error",
-        "A process of a cell ended with an error, so that the cell was not measured.",
-        "read the log of the repeat, mend the cause, and run again to retry it",
+        "A process of a cell failed, so the cell was not measured.",
+        "read the log of the repeat, fix the cause, and run again to retry it",
     )
     CELL_TIMED_OUT = (
         "cell_timed_out",
         "error",
-        "A cell took longer than its time limit and was ended, unmeasured.",
-        "read the log of the repeat, mend the cause, and run again to retry it",
+        "A cell exceeded its time limit and was stopped before it was measured.",
+        "read the log of the repeat, fix the cause, and run again to retry it",
     )
     CELL_INTERRUPTED = (
         "cell_interrupted",
         "error",
-        "A cell was stopped by its user, so that it was not measured.",
-        "nothing is to be mended",
+        "The user stopped a cell before it was measured.",
+        "no action needed",
     )
     REPEAT_INCOMPLETE = (
         "repeat_incomplete",
         "error",
-        "Files of a repeat were lost after it was measured, so that it is left out.",
+        "Files of a repeat were lost after it was measured, so it is left out.",
         "measure the cell again",
     )
     REPEATS_MISSING = (
@@ -51,7 +51,7 @@ class RunCode(FindingCode):
     SINGLE_REPEAT = (
         "single_repeat",
         "warning",
-        "Each cell was measured once, so how far repeats lie apart is unknown: there is no interval and no verdict.",
+        "Each cell was measured once, so the spread between repeats is unknown and no comparison has an interval.",
         "measure with --repeats 2 or more",
     )
     FEW_SAMPLES = (
@@ -86,21 +86,21 @@ class RunCode(FindingCode):
         "outliers",
         "warning",
         "Some steps took far longer than the others of their repeat.",
-        "medians bear a few; if there are many, find what interrupts (other processes, checkpoints, garbage "
-        "collection)",
+        "a few outliers do not move the median; if there are many, look for background load (other processes, garbage "
+        "collection, checkpoints)",
         "of_many_cells",
     )
     TRACER_COST = (
         "tracer_cost",
         "warning",
         "Tracing made the steps notably slower.",
-        "trust the untraced step times; traced times are right in proportion only",
+        "use the untraced step times; of traced times trust only the proportions",
         "of_many_cells",
     )
     COUNTERS_NOT_COMPARED = (
         "counters_not_compared",
         "error",
-        "DDP's own counters could not be compared with the trace, so the self-check did not take place.",
+        "DDP's own counters could not be compared with the trace, so the self-check was skipped.",
         "measure the cell again before trusting its communication",
     )
     BUCKET_MISMATCH = (
@@ -125,7 +125,7 @@ class RunCode(FindingCode):
         "variant_not_kept",
         "error",
         "The trace shows that an option of a variant had no effect or another effect.",
-        "do not read the cell as that variant: this torch's DDP did something else",
+        "do not treat the cell as that variant: DDP in this torch did something else",
     )
     STRATEGY_GAP = (
         "strategy_gap",
@@ -143,14 +143,14 @@ class RunCode(FindingCode):
         "communication_measured",
         "info",
         "What a cell's communication takes in a step, how much of it is hidden behind compute and how much is exposed.",
-        "exposed time is what faster links, larger batches or more overlap could win",
+        "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
         "in_tables",
     )
     ESTIMATES = (
         "estimates",
         "info",
         "How far the subtraction estimates are from what the traces show.",
-        "the subtractions also hold what compute and idle time changed: use the measured columns",
+        "the subtractions include changes of compute and idle time: use the measured columns",
         "in_tables",
     )
     PREDICTION_OFF = (
@@ -158,7 +158,7 @@ class RunCode(FindingCode):
         None,
         "A predicted communication time is far from the measured one. A warning where the prediction rests on a "
         "calibration.",
-        "compare with a cell whose communication does not run under compute (--overlap off)",
+        "compare with a cell whose communication does not overlap compute (--overlap off)",
     )
     CALIBRATION_INCOMPLETE = (
         "calibration_incomplete",
@@ -172,13 +172,6 @@ class RunCode(FindingCode):
         "How strong and weak scaling compare on the same machine.",
         "weak scaling multiplies the global batch by the number of devices, which may need another learning rate; "
         "strong scaling trains as before, with less work per device to hide communication behind",
-    )
-    AMDAHL_MISUSE = (
-        "amdahl_misuse",
-        "info",
-        "What Amdahl's law gives with the exposed share as its serial fraction, which it is not.",
-        "do not compute speedups so: exposed communication is a cost added to each step on N devices, not work "
-        "that one device does alone; it is not there at N = 1, it changes with N, and it is not all that is added",
     )
     TARGET_EFFICIENCY = (
         "target_efficiency",
@@ -197,43 +190,43 @@ class RunCode(FindingCode):
         "overlap_saves",
         "info",
         "What reducing gradients during backward saves or costs.",
-        "set DP beside the cell without overlap for a fair match",
+        "compare DP with the cell without overlap: that is the fair match",
     )
     VARIANT_SAVES = (
         "variant_saves",
         "info",
         "What an option of a variant saves or costs.",
-        "use the option where it saves and where what else it changes is welcome: docs/variants.md",
+        "use the option where it saves time and its other effects are acceptable: docs/variants.md",
     )
     CPU_CONCURRENCY = (
         "cpu_concurrency",
         "info",
-        "On the CPU computing and communicating share the cores, so hidden communication slowed both.",
+        "On a CPU, computing and communicating share the cores, so hidden communication slowed both.",
         "measure on GPUs before deciding anything about GPUs",
     )
     DP_HOST_STAND_IN = (
         "dp_host_stand_in",
         "info",
         "dp-host is dpscope's stand-in for nn.DataParallel on a machine without a GPU.",
-        "read it for how DP works, not for how fast DP is",
+        "it shows how DP works, not how fast DP is",
     )
     LOADER_WORKERS = (
         "loader_workers",
         "info",
         "Each process has loader workers of its own, so DDP has more of them than DP.",
-        "give --workers-total to hold the sum equal",
+        "use --workers-total to keep the total equal",
     )
     THREADS = (
         "threads",
         "info",
         "How many threads each process computes with.",
-        "nothing to do: it makes the strategies comparable",
+        "no action needed: it makes the strategies comparable",
     )
     SYNTHETIC_EPOCHS = (
         "synthetic_epochs",
         "info",
         "Synthetic epochs hold whole batches only, so they are longer than the data set by up to a batch.",
-        "compare epochs of a --samples that every global batch divides, if that much matters",
+        "compare epochs of a --samples that every global batch divides, if that difference matters",
     )
     NOTHING_COMPARED = (
         "nothing_compared",

@@ -34,39 +34,39 @@ class TraceCode(FindingCode):
         "events_unreadable",
         "warning",
         "Some events are not readable JSON and were left out.",
-        "sums hold what was read; trace again if the missing events matter",
+        "the sums hold what was read; trace again if the missing events matter",
         "events_left_out",
     )
     EVENTS_REPAIRED = (
         "events_repaired",
         "warning",
         "Some events hold text that is not strict JSON; their times were read all the same.",
-        "sums hold what was read; trace again if the missing events matter",
+        "the sums hold what was read; trace again if the missing events matter",
     )
     TRACE_TRUNCATED = (
         "trace_truncated",
         "warning",
-        "The file ends before its events do, as that of a killed job does; the events before the end were read.",
-        "sums hold what was read; trace again if the missing events matter",
+        "The file ends in the middle of its events, as after a killed job; the events before the end were read.",
+        "the sums hold what was read; trace again if the missing events matter",
     )
     EVENTS_WITHOUT_TIME = (
         "events_without_time",
         "warning",
         "Some events have no usable time and were left out.",
-        "sums hold what was read; trace again if the missing events matter",
+        "the sums hold what was read; trace again if the missing events matter",
         "events_left_out",
     )
     DEVICES_UNKNOWN = (
         "devices_unknown",
         "warning",
-        "Some device events give no device's number that can be one; they are in the rows of device -1.",
-        "sums of each device hold what names it; trace again if the missing events matter",
+        "Some device events carry no valid device number; they are in the rows of device -1.",
+        "each device's sums hold only events that name it; trace again if the others matter",
     )
     NEGATIVE_DURATIONS = (
         "negative_durations",
         "warning",
         "Some events end before they start and were left out.",
-        "sums hold what was read; trace again if the missing events matter",
+        "the sums hold what was read; trace again if the missing events matter",
         "events_left_out",
     )
     DUPLICATE_EVENTS = (
@@ -91,7 +91,7 @@ class TraceCode(FindingCode):
     NO_KERNELS = (
         "no_kernels",
         "error",
-        "The trace holds calls of a device's runtime but no kernel, so nothing can be said of the device.",
+        "The trace holds calls of a device's runtime but no kernel, so dpscope can say nothing about the device.",
         "another profiler may hold CUPTI, or it is not permitted: run `dpscope doctor` and trace again",
     )
     NO_STEPS = (
@@ -110,8 +110,8 @@ class TraceCode(FindingCode):
     STEPS_OUTLASTED = (
         "steps_outlasted",
         "warning",
-        "A copy or kernel outlasts a later step: a copy then bounds no step, and steps within a kernel have no times.",
-        "look for long copies or kernels on a stream of their own, as of a checkpoint; no action needed if meant",
+        "A copy or kernel outlasts a later step: such a copy does not end a step, and steps inside such a kernel have no times.",
+        "look for long copies or kernels on a separate stream, such as a checkpoint's; no action needed if intended",
     )
     DEVICE_NOT_READ = (
         "device_not_read",
@@ -123,8 +123,8 @@ class TraceCode(FindingCode):
     COMMUNICATION_UNKNOWN = (
         "communication_unknown",
         "warning",
-        "Kernels of no known library look by their names as if they communicated; they count as compute.",
-        "if they move data between ranks, communication is longer, and compute shorter, by their time",
+        "Kernels of an unknown library have names that suggest communication; they count as compute.",
+        "if they move data between ranks, move their time from compute to communication",
     )
     TRACE_INCOMPLETE = (
         "trace_incomplete",
@@ -135,20 +135,19 @@ class TraceCode(FindingCode):
     FILE_NOT_READ = (
         "file_not_read",
         "warning",
-        "A file among the traces is no trace and was left out.",
-        "move files that are no traces out of the folder, or name the traces one by one",
+        "A file among the traces is not a trace and was left out.",
+        "move other files out of the folder, or name the traces one by one",
     )
     RANKS_NOT_UNIQUE = (
         "ranks_not_unique",
         "warning",
-        "Several files say that they are of the same rank, so their collectives were not matched.",
-        "name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not tell the rank",
+        "Several files claim the same rank, so their collectives were not matched.",
+        "name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not record the rank",
     )
     COLLECTIVES_UNMATCHED = (
         "collectives_unmatched",
         "warning",
-        "Some collectives have no counterpart on every rank of their group, so no transfer and no wait is given "
-        "for them.",
+        "Some collectives have no counterpart on every rank of their group, so they have no transfer and no wait.",
         "read the traces of all ranks, over the same steps",
     )
     GROUPS_UNKNOWN = (
@@ -160,19 +159,19 @@ class TraceCode(FindingCode):
     PARALLELISM = (
         "parallelism",
         "info",
-        "How the job was parallelised, inferred from event names and launches; it may be wrong.",
-        "told from names and launches alone: say it otherwise if you know better",
+        "How the job was parallelised, inferred from event names and launches.",
+        "inferred from event names; it may be wrong",
     )
     COMMUNICATION_COST = (
         "communication_cost",
         "info",
-        "What communication itself needs of a step, what ranks lose waiting, and for whom.",
-        "exposed transfer is what a faster link, a larger batch or more overlap could win",
+        "What communication itself needs in a step, what ranks lose waiting, and which rank they wait for.",
+        "a faster link, a larger batch or more overlap can save at most the exposed transfer",
     )
     DEVICE_IDLE = (
         "device_idle",
         "warning",
-        "A device is idle for much of each step, which faster devices or links would not shorten.",
+        "A device is idle for much of each step, and faster devices or links would not shorten that.",
         "see in the trace what the host does in the gaps: the loader (more workers), many small kernels (larger "
         "batches, torch.compile, CUDA graphs), .item() and other calls that wait for the device",
         "of_many_cells",
@@ -187,11 +186,11 @@ class TraceCode(FindingCode):
         "clocks_as_recorded",
         "warning",
         "Some ranks share no synchronising collective with the others, so their clocks could not be aligned.",
-        "on one host they are one clock; of several hosts, merge traces that hold all-reduces of all ranks",
+        "on one host this is harmless, the clock is shared; for several hosts, merge traces with all-reduces of all ranks",
     )
     EVENTS_IN_LANES = (
         "events_in_lanes",
         "info",
-        "Some events partly overlap another one of their thread and are shown on a lane beside it.",
-        "viewers would leave them out otherwise; gloo's ranges do that, as they begin when work is queued",
+        "Some events partly overlap another event of their thread and are shown on a separate lane beside it.",
+        "no action needed: viewers would drop them otherwise; gloo's ranges overlap because they begin when work is queued",
     )

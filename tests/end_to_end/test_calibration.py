@@ -81,7 +81,7 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
     assert (tmp_path / "run" / "calibration.png").read_bytes().startswith(b"\x89PNG")
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"calibration.json", "calibration.png"}
     table = next(table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices")
-    assert table.headings == ("size [B]", "count [elements]", "type", "time [us]", "algbw [GB/s]", "busbw [GB/s]")
+    assert table.headings == ("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]")
     size, count, dtype, _, _, busbw = table.rows[-1]
     assert (size, count, dtype) == ("65536", "16384", "float32")
     (largest,) = (

@@ -91,7 +91,7 @@ def test_strategies_learn_the_same_but_for_batch_norm(sound: Sound) -> None:
     assert "the first output that differs is 1's" in found["batch_norm_by_share"]
     assert "in 2 shares of 4 agrees with" in found["batch_norm_by_share"]
     assert "takes 1 sample twice" in found["samples_padded"]
-    assert "learn the same over 7 steps of 8 samples in float64 but for batch norm" in sound.ended.stdout
+    assert "learn the same over 7 steps of 8 samples in float64 except for batch norm" in sound.ended.stdout
 
 
 def test_every_step_of_every_process_is_kept(sound: Sound) -> None:
@@ -153,7 +153,7 @@ def test_a_remainder_that_the_sampler_drops_is_named_at_the_epochs_last_step(sou
     found = report_with("dropped_by_the_sampler", DDP, sound, tmp_path / "run")
     assert set(found) == {"samples_differ"}
     assert (
-        f"from step {STEPS_PER_EPOCH - 1} on {DDP} trains on other samples than {DP}: in that step samples"
+        f"from step {STEPS_PER_EPOCH - 1} on {DDP} trains on different samples from {DP}: in that step samples"
         in (found["samples_differ"])
     )
     assert "are missing and none is too many" in found["samples_differ"]

@@ -12,6 +12,7 @@ import typer
 from docs._tools.columns_docs import columns_page
 from docs._tools.commands_docs import commands, commands_page, parameters
 from docs._tools.findings_docs import findings_page
+from docs._tools.glossary_docs import glossary_page
 from dpscope.analysis.report.sections import SECTIONS
 from dpscope.launch.cli import app
 from dpscope.launch.measuring import worker_arguments as worker_job
@@ -145,6 +146,7 @@ def test_generated_pages_are_current() -> None:
     assert (ROOT / "docs/commands.md").read_text() == commands_page(), "run: make docs"
     assert (ROOT / "docs/columns.md").read_text() == columns_page(), "run: make docs"
     assert (ROOT / "docs/findings.md").read_text() == findings_page(), "run: make docs"
+    assert (ROOT / "docs/glossary.md").read_text() == glossary_page(), "run: make docs"
 
 
 def test_make_docs_makes_every_generated_page() -> None:
@@ -153,7 +155,7 @@ def test_make_docs_makes_every_generated_page() -> None:
     generated = {
         page.name for page in PAGES if re.search(r"(?:Made|Generated) by `python docs/_tools/", page.read_text())
     }
-    assert generated == {"columns.md", "commands.md", "findings.md", "links.md", "published-results.md"}
+    assert generated == {"columns.md", "commands.md", "findings.md", "glossary.md", "links.md", "published-results.md"}
     for page in generated:
         module = re.search(r"(?:Made|Generated) by `python (docs/_tools/\w+\.py)`", (ROOT / "docs" / page).read_text())
         assert module is not None

@@ -99,7 +99,9 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
     if not output.name.endswith((".json", ".json.gz")):
         raise DpscopeError(f"{output}: a merged trace is named *.json or *.json.gz; name it so with -o")
     if not output.parent.is_dir():
-        raise DpscopeError(f"{output.parent} is no folder; make it first, or choose another place with -o")
+        raise DpscopeError(
+            f"{output.parent} does not exist or is not a folder; create it, or choose another place with -o"
+        )
     if output.exists():
         if not output.is_file():
             raise DpscopeError(f"{output} is not a file; choose another place with -o")
@@ -110,7 +112,7 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
                 )
         if not is_merged_trace(output):
             raise DpscopeError(
-                f"{output} is no merged trace of dpscope's and is not overwritten; choose another place with -o"
+                f"{output} is not a merged trace by dpscope and is not overwritten; choose another place with -o"
             )
 
 
@@ -158,10 +160,10 @@ def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
         )
     if unset := [rank.title for rank in ranks[1:] if not rank.clock.collectives]:
         yield TraceCode.CLOCKS_AS_RECORDED.finding(
-            message=f"{', '.join(unset)}: no collective that synchronises is shared with the ranks before: the clocks are as "
-            "recorded"
+            message=f"{', '.join(unset)}: they share no synchronising collective with the ranks before them, so their clocks "
+            "are as recorded"
         )
     if moved := sum(rank.own_lanes for rank in ranks):
         yield TraceCode.EVENTS_IN_LANES.finding(
-            message=f"{moved} events partly overlap another of their thread and stand on a lane of their own beside it"
+            message=f"{moved} events partly overlap another event of their thread and are shown on a separate lane beside it"
         )

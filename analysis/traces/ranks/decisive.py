@@ -66,7 +66,7 @@ def decisive_findings(cost: StepCost | None, several_ranks: bool) -> list[Findin
         message = (
             f"communication takes {show_time(cost.communication_us)} of a {step} step, of which "
             f"{show_time(cost.exposed_us)} ({cost.exposed_us / cost.step_us:.0%} of the step) is exposed; how much of it is "
-            f"waiting cannot be told, as {why}"
+            f"waiting is unknown, because {why}"
         )
         return [
             TraceCode.COMMUNICATION_COST.finding(message, "read the traces of all ranks to tell waiting from transfer")

@@ -66,7 +66,7 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
         for place, answer in answers:
             if isinstance(answer, _Died):
                 raise DpscopeError(
-                    f"a process that worked on the traces ended without an answer ({answer.how}); "
+                    f"a process that was reading traces ended without an answer ({answer.how}); "
                     "if memory ran out, take fewer files"
                 )
             results[place] = answer

@@ -172,7 +172,7 @@ def _limited(blocks: Iterator[bytes], path: Path, max_bytes: int, report: Report
             yield block[: max_bytes - total]
             report(
                 TraceCode.TRACE_TOO_LARGE.finding(
-                    message=f"{path} expands to more than {max_bytes} bytes; what lies beyond was not read"
+                    message=f"{path} expands to more than {max_bytes} bytes; the rest was not read"
                 )
             )
             return
@@ -219,7 +219,7 @@ def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFindi
                 while data and not data.strip(b"\0"):  # padding
                     data = file.read(BLOCK_BYTES)
                 if data:
-                    report(_gzip_damage(path, "has other bytes behind its end", TraceCode.GZIP_TRAILING_BYTES))
+                    report(_gzip_damage(path, "has other bytes after its end", TraceCode.GZIP_TRAILING_BYTES))
                 return
             inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         elif inflater.needs_input:
@@ -232,10 +232,9 @@ def _inflated(file: IO[bytes], path: Path, whole: TraceText, report: ReportFindi
 
 def _without_events(path: Path) -> Finding:
     return TraceCode.EVENTS_UNREADABLE.finding(
-        f"{path} holds more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; "
-        "what lies beyond was not read"
+        f"{path} holds more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
     )
 
 
 def _gzip_damage(path: Path, what: str, code: TraceCode = TraceCode.GZIP_DAMAGED) -> Finding:
-    return code.finding(f"the gzip file {path} {what}; what came before was read")
+    return code.finding(f"the gzip file {path} {what}; what comes before was read")

@@ -86,7 +86,7 @@ class TextBase:
         return bytearray(_LONG_TIME.sub(self._shortened, chunk))
 
     def _shortened(self, found: re.Match[bytes]) -> bytes:
-        """The time less the base; before the base the fraction counts the other way: -3 and .25 are -2.75."""
+        """The time minus the base; before the base the fraction counts the other way: -3 and .25 are -2.75."""
         key, whole, fraction = found.groups()
         difference = int(whole) - self.subtracted_us
         if not fraction:

@@ -181,7 +181,7 @@ def _fused(path: Path, ranks: list[FusedRank], assumed: bool) -> Finding:
         f"{path} holds {len(ranks)} ranks ({numbers})"
         + ("; they are not named and were numbered in the order of their processes" if assumed else "")
         + ": each was read by itself",
-        next_step="give each event its `args.rank` to have them named rightly" if assumed else None,
+        next_step="give each event its `args.rank` to name them correctly" if assumed else None,
         severity="warning" if assumed else "info",
     )
 

@@ -160,7 +160,7 @@ def _trace(
 
 def _long_tail(path: Path) -> Finding:
     return TraceCode.HEADER_UNREADABLE.finding(
-        f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; what lies beyond was not read"
+        f"{path} goes on for more than {TAIL_BYTES >> 20} MiB behind its events; the rest was not read"
     )
 
 
@@ -189,7 +189,7 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
             (TraceCode.EVENTS_UNREADABLE, f"{reading.skipped} events of {path} are not readable JSON and were left out")
         )
     if repaired := reading.repaired + lost["shapes"]:
-        message = f"{repaired} events of {path} hold text that is no strict JSON; their times were read"
+        message = f"{repaired} events of {path} hold text that is not strict JSON; their times were read"
         found.append((TraceCode.EVENTS_REPAIRED, message))
     if not reading.ended and not rows:
         found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its first whole event"))
@@ -198,7 +198,7 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
     if lost["without_time"]:
         found.append((TraceCode.EVENTS_WITHOUT_TIME, f"{lost['without_time']} events of {path} have no usable time"))
     if lost["device"]:
-        message = f"{lost['device']} device events of {path} name no device; they stand as device -1"
+        message = f"{lost['device']} device events of {path} name no device; they are shown as device -1"
         found.append((TraceCode.DEVICES_UNKNOWN, message))
     if lost["negative"]:
         found.append(
@@ -233,6 +233,6 @@ def without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list
     if not dropped.any():
         return events, []
     finding = TraceCode.DUPLICATE_EVENTS.finding(
-        message=f"{int(dropped.sum())} events of {path} stand there twice, alike in every respect; each was taken once"
+        message=f"{int(dropped.sum())} events of {path} are in it twice, identical in every field; each was counted once"
     )
     return events.select(~dropped), [finding]

@@ -80,7 +80,7 @@ def _device_not_read(trace: Trace, nothing_read: bool) -> Finding:
     return TraceCode.DEVICE_NOT_READ.finding(
         severity="error" if nothing_read else "warning",
         message=f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}"
-        + ("; its compute and communication are not given" if nothing_read else "; they are in no sum"),
+        + ("; its compute and communication are not given" if nothing_read else "; no sum includes them"),
     )
 
 
@@ -119,8 +119,8 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     elif outside.any():
         total_us = float(attribution.events.duration_us[outside].sum())
         yield TraceCode.EVENTS_OF_NO_STEP.finding(
-            message=f"{int(outside.sum())} communication ranges of {trace.source} ({total_us:,.1f} us) begin in no traced "
-            "step and are in no step's sums",
+            message=f"{int(outside.sum())} communication ranges of {trace.source} ({total_us:,.1f} µs) begin outside every "
+            "traced step and are not in any step's sums",
             next_step="usual at a trace's edges; if they are many, call profiler.step() after each training step",
         )
     if attribution.on_device and not attribution.steps.marked:
@@ -143,11 +143,11 @@ def _events_of_no_step(attribution: Attribution, outside: BoolColumn) -> Finding
     parts = []
     for rows, said in (
         (attribution.by_time, "are counted in the step during which they ran (by_time_us)"),
-        (outside, "are in no step's sums"),
+        (outside, "are not in any step's sums"),
     ):
         if count := int(rows.sum()):
             total_us = float(events.duration_us[rows].sum())
-            parts.append(f"{count} ({total_us:,.1f} us, {int((rows & collectives).sum())} of them collectives) {said}")
+            parts.append(f"{count} ({total_us:,.1f} µs, {int((rows & collectives).sum())} of them collectives) {said}")
     return TraceCode.EVENTS_OF_NO_STEP.finding(
         message=f"device events of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}"
     )
@@ -177,6 +177,6 @@ def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
     named = ", ".join(f"{name[:_LONGEST_NAME]} ({count})" for name, count in counts.most_common(_NAMED))
     total_us = float(events.duration_us[rows].sum())
     yield TraceCode.COMMUNICATION_UNKNOWN.finding(
-        f"{len(rows)} kernels of {attribution.trace.source} ({total_us:,.1f} us) may communicate by their names, and "
+        f"{len(rows)} kernels of {attribution.trace.source} ({total_us:,.1f} µs) may communicate by their names, and "
         f"count as compute: {named}" + (f" and {len(counts) - _NAMED} other names" if len(counts) > _NAMED else "")
     )

@@ -260,7 +260,7 @@ def test_a_negative_estimate_is_no_bandwidth() -> None:
     found = row(ddp(step_us=990.0), CostSources(parse_link("20GB/s")))
     assert found.number("same_local_batch_us") == -10
     assert found.number("subtraction_gb_per_s") is None
-    assert "-10.0 us, not a time" in found.reasons["subtraction_gb_per_s"]
+    assert "-10.0 µs, not a time" in found.reasons["subtraction_gb_per_s"]
     assert found.reasons["subtraction_of_link"] == found.reasons["subtraction_gb_per_s"]
     assert found.reasons["calibrated_gb_per_s"] == "no calibration was given"
 

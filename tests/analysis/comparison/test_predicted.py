@@ -65,4 +65,4 @@ def test_without_any_source_there_is_no_table(run: RunData) -> None:
 def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -> None:
     report = make_report(run, calibration=made(run, BOTH, later_s))
     notes = report.tables["predictions"].notes
-    assert any("no forecasts" in note for note in notes) is (later_s > 0)
+    assert any("not forecasts" in note for note in notes) is (later_s > 0)

@@ -1,4 +1,4 @@
-"""Scaling of a run's cells: series, laws, strong against weak, targets, the misuse of the exposed share."""
+"""Scaling of a run's cells: series, laws, strong against weak, targets, and the figure."""
 
 import json
 
@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.patches import Rectangle
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
-from dpscope.analysis.findings.scaling import amdahl_misuse, judge_target, law_table, scaling_table, strong_or_weak
+from dpscope.analysis.findings.scaling import judge_target, law_table, scaling_table, strong_or_weak
 from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData
@@ -26,8 +27,8 @@ def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float,
     return cell_data(cell, (step_us * noise).tolist(), pd.DataFrame())
 
 
-def series(cells: list[CellData], singles: dict[int, CellData], shares: dict[str, float]) -> tuple[ScalingSeries, ...]:
-    return scaling_series(cells, lambda _: singles, shares, step_spread([*singles.values(), *cells]))
+def series(cells: list[CellData], singles: dict[int, CellData]) -> tuple[ScalingSeries, ...]:
+    return scaling_series(cells, lambda _: singles, step_spread([*singles.values(), *cells]))
 
 
 SINGLES = {8: steps("single", 1, 8, 1000.0), 16: steps("single", 1, 16, 1800.0)}
@@ -39,7 +40,7 @@ def comparison(found: tuple[ScalingSeries, ...]) -> Comparison:
 
 def test_weak_and_strong_series_with_intervals() -> None:
     cell = steps("ddp", 2, 8, 1250.0)
-    weak, strong = series([cell], SINGLES, {"ddp-d2-b8": 0.2})
+    weak, strong = series([cell], SINGLES)
     # weak: 2 x 1,000 / 1,250 = 1.6; strong: the global batch is 16: 1,800 / 1,250 = 1.44
     assert (weak.scaling, weak.batch_size, weak.label) == ("weak", 8, "DDP weak, b = 8")
     assert weak.points[0].speedup.value == pytest.approx(1.6, rel=0.01)
@@ -50,9 +51,8 @@ def test_weak_and_strong_series_with_intervals() -> None:
     assert low is not None
     assert high is not None
     assert 1.42 < low < high < 1.46
-    # Karp-Flatt: (1/1.6 - 1/2) / (1/2) = 0.25; Amdahl with s = 0.2 on 2: 1 / (0.2 + 0.4)
+    # Karp-Flatt: (1/1.6 - 1/2) / (1/2) = 0.25
     assert weak.points[0].serial_fraction == pytest.approx(0.25, abs=0.02)
-    assert weak.points[0].naive_amdahl == pytest.approx(1 / 0.6)
     assert weak.fit is not None
     assert weak.fit.law == "karp_flatt"
     assert law_table(comparison((weak, strong))) is None  # one count each: no law
@@ -63,7 +63,7 @@ def test_weak_and_strong_series_with_intervals() -> None:
 
 def test_three_counts_fit_a_law() -> None:
     cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
-    (strong,) = [one for one in series(cells, {16: SINGLES[16]}, {}) if one.scaling == "strong"]
+    (strong,) = [one for one in series(cells, {16: SINGLES[16]}) if one.scaling == "strong"]
     assert strong.fit is not None
     assert strong.fit.law == "usl"
     table = law_table(comparison((strong,)))
@@ -75,15 +75,38 @@ def test_three_counts_fit_a_law() -> None:
     assert predicted[2:4] == ("speedup on 16", "6.40")
 
 
-def test_figure_shows_ideal_law_band_target_and_misuse() -> None:
+@pytest.mark.parametrize(("step_us", "shown"), [(2100.0, "NA"), (1980.0, "0.98")])
+def test_karp_flatt_is_missing_where_several_devices_are_slower_than_one(step_us: float, shown: str) -> None:
+    # 2 x 1,000 / 2,100 = 0.952: (1/0.952 - 1/2) / (1/2) = 1.1, no fraction; at 1,980 us it is 0.98
+    (weak,) = series([steps("ddp", 2, 8, step_us)], {8: SINGLES[8]})
+    table = scaling_table(comparison((weak,)))
+    assert table is not None
+    assert table.headings[-1] == "Karp-Flatt"
+    assert table.rows[0][-1].startswith(shown)
+    assert any("slower than one device" in note for note in table.notes) == (shown == "NA")
+
+
+def test_one_count_above_1_is_drawn_as_bars_with_their_intervals() -> None:
+    found = series([steps("ddp", 2, 8, 1250.0), steps("dp", 2, 8, 2500.0)], {8: SINGLES[8]})
+    figure = draw_scaling(comparison(found))
+    assert figure is not None
+    left, right = figure.axes
+    heights = [bar.get_height() for bar in left.patches if isinstance(bar, Rectangle)]
+    assert heights == [pytest.approx(1.6, rel=0.01), pytest.approx(0.8, rel=0.01)]  # 2 x 1,000 / 1,250 and / 2,500
+    percent = [bar.get_height() for bar in right.patches if isinstance(bar, Rectangle)]
+    assert percent == [pytest.approx(80, rel=0.01), pytest.approx(40, rel=0.01)]
+    assert len(left.containers) == 4  # two bars, two whiskers
+
+
+def test_figure_shows_ideal_law_band_and_target() -> None:
     cells = [steps("ddp", n, 16 // n, 1800.0 / amdahl_speedup(0.1, n)) for n in (2, 4, 8)]
-    found = series(cells, {16: SINGLES[16]}, {"ddp-d8-b2": 0.2})
+    found = series(cells, {16: SINGLES[16]})
     shown = Comparison(table=pd.DataFrame(), reasons={}, gaps=(), scaling=found, target_efficiency=0.8)
     figure = draw_scaling(shown)
     assert figure is not None
     left, right = figure.axes
     labels = {line.get_label() for line in (*left.lines, *right.lines)}
-    assert {"ideal", "target efficiency", "misuse: exposed share as Amdahl's fraction"} <= labels
+    assert {"ideal", "target efficiency"} <= labels
     assert any(isinstance(one, PolyCollection) for one in left.collections)  # the law's band
     assert (
         max(float(np.max(np.asarray(line.get_xdata()))) for line in left.lines) == 16
@@ -92,7 +115,7 @@ def test_figure_shows_ideal_law_band_target_and_misuse() -> None:
 
 
 def test_records_are_plain() -> None:
-    found = series([steps("ddp", 2, 8, 1250.0)], SINGLES, {"ddp-d2-b8": 0.2})
+    found = series([steps("ddp", 2, 8, 1250.0)], SINGLES)
     (weak, _) = json.loads(json.dumps(scaling_records(comparison(found))))
     assert (weak["strategy"], weak["scaling"], weak["law"]["name"]) == ("ddp", "weak", "karp_flatt")
     assert weak["points"][0]["efficiency"]["value"] == pytest.approx(0.8, rel=0.01)
@@ -100,7 +123,7 @@ def test_records_are_plain() -> None:
 
 def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
     cell = cell_data(Cell(strategy="ddp", devices=2, batch_size=8), [[1250.0, 1250.0]], pd.DataFrame())
-    weak, _ = series([cell], SINGLES, {})
+    weak, _ = series([cell], SINGLES)
     assert weak.points[0].speedup.low is None
     (finding,) = judge_target([weak], 0.5)
     assert "too few steps" in finding.message
@@ -111,7 +134,7 @@ def test_fewer_than_5_steps_have_no_interval_and_no_verdict() -> None:
     [(0.7, "info", "reached on 2 devices"), (0.9, "warning", "missed on 2 devices")],
 )
 def test_target_efficiency(target: float, severity: str, said: str) -> None:
-    weak, _ = series([steps("ddp", 2, 8, 1250.0)], SINGLES, {})  # 80%
+    weak, _ = series([steps("ddp", 2, 8, 1250.0)], SINGLES)  # 80%
     (finding,) = judge_target([weak], target)
     assert (finding.severity, finding.code) == (severity, "target_efficiency")
     assert said in finding.message
@@ -124,13 +147,19 @@ def test_strong_or_weak() -> None:
     (choice,) = scaling_choices(cells, step_spread(cells))
     assert (choice.weak, choice.strong, choice.batch_size) == ("ddp-d2-b16", "ddp-d2-b8", 16)
     assert choice.ratio.value == pytest.approx(1.25, rel=0.01)
-    assert "weak scaling is better here: by median steps 1.25 times" in strong_or_weak(choice).message
+    assert (
+        "keeping 16 samples per device gives 1.25x the throughput of splitting 16 over all devices"
+        in strong_or_weak(choice).message
+    )
 
 
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
-        (Estimate(0.8, 0.75, 0.82, 20), "strong scaling is better here: by median steps 1.25 times"),
+        (
+            Estimate(0.8, 0.75, 0.82, 20),
+            "splitting 16 over all devices gives 1.25x the throughput of keeping 16 samples per device",
+        ),
         (Estimate(1.1, 0.9, 1.2, 20), "no difference between strong and weak scaling is shown"),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ],
@@ -138,30 +167,3 @@ def test_strong_or_weak() -> None:
 def test_strong_or_weak_is_only_said_when_shown(ratio: Estimate, said: str) -> None:
     choice = ScalingChoice("ddp", 2, 16, "ddp-d2-b16", "ddp-d2-b8", ratio)
     assert said in strong_or_weak(choice).message
-
-
-def test_misuse_is_told_for_the_series_it_misses_most() -> None:
-    found = series([steps("ddp", 2, 8, 1250.0)], SINGLES, {"ddp-d2-b8": 0.2})
-    (finding,) = amdahl_misuse(found)
-    # 1 / (0.2 + 0.4) = 1.67 against 1.44 strong (weak: against 1.6)
-    assert finding.message.startswith("DDP strong, G = 16, 2 devices: the exposed share 20%")
-    assert "1.67; measured 1.44" in finding.message
-    assert list(amdahl_misuse(series([steps("ddp", 2, 8, 1250.0)], SINGLES, {}))) == []
-
-
-def over_nodes(devices: int, nodes: int, step_us: float) -> CellData:
-    cell = Cell(strategy="ddp", devices=devices, batch_size=8, nodes=nodes)
-    return cell_data(cell, [[step_us] * 8] * 2, pd.DataFrame())
-
-
-def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
-    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 beside 1 x 4 is a point of its own."""
-    cells = [over_nodes(2, 1, 1100.0), over_nodes(4, 1, 1200.0), over_nodes(8, 2, 1500.0), over_nodes(4, 2, 1400.0)]
-    weak = [one for one in series(cells, {8: SINGLES[8]}, {}) if one.scaling == "weak"]
-    assert [[point.cell for point in one.points] for one in weak] == [
-        ["ddp-d2-b8", "ddp-d4-b8", "ddp-d8-n2-b8"],
-        ["ddp-d4-n2-b8"],
-    ]
-    assert [one.label for one in weak] == ["DDP weak, b = 8", "DDP over 2 nodes weak, b = 8"]
-    # 4 x 1,000 / 1,200 and 4 x 1,000 / 1,400
-    assert [one.points[-1].speedup.value for one in weak] == pytest.approx([16 / 3, 20 / 7], rel=0.01)

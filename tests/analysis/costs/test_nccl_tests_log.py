@@ -112,7 +112,7 @@ def test_several_tests_in_one_log(tmp_path: Path) -> None:
         (NEW_HEADING + ALL_REDUCE, "lists 0 rank"),
         (NEW + NEW_HEADING + ALL_REDUCE[:60], "7 values under 13 headings"),
         (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", "2o.oo"), "2o.oo stands where a number must"),
-        (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", " 0.00"), "a time of 0.00 us"),
+        (NEW + NEW_HEADING + ALL_REDUCE.replace("20.00", " 0.00"), "a time of 0.00 µs"),
     ],
 )
 def test_damaged_logs_are_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -25,7 +25,7 @@ def comparison(
 ) -> Comparison:
     """`speedups` by cell; `ratio` is DP's step over DDP's at 4 devices and batch 32."""
     series = tuple(
-        ScalingSeries(strategy(name), "", "weak", 32, (ScalingPoint(name, 4, speedup, 0.1, 0.2),), None)
+        ScalingSeries(strategy(name), "", "weak", 32, (ScalingPoint(name, 4, speedup, 0.1),), None)
         for name, speedup in (speedups or {}).items()
     )
     gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, False, ratio, *[None] * 6),) if ratio else ()

@@ -58,7 +58,10 @@ def test_reasons_are_measured_and_ordered_by_size() -> None:
     ]  # idle's interval holds 0; no tracer interval, no baseline at G
     assert found["overlap"].amount_us == 280
     assert "(40%)" in found["overlap"].text
-    assert found["compute"].text == "compute takes 60.0 us longer a step than alone (95% interval 40.0 us to 90.0 us)"
+    assert (
+        found["compute"].text
+        == "compute takes 60.0 µs longer per step than on one device (95% interval 40.0 µs to 90.0 µs)"
+    )
 
 
 def test_loader_batch_and_imbalance() -> None:
@@ -90,8 +93,8 @@ def test_the_error_table_adds_up() -> None:
 def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     (finding,) = prediction_findings(comparison(VALUES))
     assert (finding.code, finding.severity) == ("prediction_off", "warning")
-    assert "transfers 300.0 us a step, measured 600.0 us (-50%)" in finding.message
-    assert "contention: 40% of communication ran under compute, and compute takes 60.0 us longer" in finding.message
+    assert "transfers 300.0 µs a step, measured 600.0 µs (-50%)" in finding.message
+    assert "contention: 40% of communication ran under compute, and compute takes 60.0 µs longer" in finding.message
     assert "small messages" not in finding.message
     (shared,) = prediction_findings(comparison(VALUES), shared_cores=True)
     assert "cores shared with computing: 40% of communication ran under compute" in shared.message
@@ -105,13 +108,13 @@ def test_reasons_for_a_prediction_follow_the_evidence() -> None:
     assert small.startswith("small messages: 1.00 kB")
     assert specification.startswith("no calibration")
     (waiting, *_) = likely_reasons(off, ["exposed"])
-    assert waiting.startswith("waiting: 70.0 us")
+    assert waiting.startswith("waiting: 70.0 µs")
     calibrated = off | {"prediction_source": "calibration"}  # its lines hold latency, and transfers no waiting
     assert likely_reasons(calibrated, ["transfer"]) == []
     assert [one.partition(":")[0] for one in likely_reasons(calibrated, ["transfer", "exposed"])] == [
         "waiting (of exposed communication alone)"
     ]
-    assert any(one.startswith("queueing: 50.0 us") for one in likely_reasons(off | {"queue_us": 50.0}, ["transfer"]))
+    assert any(one.startswith("queueing: 50.0 µs") for one in likely_reasons(off | {"queue_us": 50.0}, ["transfer"]))
     (fast,) = likely_reasons(VALUES | {"predicted_transfer_error": 0.5}, ["transfer"])
     assert "calibration was made under other conditions" in fast
 

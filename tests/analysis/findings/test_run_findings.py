@@ -61,15 +61,15 @@ def with_steps(run: RunData, **factors: float) -> RunData:
 
 
 def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
-    assert "dp-host's step is 2.00 times as fast as DDP's" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
-    assert "DDP's step is 1.50 times as fast as dp-host's" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
+    assert "dp-host's step is 2.00x as fast as DDP's" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
+    assert "DDP's step is 1.50x as fast as dp-host's" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
     assert "no difference between dp-host and DDP is shown" in codes(with_steps(run))["strategy_gap"]
     alone = replace(run, cells={name: data for name, data in run.cells.items() if data.cell.strategy != "ddp"})
     assert "strategy_gap" not in codes(alone)
 
 
 def test_a_tracer_that_slows_the_steps_is_told(run: RunData) -> None:
-    assert "takes 1.30 times as long as an untraced one" in codes(with_steps(run, traced=1.3))["tracer_cost"]
+    assert "takes 1.30x as long as an untraced one" in codes(with_steps(run, traced=1.3))["tracer_cost"]
     assert "tracer_cost" not in codes(with_steps(run, traced=1.1))
 
 
@@ -107,7 +107,7 @@ def test_one_repeat_tells_no_spread_between_repeats(tmp_path: Path) -> None:
     assert "; 1 repeat of every cell; " in setting_of(alone)
 
 
-def test_what_the_user_stopped_is_nothing_to_mend(run: RunData) -> None:
+def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
     message = "interrupted (before its first pass); the same command resumes the run"
     stopped = CellResult(cell=data.planned, repeat=1, status="interrupted", duration_s=1.0, message=message)
@@ -118,6 +118,6 @@ def test_what_the_user_stopped_is_nothing_to_mend(run: RunData) -> None:
         (found,) = [one for one in conclusions(changed, compare(changed)) if one.code == f"cell_{result.status}"]
         return found.message, found.next_step
 
-    assert told(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "nothing is to be mended")
+    assert told(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "no action needed")
     assert told(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
-    assert "mend the cause" in told(crashed)[1]
+    assert "fix the cause" in told(crashed)[1]

@@ -65,7 +65,7 @@ def test_no_interval_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[st
         shutil.rmtree(once / "cells" / cell / "repeat1")
     assert print_comparison(once, once, None, "csv", QUIET) == 3
     assert capsys.readouterr().err.startswith(
-        "dpscope: no step has an interval, so none is called slower or faster; time two"
+        "dpscope: no step has an interval, so none can be called slower or faster; time two"
     )
 
 

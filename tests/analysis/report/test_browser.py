@@ -122,7 +122,7 @@ def test_the_timeline_zooms_moves_and_names(opened: Browser) -> None:
     opened.run("document.getElementById('timeline-cell').value = '2'")
     opened.run("document.getElementById('timeline-cell').dispatchEvent(new Event('change'))")
     whole = shown_range(opened)
-    assert whole.startswith("0 us to ")
+    assert whole.startswith("0 µs to ")
     opened.run("document.querySelector('[data-act=in]').click()")
     halved = shown_range(opened)
     assert halved != whole
@@ -166,6 +166,21 @@ def test_nothing_is_wider_than_the_window_and_text_stands_out(
         ratio = opened.run(f"({CONTRAST})(document.querySelector({json.dumps(selector)}))")
         assert ratio >= 4.5, (selector, ratio)  # WCAG 2.2, 1.4.3, AA
     assert opened.errors == []
+
+
+def test_printing_opens_what_is_folded_and_closes_it_again(opened: Browser) -> None:
+    closed = opened.run("document.querySelectorAll('details:not([open])').length")
+    assert closed > 5
+    opened.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert opened.run("document.querySelectorAll('details:not([open])').length") == 0
+    opened.run("window.dispatchEvent(new Event('afterprint'))")
+    assert opened.run("document.querySelectorAll('details:not([open])').length") == closed
+
+
+def test_every_word_of_a_heading_leads_to_its_meaning(opened: Browser) -> None:
+    links = opened.run("[...document.querySelectorAll('.terms a')].map(one => one.getAttribute('href').slice(1))")
+    assert {"word-exposed", "word-bus-bandwidth", "word-weak"} <= set(links)
+    assert [name for name in links if not opened.run(f"!!document.getElementById('{name}')")] == []
 
 
 def test_tables_use_the_room_there_is_and_figures_are_seen_whole(opened: Browser, page: Path) -> None:

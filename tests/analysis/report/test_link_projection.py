@@ -45,7 +45,7 @@ def test_a_small_model_is_shown_in_microseconds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("dpscope.analysis.report.link_projection.model_sizes", lambda _: small)
     table = projection_table(run_of(measured(Cell(strategy="ddp", devices=4, batch_size=8))))
     assert table is not None
-    assert table.headings[2] == "4.00 kB [us]"
+    assert table.headings[2] == "4.00 kB [µs]"
     rows = {row[0]: row[2] for row in table.rows}
     assert rows["Ethernet 1 Gb/s"] == "48.000"
     assert next(time for name, time in rows.items() if "B200" in name) == "0.007"

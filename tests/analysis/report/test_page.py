@@ -211,10 +211,10 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     assert table is not None
     rows = {row[1]: row for row in table.rows}
     one = rows["all_reduce, 1 a step"]
-    assert one[2] == "alpha + S/B = 10.0 us + 4.00 MB / 2 GB/s"
+    assert one[2] == "alpha + S/B = 10.0 µs + 4.00 MB / 2 GB/s"
     assert one[3:] == ("calibration", "2.01 ms", "2.50 ms", "-19.6")  # 2010 / 2500 - 1
     schedule = rows["DDP's schedule, exposed communication"]
-    assert "ready 0.0 us, takes 2.01 ms, ends 2.01 ms" in schedule[2]
+    assert "ready 0.0 µs, takes 2.01 ms, ends 2.01 ms" in schedule[2]
     assert schedule[4:] == ("2.01 ms", "2.50 ms", "-19.6")
 
 
@@ -237,7 +237,7 @@ def test_the_headline_is_the_gap_else_the_speedup_else_says_so(example: Report) 
     assert "dp-host" in said
     assert "95% interval" in said
     alone = replace(example.comparison, gaps=())
-    assert " per sample" in best_sentence(alone)
+    assert " one device" in best_sentence(alone)
     single = replace(alone, scaling=())
     assert " communication takes " in best_sentence(single) or " host copies take " in best_sentence(single)
     unknown = single.table.assign(communication_us=None)
@@ -247,9 +247,9 @@ def test_the_headline_is_the_gap_else_the_speedup_else_says_so(example: Report) 
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        (1.1, 1.3, "1.20 times as fast per sample as one device (median steps; 95% interval 1.10 to 1.30, 30 steps)"),
-        (0.9, 1.99, "no difference from one device is shown in time per sample (speedup of the median step 1.20; 95% "),
-        (None, None, "1.20 times as fast per sample as one device, from 30 steps: no interval, no verdict"),
+        (1.1, 1.3, "1.20x the throughput of one device (median steps; 95% interval 1.10 to 1.30, 30 steps)"),
+        (0.9, 1.99, "no difference from one device is shown (speedup of the median step 1.20; 95% "),
+        (None, None, "1.20x the throughput of one device, but one repeat, or fewer than five steps, cannot show it"),
     ],
 )
 def test_the_headlines_speedup_has_its_verdict(
@@ -261,7 +261,7 @@ def test_the_headlines_speedup_has_its_verdict(
 def test_a_slowdown_is_told_as_one(example: Report) -> None:
     """0.8 times as fast is 1 / 0.8 = 1.25 times as long, between 1 / 0.9 and 1 / 0.5."""
     said = speedup_headline(example, Estimate(0.8, 0.5, 0.9, 30))
-    assert "1.25 times as long per sample as on one device (median steps; 95% interval 1.11 to 2.00, 30 steps)" in said
+    assert "1.25x slower per sample than one device (median steps; 95% interval 1.11 to 2.00, 30 steps)" in said
 
 
 def speedup_headline(example: Report, speedup: Estimate) -> str:

@@ -39,7 +39,7 @@ def test_waits_are_means_over_all_repeats() -> None:
     table = run_waits([with_waits([(30.0, 0.0), (0.0, 10.0), (0.0, 0.0)])])
     assert table is not None
     assert table.headings[0] == "cell"
-    assert "[us]" in table.headings[4]
+    assert "[µs]" in table.headings[4]
     assert table.rows == (
         ("ddp-d2-b8", "1", "0", "2", "10.0", "75.0"),
         ("ddp-d2-b8", "0", "1", "2", "3.3", "25.0"),
@@ -79,7 +79,7 @@ def test_phases_are_means_over_repeats_without_the_first_step() -> None:
     table = run_phases({"dp-d2-b8": frame})
     assert table is not None
     row = dict(zip(table.headings, table.rows[0], strict=True))
-    assert (row["cell"], row["device"], row["gather [us]"], row["scatter [us]"]) == ("dp-d2-b8", "1", "25.0", "NA")
+    assert (row["cell"], row["device"], row["gather [µs]"], row["scatter [µs]"]) == ("dp-d2-b8", "1", "25.0", "NA")
 
 
 def test_the_example_run_tells_both_in_tables_and_json() -> None:

@@ -57,7 +57,7 @@ def test_clocks_are_set_by_the_collectives_ends() -> None:
     assert view.length_us == pytest.approx(100.0)  # both steps lie over one another once rank 1 is moved by 40 us
     computing = {lane.group: lane.fills[0][1] for lane in view.lanes if lane.label == "compute"}
     assert computing == {"rank 0": ((0.0, 80.0),), "rank 1": ((0.0, 70.0),)}
-    assert any("moved" in note for note in view.notes)
+    assert any("clocks are aligned" in note for note in view.notes)
 
 
 def test_a_collective_has_its_bytes_rate_and_wait() -> None:
@@ -77,7 +77,7 @@ def test_an_incomplete_trace_says_so() -> None:
     assert whole is not None
     assert incomplete is not None
     (note,) = set(incomplete.notes) - set(whole.notes)
-    assert "may have been there" in note
+    assert "may be missing here" in note
 
 
 def test_bars_that_overlap_are_stacked() -> None:

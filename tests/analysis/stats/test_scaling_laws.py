@@ -13,7 +13,6 @@ from dpscope.analysis.stats.scaling_laws import (
     predicted_speedup,
     scaled_speedup,
     speedup_draws,
-    speedup_from_exposed_share,
     strong_efficiency,
     strong_speedup,
     usl_speedup,
@@ -47,13 +46,6 @@ def test_amdahl_gustafson_usl() -> None:
     assert usl_speedup(0.1, 0.05, 4) == pytest.approx(4 / 1.9)
     # Without coherency the law is Amdahl's.
     assert usl_speedup(0.2, 0, 4) == pytest.approx(amdahl_speedup(0.2, 4))
-
-
-def test_exposed_share_as_serial_fraction_is_too_low() -> None:
-    # 20% of a weak step exposed: 4 x 0.8 = 3.2 are measured, 1/(0.2 + 0.2) = 2.5 is what the misuse predicts.
-    measured = scaled_speedup(80, 100, 4)
-    assert measured == pytest.approx(3.2)
-    assert speedup_from_exposed_share(0.2, 4) == pytest.approx(2.5)
 
 
 def test_no_multi_device_point_has_no_fit() -> None:

@@ -9,7 +9,7 @@ from dpscope.analysis.text.units import Unit, choose_unit, show
     ("value", "shown"), [(-0.0, "0.0"), (-0.04, "0.0"), (-0.06, "-0.1"), (0.04, "0.0"), (-10.0, "-10.0")]
 )
 def test_zero_has_no_sign(value: float, shown: str) -> None:
-    assert show(value, Unit("us", 1.0, 1)) == shown
+    assert show(value, Unit("µs", 1.0, 1)) == shown
 
 
 @pytest.mark.parametrize(("values", "shown"), [([5.0, 7.0], "5"), ([5.0, 5.5], "5.0"), ([None, 3.4], "3.4")])

@@ -165,7 +165,7 @@ def test_threads_are_equal_in_all_cells(tmp_path: Path, monkeypatch: pytest.Monk
         job_from_arguments(["--strategy", "ddp", *settings, "--threads", "2"], on_one_host(4))
     by_name = ["--cell", "single-d1-b2", "--out", str(tmp_path / "run")]
     assert job_from_arguments(by_name, ALONE).threads == 8
-    with pytest.raises(DpscopeError, match="takes its settings from the run's manifest: leave --threads away"):
+    with pytest.raises(DpscopeError, match="takes its settings from the run's manifest: omit --threads"):
         job_from_arguments([*by_name, "--threads", "8"], ALONE)
     with_cores(monkeypatch, 4)
     with pytest.raises(DpscopeError, match="begun with 8 threads a process: single-d1-b2 would compute with 1 x 8"):
@@ -233,7 +233,7 @@ def test_a_repeat_that_is_measured_is_not_measured_again(tmp_path: Path) -> None
     write_json(first.folder.result_path, result_of(first, "ok"))
     kept = first.folder.result_path.read_bytes()
     for arguments in (by_flags, by_name):
-        said = rf"--repeat 0: single-d1-b2 is measured already, in {first.folder.path}; leave --repeat away to add"
+        said = rf"--repeat 0: single-d1-b2 is measured already, in {first.folder.path}; omit --repeat to add"
         with pytest.raises(DpscopeError, match=said):
             job_from_arguments([*arguments, "--repeat", "0"], ALONE)
         assert job_from_arguments([*arguments, "--repeat", "3"], ALONE).repeat == 3

@@ -75,7 +75,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
     trace = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
     output = tmp_path / "merged.json"
     (tmp_path / "a.json").mkdir()
-    assert "is no folder; make it first" in refused([trace], tmp_path / "missing" / "merged.json")
+    assert "does not exist or is not a folder; create it" in refused([trace], tmp_path / "missing" / "merged.json")
     assert "is named *.json or *.json.gz" in refused([trace], tmp_path / "merged.pftrace")
     assert "is not a file" in refused([trace], tmp_path / "a.json")
     assert "does not exist" in refused([tmp_path / "nothing.json"], output)

@@ -59,7 +59,7 @@ def test_one_process_cannot_tell_waiting() -> None:
     said = message(steps((0, 100e3, 10e3, 4e3)), alone, several=False)
     assert said == (
         "communication takes 10.0 ms of a 100.0 ms step, of which 4.00 ms (4% of the step) is exposed; how much of it is waiting "
-        "cannot be told, as only one process was read"
+        "is unknown, because only one process was read"
     )
 
 
@@ -75,7 +75,7 @@ def test_eight_gpus_mostly_wait() -> None:
     # tests/data/README.md: ends agree within 7 us, starts differ by up to 7.6 ms; rank 7 comes last most often.
     found = [one for one in analyze_traces([DATA / "v100x8_ddp_dlrm"]).findings if one.code == "communication_cost"]
     assert [one.message for one in found] == [
-        "communication itself needs 217.0 us of a 14.5 ms step; ranks 0 to 7 lose 1.53 ms to 11.1 ms a step waiting, 76% of it "
+        "communication itself needs 217.0 µs of a 14.5 ms step; ranks 0 to 7 lose 1.53 ms to 11.1 ms a step waiting, 76% of it "
         "for rank 7"
     ]
     assert found[0].next_step.startswith("see what rank 7 does before its collectives")

@@ -18,14 +18,14 @@ def test_idle_is_a_mean_over_whole_windows_of_the_device_that_is_most_idle() -> 
     steps.loc[steps["step"] == 0, "partial_window"] = True
     (found,) = idle_findings(steps, "ddp-d2-b8")
     assert found.code == "device_idle"
-    said = "ddp-d2-b8: 1 of 2 devices idle 40% of a step, most of all device 0 of rank 0 (400.0 us of 1.00 ms): host"
+    said = "ddp-d2-b8: 1 of 2 devices idle 40% of a step, most of all device 0 of rank 0 (400.0 µs of 1.00 ms): host"
     assert found.message.startswith(said)
 
 
 def test_host_copies_within_the_idle_time_are_named() -> None:
     single = Cell(strategy="single", devices=1, batch_size=8)
     (found,) = idle_findings(windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=100.0))
-    said = "device 0 of rank 0 is idle 50% of a step (500.0 us of 1.00 ms, 100.0 us of it copying from or to the host)"
+    said = "device 0 of rank 0 is idle 50% of a step (500.0 µs of 1.00 ms, 100.0 µs of it copying from or to the host)"
     assert found.message.startswith(said)
 
 

@@ -113,7 +113,7 @@ def test_ranges_of_gloo_in_no_step_are_told(tmp_path: Path) -> None:
     """150 us from 300 on, after the last step."""
     analysis = analyzed(tmp_path, [*STEPS, event("user_annotation", "gloo:all_reduce", 300, 150)])
     assert "1 communication ranges" in told(analysis)["events_of_no_step"]
-    assert "(150.0 us)" in told(analysis)["events_of_no_step"]
+    assert "(150.0 µs)" in told(analysis)["events_of_no_step"]
 
 
 def test_ranges_recorded_as_operators(tmp_path: Path) -> None:

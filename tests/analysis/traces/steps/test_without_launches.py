@@ -31,7 +31,7 @@ def test_a_trace_without_steps_and_launches_is_one_step(tmp_path: Path) -> None:
     rows, analysis = times(tmp_path, work)
     assert rows == [[200, 150, 80, 50, 0, 200]]
     assert analysis.collectives["step"].isna().all()  # the one step has no number
-    assert "3 (230.0 us, 1 of them collectives) are counted in the step" in message(analysis, "events_of_no_step")
+    assert "3 (230.0 µs, 1 of them collectives) are counted in the step" in message(analysis, "events_of_no_step")
 
 
 def replayed(*, copies: bool) -> list[Event]:
@@ -57,7 +57,7 @@ def test_replayed_graphs_beside_launched_copies(tmp_path: Path) -> None:
     assert rows[1:] == [[1_000, 600, 300, 100, 300, 700]] * 2
     assert analysis.steps["collective_count"].tolist()[1:] == [1, 1]
     # The third step's graph ran after the last window.
-    assert "2 (900.0 us, 1 of them collectives) are in no step's sums" in message(analysis, "events_of_no_step")
+    assert "2 (900.0 µs, 1 of them collectives) are not in any step's sums" in message(analysis, "events_of_no_step")
 
 
 def test_steps_that_launch_nothing_take_what_began_in_them(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> Non
     work += [launch(3, 600), on_device("gemm", 620, 100, 3)]
     rows, analysis = times(tmp_path, work)
     assert rows == [[220, 200, 0, 0, 20, 0], [420, 100, 0, 0, 320, 0]]
-    assert "1 (60.0 us, 0 of them collectives) are in no step's sums" in message(analysis, "events_of_no_step")
+    assert "1 (60.0 µs, 0 of them collectives) are not in any step's sums" in message(analysis, "events_of_no_step")
 
 
 @pytest.mark.parametrize(("left_over_us", "told"), [(10, False), (11, True)])
