@@ -15,7 +15,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 app = typer.Typer(
     help="Measure what data-parallel training costs on this machine, and where the time goes.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

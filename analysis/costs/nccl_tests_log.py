@@ -17,7 +17,7 @@ from dpscope.analysis.text.units import counted
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
 _HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")
@@ -90,7 +90,7 @@ def _sections(path: Path) -> list[_Section]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise DpscopeError(f"--from-nccl-tests {path}: cannot be read: {error.strerror}") from error
+        raise DpscopeError(f"--from-nccl-tests: {unreadable(path, error)}; name a log of nccl-tests") from error
     sections = [_Section()]
     for number, line in enumerate(text.splitlines(), start=1):
         current = sections[-1]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MISSING = frozenset({"", "nan", "na", "null", "none"})
@@ -101,7 +101,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DpscopeError(f"cannot read {path}: {error.strerror}; name a CSV file") from error
+        raise DpscopeError(f"{unreadable(path, error)}; name a CSV file") from error
     except UnicodeDecodeError as error:
         raise DpscopeError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8 CSV") from error
 

@@ -14,7 +14,14 @@ from rich.console import Console
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.report.stamp import current_report, data_digest
-from dpscope.analysis.text.terminal import print_findings, print_missing, print_table, print_tables, reading
+from dpscope.analysis.text.terminal import (
+    open_in_browser,
+    print_findings,
+    print_missing,
+    print_table,
+    print_tables,
+    reading,
+)
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.links import LinkRate
@@ -95,16 +102,17 @@ def show_run(
     console: Console,
     detail: Detail = "summary",
     figure_formats: Sequence[str] | None = None,
+    open_page: bool = False,
 ) -> bool:
     """Analyze a run, write its report, print what `detail` asks for; of a folder with trainings alone, these.
 
     The report is made only if the one that stands there was made from something else. `figure_formats` are as in
-    `write_report`.
+    `write_report`; `open_page` shows the page in the user's browser.
     """
     if not is_run_folder(path):
         from dpscope.analysis.report.training_report import show_training
 
-        return show_training(path, targets.accuracy, console, figure_formats)
+        return show_training(path, targets.accuracy, console, figure_formats, open_page)
     made_from = data_digest(path, _asked(targets))
     folder = targets.report or RunFolder(path).report_path
     page = folder / "report.html"
@@ -119,6 +127,8 @@ def show_run(
         print_summary(console, printed, page)
     else:
         _print_everything(console, printed, page)
+    if open_page:
+        open_in_browser(page)
     return printed.sound
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dpscope.analysis.output.traces import few_of_each_kind, records, to_csv, to_tables, trace_content, trace_status
-from dpscope.analysis.text.terminal import print_findings, print_tables, reading
+from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
@@ -41,6 +41,7 @@ class TraceRequest:
     calibration: Path | None = None  # as `costs_at` takes it
     report: Path | None = None
     figure_formats: Sequence[str] | None = None  # as in `write_report`
+    open_page: bool = False  # in the user's browser, where there is one
 
     @property
     def modelled(self) -> bool:
@@ -97,6 +98,8 @@ def print_traces(
     if page is not None:
         told = console if output_format == "table" else Console(stderr=True)  # data stays data
         told.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+        if request.open_page:
+            open_in_browser(page)
     return trace_status(analysis.findings, analysis.cut_short)
 
 

@@ -105,7 +105,7 @@ _VIEWS = (
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
 )  # fmt: skip
-SUMMARY = View(
+_SUMMARY = View(
     "summary",
     "Per step",
     (
@@ -128,14 +128,15 @@ _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 def summary_table(comparison: Comparison) -> TextTable:
     """What comes first: a row per measured cell with its step, throughput, efficiency and communication."""
-    if comparison.of_traces:
-        return _view(comparison, _TRACED.title, [BY_NAME[name] for name in _TRACED.columns])
-    measured = comparison.table["step_us"].notna()
-    return _view(
-        replace(comparison, table=comparison.table[measured]),
-        SUMMARY.title,
-        [BY_NAME[name] for name in SUMMARY.columns],
-    )
+    view = summary_view(comparison)
+    if not comparison.of_traces:
+        comparison = replace(comparison, table=comparison.table[comparison.table["step_us"].notna()])
+    return _view(comparison, view.title, [BY_NAME[name] for name in view.columns])
+
+
+def summary_view(comparison: Comparison) -> View:
+    """What the first table holds: of traces that no run made other columns than of a run."""
+    return _TRACED if comparison.of_traces else _SUMMARY
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.report.stamp import DEFAULT_FORMATS
 from dpscope.analysis.report.training_page import training_page
-from dpscope.analysis.text.terminal import print_findings, print_missing, print_table
+from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -22,7 +22,11 @@ from dpscope.profiling.store.ownership import check_report
 
 
 def show_training(
-    folder: Path, target_accuracy: float | None, console: Console, figure_formats: Sequence[str] | None = None
+    folder: Path,
+    target_accuracy: float | None,
+    console: Console,
+    figure_formats: Sequence[str] | None = None,
+    open_page: bool = False,
 ) -> bool:
     """Print a run folder's trainings and write their files, as `write_training` does; whether nothing speaks against them."""
     data = load_training(folder, target_accuracy)
@@ -36,6 +40,8 @@ def show_training(
         print_findings(console, findings)
     path = write_training(data, figure_formats)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
+    if open_page:
+        open_in_browser(path)
     return not any(finding.severity == "error" for finding in findings)
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -23,6 +24,14 @@ def reading() -> Iterator[Callable[[str], None]]:
     to_terminal = Console(stderr=True, highlight=False)
     with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
         yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)
+
+
+def open_in_browser(page: Path) -> None:
+    """Show a page in the user's browser; says where it lies where there is no browser to be had."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        sys.stderr.write(f"dpscope: --open: no browser was found; open {page} yourself\n")
 
 
 def print_tables(tables: Sequence[TextTable], output_format: str, console: Console) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 NUMBERS = ("ranks", "step_ms", "batch_per_rank", "nodes", "ranks_per_node", "sync_ms")
 _NEEDED = ("ranks", "step_ms")
@@ -49,7 +49,7 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, comment="#")
     except OSError as error:
-        raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
+        raise DpscopeError(unreadable(path, error)) from error
     except (ValueError, pd.errors.ParserError) as error:
         raise DpscopeError(f"{path} is no CSV table: {str(error).splitlines()[0]}") from error
     needed = _NEEDED if times else _NEEDED[:1]

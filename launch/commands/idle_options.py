@@ -52,7 +52,11 @@ _PLAN_ALONE = "--dry-run prints the plan and makes no report"
 
 IDLE: dict[str, tuple[Idle, ...]] = {
     "run": (
-        Idle(("verbose", "quiet", "link", "target_efficiency"), lambda values: values["dry_run"], _PLAN_ALONE),
+        Idle(
+            ("verbose", "quiet", "open_page", "link", "target_efficiency"),
+            lambda values: values["dry_run"],
+            _PLAN_ALONE,
+        ),
         _ONE_DETAIL,
         Idle(("repeats",), lambda values: values["detect"] is not None, "--detect chooses the repeats of each cell"),
         Idle(("detect_limit",), lambda values: values["detect"] is None, "it limits --detect, which is not given"),
@@ -68,9 +72,9 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "only a run's report, without --format and --tables, is told in more or less",
         ),
         Idle(
-            ("figures",),
+            ("figures", "open_page"),
             lambda values: _no_report(values) and values["report"] is None,
-            "only a run's report, without --format and --tables, has figures, and that of traces with --report",
+            "only a run's report, without --format and --tables, has a page and figures, and that of traces with --report",
         ),
         _ONE_DETAIL,
         Idle(

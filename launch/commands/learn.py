@@ -55,7 +55,7 @@ def train(
     target_accuracy: options.TargetAccuracy = None,
     wandb: options.Wandb = False,
     wandb_online: options.WandbOnline = False,
-    out: Annotated[Path, typer.Option(help="the run folder; what is trained there is kept")] = options.DEFAULT_OUT,
+    out: options.Out = options.DEFAULT_OUT,
     resume_from: options.ResumeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and the commands only")] = False,

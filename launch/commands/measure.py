@@ -49,11 +49,12 @@ def run(
     calibrate: options.Calibrate = None,
     link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
-    out: Annotated[Path, typer.Option(help="the run folder; cells already done there are kept")] = options.DEFAULT_OUT,
+    out: options.Out = options.DEFAULT_OUT,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
+    open_page: options.OpenPage = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
@@ -82,10 +83,10 @@ def run(
         outcome = run_until_detected(settings, out, fresh, console, change, limit_s)
     from dpscope.analysis.output.analyze import Targets, show_run
 
-    exit_after(outcome, lambda: show_run(out, Targets(), console, detail), console)
+    exit_after(outcome, lambda: show_run(out, Targets(), console, detail, open_page=open_page), console)
 
 
-_NOT_SETTINGS = ("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet")
+_NOT_SETTINGS = ("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet", "open_page")
 
 
 def calibrate(

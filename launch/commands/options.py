@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dpscope.profiling.records.links import LinkRate
 
 DEFAULT_OUT = Path("runs/default")
+Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 
 Strategy = Annotated[str | None, typer.Option(help="single,dp,ddp or some of them")]
 Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4")]
@@ -157,17 +158,85 @@ class DefaultsInHelp(TyperCommand):
                 option.help = f"{option.help or ''}  [default: {default}]"
         super().format_help(ctx, formatter)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Options under the headings of OPTION_GROUPS, in its order; what is in no group stands under "Options"."""
+        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *OPTION_GROUPS, "Options")}
+        headings = {name: heading for heading, names in OPTION_GROUPS.items() for name in names}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                is_argument = parameter.param_type_name == "argument"
+                heading = "Arguments" if is_argument else headings.get(parameter.name or "", "Options")
+                groups[heading].append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
     def invoke(self, ctx: Any) -> Any:
         """Run it, unless an option was given that does nothing."""
         sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
         stated = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         flags = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name is not None}
         check_options(self.name or "", stated, ctx.params, flags)
+        if "out" not in stated and ctx.params.get("config") is not None:
+            from dpscope.launch.planning.run_config import out_folder
+
+            ctx.params["out"] = out_folder(ctx.params["config"]) or ctx.params["out"]
         return super().invoke(ctx)
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first sentence of its help, whole."""
         return (self.help or "").partition("\n")[0]
+
+
+OPTION_GROUPS = {
+    "What is compared": (
+        *("strategy", "devices", "batch_size", "scaling", "amp", "comm_hook", "bucket_mb", "overlap", "accumulate"),
+        *(
+            "gradient_as_bucket_view",
+            "static_graph",
+            "ddp_args",
+            "broadcast_buffers",
+            "sync_batch_norm",
+            "freeze_batch_norm",
+        ),
+    ),
+    "Model and data": (
+        *("model", "data", "data_dir", "download", "augment", "samples", "workers", "workers_total", "pin_memory"),
+        *("lr", "learning_rate_scaling", "warmup_epochs", "milestones", "gamma", "momentum", "weight_decay"),
+        *("label_smoothing", "dtype", "seed", "seeds"),
+    ),
+    "How much is measured": (
+        *(
+            "warmup",
+            "steps",
+            "epochs",
+            "traced_steps",
+            "repeats",
+            "detect",
+            "detect_limit",
+            "iterations",
+            "collectives",
+        ),
+        *("min_bytes", "max_bytes", "eval_batch_size", "checkpoint_steps", "max_restarts", "timeout", "device"),
+    ),
+    "Models and targets": ("calibrate", "calibration", "link", "target_efficiency", "target_accuracy"),
+    "Files and output": (
+        *(
+            "config",
+            "out",
+            "report",
+            "fresh",
+            "resume_from",
+            "dry_run",
+            "output_format",
+            "classic",
+            "figures",
+            "open_page",
+        ),
+        *("verbose", "quiet", "wandb", "wandb_online"),
+    ),
+}  # how --help groups options of all commands, by the names of their parameters
 
 
 def read_link(text: str | None) -> "LinkRate | None":
@@ -212,6 +281,7 @@ def check_max_bytes(max_bytes: int | None) -> None:
         raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
 
 
+OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
 

@@ -28,6 +28,7 @@ def analyze(
     max_bytes: options.MaxBytes = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
+    open_page: options.OpenPage = False,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     stated = options.read_link(link)
@@ -42,13 +43,13 @@ def analyze(
     if not runs:
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 
-        request = TraceRequest(stated, calibration, report, figure_formats)
+        request = TraceRequest(stated, calibration, report, figure_formats, open_page)
         raise typer.Exit(print_traces(paths, output_format, max_bytes, console, request))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
     targets = Targets(stated, calibration, report, target_efficiency, target_accuracy)
     if output_format == "table" and not classic:
-        sound = show_run(runs[0], targets, console, detail, figure_formats)
+        sound = show_run(runs[0], targets, console, detail, figure_formats, open_page)
     else:
         sound = print_run(runs[0], output_format, classic, targets, console)
     raise typer.Exit(0 if sound else 1)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -77,8 +79,20 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
         _wait_for_all_files(job.folder, place.world_size)
         result = CellResult(cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - began)
         write_json(job.folder.result_path, result)
+        if job.by_hand:
+            sys.stdout.write(told_by_hand(job, measured) + "\n")
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def told_by_hand(job: WorkerJob, measured: PassResults) -> str:
+    """What a cell that was started by hand says at its end: its step, and the command that reports on it."""
+    steps_us = [sample.step_us for sample in measured.samples if sample.measuring_pass == "timed"]
+    middle_ms = statistics.median(steps_us) / 1e3
+    return (
+        f"{job.cell.name}, repeat {job.repeat}: median step {middle_ms:.4g} ms ({len(steps_us)} steps).\n"
+        f"Next: dpscope analyze {job.folder.run.path}"
+    )
 
 
 def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float = _LATE_FILES_S) -> None:

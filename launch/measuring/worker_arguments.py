@@ -39,6 +39,7 @@ class WorkerJob:
     kind: DeviceType
     threads: int
     folder: RepeatFolder
+    by_hand: bool = False  # nobody reports on it when it has ended
 
 
 def job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> WorkerJob:
@@ -150,6 +151,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
         kind=devices.kind,
         threads=manifest.threads_per_process,
         folder=run.repeat(cell, chosen),
+        by_hand=True,
     )
 
 

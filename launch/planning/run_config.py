@@ -17,7 +17,7 @@ from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches
 from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _Part = TypeVar("_Part", bound=ConfigPart)
 
@@ -62,6 +62,8 @@ def given_settings(
     origins: dict[str, str] = {}
     if config_path is not None:
         for key, value in _read_toml(config_path).items():
+            if key == "out":  # where a run lies is not a setting of it: `out_folder`
+                continue
             field = _field_name(key, f"{config_path}: {key}", fields)
             given[field], origins[field] = value, f"{config_path}: {key} ="
     for key, value in flags.items():
@@ -74,6 +76,14 @@ def given_settings(
             ",".join(map(str, precisions)) if isinstance(precisions, list | tuple) else str(precisions)
         )
     return given, origins
+
+
+def out_folder(config_path: Path | None) -> Path | None:
+    """The run folder that a TOML file names with ``out``, if it does; raises DpscopeError where that is not a path."""
+    out = _read_toml(config_path).get("out") if config_path is not None else None
+    if out is not None and not (isinstance(out, str) and out):
+        raise DpscopeError(f'{config_path}: out = {out!r}: must be a folder, such as out = "runs/mine"')
+    return Path(out) if out is not None else None
 
 
 def flag_name(field: str) -> str:
@@ -112,7 +122,7 @@ def _read_toml(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise DpscopeError(f"--config {path}: cannot read it: {error.strerror}; check the path") from error
+        raise DpscopeError(f"--config: {unreadable(path, error)}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DpscopeError(f"--config {path}: not TOML: {error}; correct that line") from error
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from dpscope.profiling.records.checkpoint import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path, decoded
 
 _MARK = b"dpscope checkpoint\n"
@@ -102,7 +102,7 @@ def verify(path: Path) -> CheckpointDescription:
             if _digest(file, body_bytes, told) != digest:
                 raise DpscopeError(f"{path} is damaged: its bytes are not those that were written; {_WHAT_TO_DO}")
     except OSError as error:
-        raise DpscopeError(f"cannot read the checkpoint {path}: {error.strerror}; check the path") from error
+        raise DpscopeError(f"the checkpoint: {unreadable(path, error)}; check the path") from error
     return _description(path, told)
 
 

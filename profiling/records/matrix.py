@@ -108,7 +108,7 @@ class Matrix(Variants, frozen=True):
         """Raise SettingError for variants that contradict each other or the strategies."""
         if self.overlap == ("off",) and self.bucket_mb != ("default",):
             raise SettingError(
-                "without overlap one bucket holds all gradients; leave one of them away, or compare with --overlap on,off",
+                "without overlap one bucket holds all gradients; omit one of them, or compare with --overlap on,off",
                 bucket_mb=self.bucket_mb,
                 overlap=self.overlap,
             )

@@ -1,6 +1,5 @@
 """Files written whole or not at all, and read into types."""
 
-import errno
 import os
 import re
 import tempfile
@@ -12,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from dpscope.profiling.records.stored import with_current_names
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.older_form import with_config_in_parts
 
 _Stored = TypeVar("_Stored")
@@ -63,7 +62,7 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path, kind: type[_Stored]) -> _Stored:
     """Read a stored type; raises DpscopeError naming file and field when it does not fit."""
     if (stored := read_json_if_there(path, kind)) is None:
-        raise DpscopeError(f"cannot read {path}: {os.strerror(errno.ENOENT)}")
+        raise DpscopeError(f"{path} does not exist")
     return stored
 
 
@@ -74,7 +73,7 @@ def read_json_if_there(path: Path, kind: type[_Stored]) -> _Stored | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DpscopeError(f"cannot read {path}: {error.strerror}") from error
+        raise DpscopeError(unreadable(path, error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DpscopeError(

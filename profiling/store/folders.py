@@ -163,6 +163,8 @@ class RunFolder:
 
     def manifest(self) -> Manifest:
         """The manifest; raises DpscopeError when this is not a run folder or of another schema."""
+        if not self.path.exists():
+            raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope run` made, or trace files")
         if not self.manifest_path.exists():
             raise DpscopeError(
                 f"{self.path} is not a run folder: it has no {MANIFEST_NAME}; "

@@ -58,6 +58,8 @@ class TrainFolder:
 
     def manifest(self) -> TrainManifest:
         """The manifest; raises DpscopeError when nothing was trained here, or with another schema."""
+        if not self.path.exists():
+            raise DpscopeError(f"{self.path} does not exist; name a folder that `dpscope train` made")
         if not self.manifest_path.exists():
             raise DpscopeError(f"{self.path} holds no training: it has no {TRAIN_MANIFEST_NAME}; see `dpscope train`")
         manifest = read_json(self.manifest_path, TrainManifest)

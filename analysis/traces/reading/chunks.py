@@ -17,7 +17,7 @@ from isal import igzip_lib
 
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 BLOCK_BYTES = 1 << 16  # read from the file at once
 INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands
@@ -189,7 +189,7 @@ def _blocks(path: Path, text: TraceText, report: ReportFinding) -> Iterator[byte
             file.seek(0)
             yield from _inflated(file, path, text, report) if magic == _GZIP_MAGIC else _plain(file)
     except OSError as error:
-        raise DpscopeError(f"cannot read {path}: {error.strerror}; check the name and its permissions") from error
+        raise DpscopeError(f"{unreadable(path, error)}; check the name and its permissions") from error
 
 
 def _plain(file: IO[bytes]) -> Iterator[bytes]:

@@ -167,3 +167,21 @@ def test_strong_or_weak() -> None:
 def test_strong_or_weak_is_only_said_when_shown(ratio: Estimate, said: str) -> None:
     choice = ScalingChoice("ddp", 2, 16, "ddp-d2-b16", "ddp-d2-b8", ratio)
     assert said in strong_or_weak(choice).message
+
+
+def over_nodes(devices: int, nodes: int, step_us: float) -> CellData:
+    cell = Cell(strategy="ddp", devices=devices, batch_size=8, nodes=nodes)
+    return cell_data(cell, [[step_us] * 8] * 2, pd.DataFrame())
+
+
+def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_another() -> None:
+    """2 and 4 GPUs of one node and 8 of two are one series; 2 x 2 beside 1 x 4 is a point of its own."""
+    cells = [over_nodes(2, 1, 1100.0), over_nodes(4, 1, 1200.0), over_nodes(8, 2, 1500.0), over_nodes(4, 2, 1400.0)]
+    weak = [one for one in series(cells, {8: SINGLES[8]}) if one.scaling == "weak"]
+    assert [[point.cell for point in one.points] for one in weak] == [
+        ["ddp-d2-b8", "ddp-d4-b8", "ddp-d8-n2-b8"],
+        ["ddp-d4-n2-b8"],
+    ]
+    assert [one.label for one in weak] == ["DDP weak, b = 8", "DDP over 2 nodes weak, b = 8"]
+    # 4 x 1,000 / 1,200 and 4 x 1,000 / 1,400
+    assert [one.points[-1].speedup.value for one in weak] == pytest.approx([16 / 3, 20 / 7], rel=0.01)

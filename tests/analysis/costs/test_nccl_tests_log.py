@@ -123,7 +123,7 @@ def test_damaged_logs_are_one_line(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
-    with pytest.raises(DpscopeError, match="cannot be read: No such file"):
+    with pytest.raises(DpscopeError, match="does not exist; name a log"):
         calibration_from_logs([tmp_path / "none.log"])
     with pytest.raises(DpscopeError, match="name one log"):
         calibration_from_logs([])

@@ -92,7 +92,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, text: str, parts: tuple[s
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"strategy,\xff\xfe\n")
-    for path, part in ((tmp_path / "absent.csv", "No such file"), (tmp_path, "directory"), (binary, "not UTF-8")):
+    for path, part in ((tmp_path / "absent.csv", "does not exist"), (tmp_path, "directory"), (binary, "not UTF-8")):
         with pytest.raises(DpscopeError, match=part):
             read_epoch_times(path)
 

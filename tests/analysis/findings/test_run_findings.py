@@ -22,7 +22,12 @@ def run() -> RunData:
 
 def told(run: RunData, samples: int, steps_per_epoch: int, epochs: int | None = 1) -> list[str]:
     """Findings of the example run as if it had timed epochs of so many synthetic samples, in so many steps a cell."""
-    config = msgspec.structs.replace(run.manifest.config, samples=samples, epochs=epochs, data="synthetic")
+    had = run.manifest.config
+    config = msgspec.structs.replace(
+        had,
+        workload=msgspec.structs.replace(had.workload, samples=samples, data="synthetic"),
+        measurement=msgspec.structs.replace(had.measurement, epochs=epochs, steps=None if epochs else 10),
+    )
     cells = {
         name: replace(
             data,

@@ -53,7 +53,7 @@ def test_a_table_that_cannot_be_read_is_one_line_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / "absent.csv"), str(PUBLISHED / "derived_values.csv")]) == 2
-    assert capsys.readouterr().err == f"cannot read {tmp_path}/absent.csv: No such file or directory; name a CSV file\n"
+    assert capsys.readouterr().err == f"{tmp_path}/absent.csv does not exist; name a CSV file\n"
 
 
 def test_committed_page_is_current() -> None:
@@ -73,7 +73,7 @@ def test_page_is_written_where_it_belongs(tmp_path: Path) -> None:
     elsewhere.mkdir()
     failed = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("cannot read examples")
+    assert failed.stderr.startswith("examples/published/epoch_times.csv does not exist")
     assert len(failed.stderr.splitlines()) == 1
 
 

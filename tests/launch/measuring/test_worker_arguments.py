@@ -282,7 +282,7 @@ def test_without_torchrun_it_says_so() -> None:
             ["--strategy", "dp", "--batch-size", "2", "--devices", "2,4", "--device", "cpu"],
             "one device count",
         ),
-        (["--cell", "ddp-d2-b4"], "is not a run folder"),
+        (["--cell", "ddp-d2-b4"], "run does not exist; name a folder"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, arguments: list[str], said: str) -> None:
