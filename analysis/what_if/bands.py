@@ -22,6 +22,7 @@ FARTHEST = 8.0  # times the largest measured device count: beyond it no number
 FEWEST_ROWS = 10  # below it the band is assumed, and said to be
 ASSUMED = (0.05, 0.15)  # s0 and s1 of a band that few rows rest on: those of the public T4 series
 _FLOORS = ((1.0, 0.0), (2.0, 0.06), (4.0, 0.12), (FARTHEST, 0.25))
+_FLOOR_POINTS = ([math.log(one) for one, _ in _FLOORS], [half for _, half in _FLOORS])
 _NEARNESS = (
     1.3,
     2.0,
@@ -40,8 +41,13 @@ class Band:
 
     def half_width(self, exposed_share: Floats, times_largest: Floats) -> Floats:
         """Half the 90% band, in logarithms of the step."""
-        floors = np.interp(np.log(times_largest), [math.log(one) for one, _ in _FLOORS], [half for _, half in _FLOORS])
+        floors = np.interp(np.log(times_largest), *_FLOOR_POINTS)
         return np.asarray(np.sqrt(self.steady**2 + (self.by_share * exposed_share) ** 2 + floors**2))
+
+
+def floor_of(times_largest: float) -> float:
+    """What the distance in devices alone adds to half a band, in logarithms of the step."""
+    return float(np.interp(math.log(times_largest), *_FLOOR_POINTS))
 
 
 def band_of(errors: Floats, exposed_shares: Floats, ranks: Floats) -> Band:

@@ -224,6 +224,14 @@ def device_counts(text: str) -> tuple[int, ...]:
     return _counts(text, "--devices")
 
 
+def per_node(text: str) -> int:
+    """One number of devices on a node. Raises DpscopeError for another text."""
+    found = _counts(text, "--per-node")
+    if len(found) > 1:
+        raise DpscopeError(f"--per-node {text}: give one number for a table")
+    return found[0]
+
+
 def batch_sizes(text: str) -> tuple[int, ...]:
     """Such as ``32,128``, per device. Raises DpscopeError for what are no batches."""
     return _counts(text, "--batch-size")

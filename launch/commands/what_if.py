@@ -2,32 +2,104 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dpscope.profiling.store.errors import DpscopeError
 
+if TYPE_CHECKING:
+    from dpscope.analysis.what_if.answers.asked import AskedText
+
+_TABLE = ".csv"
+_Text = str | None
+
 
 def whatif(
-    table: Annotated[Path, typer.Argument(help="CSV of measured steps: ranks, nodes, batch_per_rank, step_ms, ...")],
-    devices: Annotated[str | None, typer.Option(help="device counts to predict, such as 32,64")] = None,
-    per_node: Annotated[
-        int | None, typer.Option(min=1, help="devices on a node; unless given, the table's most")
+    paths: Annotated[
+        list[Path], typer.Argument(help="a run folder, traces of one job, or a CSV table of measured steps")
+    ],
+    cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None,
+    devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None,
+    per_node: Annotated[_Text, typer.Option(help="devices on a node; unless given, as measured")] = None,
+    inter: Annotated[_Text, typer.Option(help='the link between nodes, such as 100Gb/s or "InfiniBand HDR"')] = None,
+    intra: Annotated[_Text, typer.Option(help='the link within a node, such as "NVLink 4"')] = None,
+    bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 or default")] = None,
+    comm_hook: Annotated[_Text, typer.Option(help="how gradients travel: none, fp16, bf16")] = None,
+    batch_size: Annotated[_Text, typer.Option(help="per device and step, such as 32,128")] = None,
+    accumulate: Annotated[_Text, typer.Option(help="micro-batches of a step, of the measured size")] = None,
+    overlap: Annotated[_Text, typer.Option(help="off: one bucket, reduced after backward")] = None,
+    strategy: Annotated[_Text, typer.Option(help="ddp, or dp for DataParallel in its place")] = None,
+    faster: Annotated[_Text, typer.Option(help="how much faster the device computes, such as 1.7")] = None,
+    jitter: Annotated[_Text, typer.Option(help="how late a rank is, of the step, such as 3%")] = None,
+    solve: Annotated[
+        _Text, typer.Option(help="find: inter, intra, faster, devices (with --need), bucket-mb, strategy")
     ] = None,
-    batch_size: Annotated[
-        str | None, typer.Option(help="per device, such as 32,128; unless given, the table's")
-    ] = None,
+    need: Annotated[_Text, typer.Option(help="the target of --solve: efficiency=0.95 or step-ms=100")] = None,
     measured: Annotated[
-        Path | None, typer.Option(help="CSV of measured steps to predict and be scored on, in place of --devices")
+        Path | None, typer.Option(help="of a table: CSV of measured steps to predict and be scored on")
     ] = None,
+    base_devices: Annotated[int | None, typer.Option(min=1, help="of a trace: devices of its job")] = None,
+    base_batch_size: Annotated[int | None, typer.Option(min=1, help="of a trace: its batch per device")] = None,
+    base_bucket_mb: Annotated[float | None, typer.Option(help="of a trace: its bucket_cap_mb")] = None,
+    gradient_bytes: Annotated[float | None, typer.Option(help="of a trace: bytes of all gradients")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write the first scenario's step as a Chrome trace")] = None,
+    figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None,
     output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
 ) -> None:
-    """Estimate steps on other numbers of devices from a table of measured ones, with a band, or say why not."""
-    if (devices is None) == (measured is None):
+    """Predict steps that nobody has run, from a run, a trace or a table of measured ones, with a band, or say why not."""
+    from dpscope.analysis.what_if.answers.asked import AskedText
+
+    asked = AskedText(
+        devices, per_node, inter, intra, bucket_mb, comm_hook, batch_size, accumulate, overlap, strategy, faster, jitter
+    )
+    for path in paths:
+        if not path.exists():
+            raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
+    told = {
+        "--base-devices": base_devices,
+        "--base-batch-size": base_batch_size,
+        "--base-bucket-mb": base_bucket_mb,
+        "--gradient-bytes": gradient_bytes,
+    }
+    given = [name for name, value in told.items() if value is not None]
+    files = {"--solve": solve, "--need": need, "--trace": trace, "--figure": figure}
+    if paths[0].suffix == _TABLE:
+        others = [name for name, value in files.items() if value is not None] + (["--cell"] if cell else [])
+        idle = [
+            *given,
+            *others,
+            *(one for one in asked.given if one not in ("--devices", "--per-node", "--batch-size")),
+        ]
+        _refuse(idle, "a table of step times does not tell what it changes; give a run or a trace")
+        _of_table(paths, asked, measured, output_format)
+        return
+    from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces
+
+    if measured is not None:
+        raise DpscopeError("--measured is of a table: give one that ends in .csv in place of the run")
+    of_run_or_traces(
+        paths,
+        RunQuestion(asked, cell, solve, need, trace, figure, output_format),
+        (base_devices, base_batch_size, base_bucket_mb, gradient_bytes),
+        given,
+    )
+
+
+def _refuse(options: list[str], why: str) -> None:
+    if options:
+        raise DpscopeError(f"{' and '.join(options)}: {why}")
+
+
+def _of_table(paths: list[Path], asked: "AskedText", measured: Path | None, output_format: str) -> None:
+    """From a table alone."""
+    table = paths[0]
+    if len(paths) > 1:
+        raise DpscopeError(f"{table} is a table: give it alone")
+    if (asked.devices is None) == (measured is None):
         raise DpscopeError("say what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
     if not table.is_file():
-        raise DpscopeError(f"{table} does not exist" if not table.exists() else f"{table} is no file; give a CSV table")
+        raise DpscopeError(f"{table} is no file; give a CSV table")
     from rich.console import Console
 
     from dpscope.analysis.text.terminal import print_table
@@ -37,8 +109,9 @@ def whatif(
     if measured is not None:
         answer = what_if.score_table(table, measured)
     else:
-        batches = what_if.batch_sizes(batch_size) if batch_size is not None else None
-        answer = what_if.ask_table(table, what_if.Question(what_if.device_counts(devices or ""), per_node, batches))
+        batches = what_if.batch_sizes(asked.batch_size) if asked.batch_size is not None else None
+        each = what_if.per_node(asked.per_node) if asked.per_node is not None else None
+        answer = what_if.ask_table(table, what_if.Question(what_if.device_counts(asked.devices or ""), each, batches))
     if output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
     elif output_format == "csv":

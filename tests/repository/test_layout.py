@@ -64,10 +64,14 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/links": "analysis/costs profiling/records",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/what_if": "analysis/text profiling/store",
+    "analysis/what_if/scenarios": "analysis/what_if analysis/what_if/links analysis/what_if/replay",
+    "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
+    "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
+    "profiling/machine profiling/records profiling/store",
     "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
     "analysis/traces/ranks analysis/traces/reading analysis/traces/steps profiling/store",
     "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
-    "analysis/stats analysis/text analysis/what_if "
+    "analysis/stats analysis/text analysis/what_if analysis/what_if/answers "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "
     "profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",

@@ -193,7 +193,8 @@ def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:
     if before is None or after is None:
         return f"there is no model of {kind} on other numbers of devices"
     told = f"{here.told}, carried to {devices} by the ring's formula"
-    latency = here.latency_us * (devices - 1) / (measured - 1)
+    hops = 1.0 if here.source == TRACED else (devices - 1) / (measured - 1)  # a trace's rest is no hop's latency
+    latency = here.latency_us * hops
     return Cost(latency, here.transfer_us * after / before, CARRIED, told, 2 * SPREADS[CARRIED])
 
 

@@ -1,7 +1,7 @@
 """The profiles of a job: every whole step of every rank whose trace is given."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,9 @@ from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.profiles.cpu import cpu_profile
 from dpscope.analysis.what_if.profiles.device import device_profile
-from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.profiles.gradients import INTERPOLATED, UNKNOWN
+from dpscope.analysis.what_if.replay.buckets import bucket_bytes
+from dpscope.analysis.what_if.replay.step_profile import Gradients, StepProfile
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -38,7 +40,10 @@ class JobProfile:
 
 
 def job_profile(
-    paths: Sequence[Path], parameter_bytes: Sequence[int] = (), max_bytes: int = DEFAULT_MAX_BYTES
+    paths: Sequence[Path],
+    parameter_bytes: Sequence[int] = (),
+    gradient_bytes: float | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> JobProfile:
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
     attributions = [attribute(trace) for path in paths for trace in read_traces(path, max_bytes)]
@@ -49,6 +54,8 @@ def job_profile(
     for place, attribution in enumerate(attributions):
         rows = matched.iloc[bounds[place] : bounds[place + 1]]
         profiles += _of_rank(attribution, rows, parameter_bytes)
+    if gradient_bytes is not None:
+        profiles = [with_bytes(one, gradient_bytes) for one in profiles]
     if not profiles:
         raise DpscopeError(f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()")
     kinds = frozenset(matched["kind"].dropna().astype(str)) if len(matched) else frozenset()
@@ -58,6 +65,17 @@ def job_profile(
     return JobProfile(
         tuple(profiles), len(attributions), devices, kinds, tuple(_lacks(attributions, profiles, devices))
     )
+
+
+def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:
+    """A profile whose trace tells no bytes, with so many spread evenly over its buckets; any other as it is."""
+    if profile.gradients.known != UNKNOWN or not profile.buckets:
+        return profile
+    share = gradient_bytes / profile.gradients.total_bytes
+    spread = Gradients(profile.gradients.bytes * share, profile.gradients.after, INTERPOLATED)
+    sizes = bucket_bytes(spread, profile.bucket_ends)
+    buckets = tuple(replace(one, bytes=size) for one, size in zip(profile.buckets, sizes, strict=True))
+    return replace(profile, gradients=spread, buckets=buckets)
 
 
 def _with_times(attribution: Attribution) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dpscope.analysis.what_if.replay.max_plus import NEVER
-from dpscope.analysis.what_if.replay.replay import Conditions, Prepared, first_step_us
+from dpscope.analysis.what_if.replay.replay import Conditions, Prepared, replayed_from
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
 
 MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing
@@ -23,7 +23,7 @@ def measured_conditions(profile: StepProfile) -> Conditions:
 def base_error(prepared: Prepared) -> float:
     """(replayed - measured) / measured of the step as it was entered."""
     profile = prepared.profile
-    replayed = first_step_us(prepared, measured_conditions(profile), profile.first_host_us, 0.0, NEVER)
+    replayed = replayed_from(prepared, measured_conditions(profile), (profile.first_host_us, 0.0, NEVER))
     return replayed / profile.step_us - 1
 
 

@@ -5,13 +5,13 @@ is ready and a server is free; what needs a bucket (the optimizer, the copies ou
 for the optimizer. Two steps are run and the second is read, so that a host that runs ahead is in steady state.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from dpscope.analysis.costs.collective_streams import run_collectives
+from dpscope.analysis.what_if.replay.buckets import bucket_bytes
 from dpscope.analysis.what_if.replay.max_plus import NEVER, NO_WORK, Stretch, joined, stretches
 from dpscope.analysis.what_if.replay.step_profile import StepProfile, Works
 
@@ -52,6 +52,7 @@ class Replayed:
     step_us: float
     exposed_us: float
     backward_us: float
+    entered: tuple[float, float, float]  # host, device and link at its start
     collectives: tuple[CollectiveSpan, ...]
 
 
@@ -76,11 +77,15 @@ class Point:
     following: Stretch
 
 
+AS_IT_WAS = Compute()
+
+
 class Prepared:
     """A profile under one compute scale, its works joined between the points where anything else happens."""
 
-    def __init__(self, profile: StepProfile, compute: Compute = Compute()) -> None:
-        self.profile = profile
+    def __init__(self, profile: StepProfile, compute: Compute = AS_IT_WAS) -> None:
+        self.profile, self.compute = profile, compute
+        self.kept: dict[tuple[object, ...], float] = {}  # what was worked out of it, for whoever asks again
         works = scaled(profile.works, compute)
         gradients = profile.gradients
         waits = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
@@ -149,28 +154,28 @@ def scaled(works: Works, compute: Compute) -> Works:
 
 def replay(prepared: Prepared, conditions: Conditions, with_spans: bool = False) -> Replayed:
     """The second of two steps in a row; its collectives are listed where asked for."""
-    host, device, free = prepared.profile.first_host_us, 0.0, NEVER
+    entered = (prepared.profile.first_host_us, 0.0, NEVER)
     began = 0.0
-    for _ in range(2):
-        step = _Step(prepared, conditions, host, device, free)
-        step.run()
-        ended = max(step.device, step.free)
-        said = Replayed(
-            ended - began, step.exposed_us, step.backward_us - began, tuple(step.spans(began)) if with_spans else ()
-        )
-        host, device, free, began = step.host, step.device, step.free, ended
-    return said
+    if prepared.profile.on_device:  # else nothing runs ahead, and the first step is as the second
+        first = _Step(prepared, conditions, *entered)
+        first.run()
+        began = max(first.device, first.free)
+        entered = (first.host - began, first.device - began, first.free - began)
+    step = _Step(prepared, conditions, *entered)
+    step.run()
+    spans = tuple(step.spans()) if with_spans else ()
+    return Replayed(max(step.device, step.free), step.exposed_us, step.backward_us, entered, spans)
 
 
-def first_step_us(prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> float:
-    """One step, given where the host is at its start, when the device ended its work before and the link is free."""
-    step = _Step(prepared, conditions, host, device, free)
+def replayed_from(prepared: Prepared, conditions: Conditions, entered: tuple[float, float, float]) -> float:
+    """The time of one step that is entered so: where the host is, when the device ended the step before and when the link did."""
+    step = _Step(prepared, conditions, *entered)
     step.run()
     return max(step.device, step.free)
 
 
 class _Step:
-    """One step while it is run; times are absolute."""
+    """One step while it is run; times from its start."""
 
     def __init__(self, prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> None:
         self.prepared, self.conditions, self.profile = prepared, conditions, prepared.profile
@@ -259,20 +264,11 @@ class _Step:
             self.device = max(self.device, end)
             self.waited += 1
 
-    def spans(self, began: float) -> list[CollectiveSpan]:
+    def spans(self) -> list[CollectiveSpan]:
         """The step's collectives, from its start."""
-        sizes = _bytes_of(self.profile, self.conditions.bucket_ends)
+        sizes = bucket_bytes(self.profile.gradients, self.conditions.bucket_ends)
         made = [
-            CollectiveSpan("all_reduce", size, ready - began, start - began, end - began)
-            for size, ready, start, end in zip(sizes, self.ready, self.starts, self.ends, strict=True)
+            CollectiveSpan("all_reduce", *values)
+            for values in zip(sizes, self.ready, self.starts, self.ends, strict=True)
         ]
-        moved = [
-            replace(one, ready_us=one.ready_us - began, start_us=one.start_us - began, end_us=one.end_us - began)
-            for one in self.other_spans
-        ]
-        return [*moved, *made]
-
-
-def _bytes_of(profile: StepProfile, ends: Sequence[int]) -> list[float]:
-    reach = profile.gradients.bytes.cumsum()[list(ends)]
-    return [float(one) for one in np.diff(reach, prepend=0.0)]
+        return [*self.other_spans, *made]

@@ -1,0 +1,149 @@
+"""What the command line asks, as scenarios: lists make a table, and what cannot be read is refused in one line."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any
+
+from dpscope.analysis.what_if.links.costs import Links
+from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Scenario
+from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.store.errors import DpscopeError
+
+_MOST = 10_000_000
+_MOST_SCENARIOS = 100_000
+
+
+@dataclass(frozen=True)
+class AskedText:
+    """The options as they were typed, each a list such as ``8,16``; None was not given."""
+
+    devices: str | None = None
+    per_node: str | None = None
+    inter: str | None = None
+    intra: str | None = None
+    bucket_mb: str | None = None
+    comm_hook: str | None = None
+    batch_size: str | None = None
+    accumulate: str | None = None
+    overlap: str | None = None
+    strategy: str | None = None
+    faster: str | None = None
+    jitter: str | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that were given, as they are typed."""
+        return tuple(option_of(one.name) for one in fields(self) if getattr(self, one.name) is not None)
+
+
+def option_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def scenarios_of(asked: AskedText) -> list[tuple[dict[str, str], Scenario]]:
+    """Every combination of the lists, each with what it says of itself. Raises DpscopeError that names the option."""
+    lists = [[(name, word, value) for word, value in _values(name, asked)] for name in _READERS]
+    if math.prod(map(len, lists)) > _MOST_SCENARIOS:
+        raise DpscopeError(
+            f"these lists make {math.prod(map(len, lists)):,} scenarios; ask for {_MOST_SCENARIOS:,} or fewer"
+        )
+    found = []
+    for chosen in product(*lists):
+        values: dict[str, Any] = {name: value for name, _, value in chosen if value is not None}
+        links = Links(intra=values.pop("intra", None), inter=values.pop("inter", None))
+        if "comm_hook" in values:
+            values["hook"] = values.pop("comm_hook")
+        found.append(({name: word for name, word, _ in chosen if word is not None}, Scenario(links=links, **values)))
+    return found
+
+
+def _values(name: str, asked: AskedText) -> list[tuple[str | None, object]]:
+    text = getattr(asked, name)
+    if text is None:
+        return [(None, None)]
+    words = [word.strip() for word in text.split(",")]
+    return [(word, _READERS[name](word, option_of(name))) for word in dict.fromkeys(words)]
+
+
+def _whole(word: str, option: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= _MOST:
+        raise DpscopeError(f"{option} {word!r}: give whole numbers of 1 or more, such as 8,16")
+    return int(word)
+
+
+def _link(word: str, option: str) -> LinkRate:
+    try:
+        return parse_link(word)
+    except ValueError as error:
+        raise DpscopeError(f"{option}: {error}") from None
+
+
+def positive(word: str, option: str, example: str) -> float:
+    """A number above 0. Raises DpscopeError with an example."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < _MOST:
+        raise DpscopeError(f"{option} {word!r}: give a number above 0, such as {example}")
+    return value
+
+
+def _bucket(word: str, option: str) -> float | str:
+    return DEFAULT_BUCKET if word == DEFAULT_BUCKET else positive(word, option, "25 (MiB), or default")
+
+
+def _share(word: str, option: str) -> float:
+    """A percentage, with its sign: 3 may be 3% or 300%."""
+    if not word.endswith("%"):
+        raise DpscopeError(
+            f"{option} {word!r} has no unit: write {word}% (of the step, the standard deviation of a rank's lateness)"
+        )
+    return positive(word[:-1], option, "3%") / 100
+
+
+def _one_of(*known: str) -> Callable[[str, str], str]:
+    def read(word: str, option: str) -> str:
+        if word not in known:
+            raise DpscopeError(f"{option} {word!r}: choose from {', '.join(known)}")
+        return word
+
+    return read
+
+
+def _switch(word: str, option: str) -> bool:
+    return _one_of("on", "off")(word, option) == "on"
+
+
+_READERS: dict[str, Callable[[str, str], object]] = {
+    "devices": _whole,
+    "per_node": _whole,
+    "inter": _link,
+    "intra": _link,
+    "bucket_mb": _bucket,
+    "comm_hook": _one_of(*HOOK_FACTORS),
+    "batch_size": _whole,
+    "accumulate": _whole,
+    "overlap": _switch,
+    "strategy": _one_of("ddp", "dp"),
+    "faster": lambda word, option: positive(word, option, "1.7"),
+    "jitter": _share,
+}
+
+
+def need_of(text: str) -> tuple[str, float]:
+    """Such as ``efficiency=0.95`` or ``step-ms=100``. Raises DpscopeError for another."""
+    name, _, value = text.partition("=")
+    if name not in NEEDS:
+        raise DpscopeError(f"--need {text!r}: give efficiency=0.95 or step-ms=100")
+    number = positive(value, "--need " + name, "0.95" if name == "efficiency" else "100")
+    if name == "efficiency" and number > 1:
+        raise DpscopeError(f"--need {text!r}: an efficiency is at most 1, such as efficiency=0.95")
+    return name, number
+
+
+NEEDS: Sequence[str] = ("efficiency", "step-ms")

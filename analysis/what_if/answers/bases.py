@@ -1,0 +1,226 @@
+"""From a run folder, or from anybody's traces, to a base and the costs of its collectives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.sources import cost_sources
+from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.text.units import counted
+from dpscope.analysis.traces.ranks.trace_analysis import find_traces
+from dpscope.analysis.what_if.links.costs import Costs
+from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
+from dpscope.analysis.what_if.replay.buckets import Bucketing
+from dpscope.analysis.what_if.replay.replay import Compute
+from dpscope.analysis.what_if.scenarios.lateness import lateness
+from dpscope.analysis.what_if.scenarios.scenario import Base
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.links import Interconnect
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import read_json_if_there
+
+TYPICAL = 3  # profiles that a prediction is the mean of
+_LEAST_SPREAD = 0.005
+_ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells
+
+
+@dataclass(frozen=True)
+class AskedBase:
+    """A base with its costs, and the run it is of, if it is of one."""
+
+    base: Base
+    costs: Costs
+    run: RunData | None = None
+    cell: CellData | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user says of a foreign trace, which it may not tell itself."""
+
+    devices: int | None = None
+    batch_size: int | None = None
+    bucket_mb: float | None = None
+    gradient_bytes: float | None = None
+
+
+def base_of_run(path: Path, cell_name: str | None) -> AskedBase:
+    """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none."""
+    run = load_run(path)
+    data = _chosen(run, cell_name, path)
+    repeats = sorted({repeat for repeat, _ in data.ranks})
+    sizes = data.ranks[0][1].model
+    tensors = [one.bytes for one in sizes.parameter_tensors]
+    job = _joined([job_profile(run.folder.repeat(data.cell, one).traces(), tensors) for one in repeats])
+    calibration = read_json_if_there(run.folder.calibration_path, Calibration)
+    options = data.cell.options
+    medians = [float(np.median(one)) for one in data.step_samples()]
+    windows = data.whole_windows()
+    step_us = float(np.median(np.concatenate(data.step_samples())))
+    base = Base(
+        name=data.cell.name,
+        profiles=job.typical(TYPICAL),
+        devices=data.cell.devices,
+        per_node=_per_node(data),
+        step_us=step_us,
+        spread=_spread(medians),
+        exposed_us=_exposed(windows, step_us),
+        batch_size=data.cell.batch_size,
+        single_us=_single(run),
+        bucketing=Bucketing(options.bucket_mb, options.overlap == "on"),
+        hook=options.comm_hook,
+        accumulate=options.accumulate,
+        kinds=job.kinds,
+        lateness=lateness(job.profiles),
+        largest=max(one.cell.devices for one in run.measured),
+        parameter_bytes=tuple(tensors),
+        buffer_bytes=sizes.buffer_bytes,
+        lacks=job.lacks,
+    )
+    base = _as_untraced(base)
+    sources = cost_sources(run.manifest, None, calibration)
+    costs = Costs(
+        devices=base.devices,
+        per_node=base.per_node,
+        traced=_traced(job),
+        calibration=None if calibration is None else calibration if calibration.fits else fit_calibration(calibration),
+        specified=sources.link(base.devices),
+        alike=_alike(run.manifest.environment.interconnect),
+    )
+    return AskedBase(base, costs, run, data)
+
+
+def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase:
+    """Anybody's traces of one job as base; what they lack is in `lacks`. Raises DpscopeError where they cannot be read."""
+    told = told or Told()
+    files, _ = find_traces(list(paths))
+    job = job_profile(files, gradient_bytes=told.gradient_bytes)
+    devices = told.devices or job.devices
+    if devices is None:
+        raise DpscopeError(f"{paths[0]}: the trace does not tell how many devices the job had; give --base-devices")
+    steps = [one.step_us for one in job.profiles]
+    lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
+    lacks += () if told.batch_size else ("the batch: give --base-batch-size for other batches",)
+    profiles = job.typical(TYPICAL)
+    base = Base(
+        name=str(paths[0]),
+        profiles=profiles,
+        devices=devices,
+        per_node=devices,
+        step_us=float(np.median(steps)),
+        spread=max(_ONE_REPEAT, _spread(steps)) if len(steps) > 1 else _ONE_REPEAT,
+        exposed_us=float(np.mean([one.exposed_us for one in job.profiles])),
+        batch_size=told.batch_size,
+        bucketing=Bucketing(told.bucket_mb),
+        kinds=job.kinds,
+        lateness=lateness(job.profiles),
+        lacks=lacks,
+    )
+    bounded = any(one.bounded for profile in profiles for one in profile.buckets)
+    return AskedBase(base, Costs(devices, devices, _traced(job), traced_bounded=bounded))
+
+
+def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:
+    """Exposed communication of the traced steps, shortened as the untraced step is shorter."""
+    if windows.empty or windows["exposed_us"].isna().all():
+        return None
+    return float(windows["exposed_us"].mean()) * min(1.0, step_us / float(windows["step_us"].mean()))
+
+
+def _chosen(run: RunData, name: str | None, path: Path) -> CellData:
+    usable = [one for one in run.measured if one.cell.strategy == "ddp" and one.cell.devices > 1 and len(one.steps)]
+    if name is not None:
+        found = run.cells.get(name)
+        if found is None or not found.measured:
+            raise DpscopeError(
+                f"{path} has no measured cell {name}; it has {', '.join(one.cell.name for one in run.measured)}"
+            )
+        if found not in usable:
+            raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
+        return found
+    if not usable:
+        raise DpscopeError(f"{path} has no traced DDP cell of several devices, which a base must be; measure one")
+    plain = [one for one in usable if not one.cell.variant] or usable
+    return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
+
+
+def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
+    """The repeats of a cell as one job: steps of different repeats are told apart."""
+    profiles = [
+        replace(one, step=None if one.step is None else one.step + 1_000_000 * index)
+        for index, job in enumerate(jobs)
+        for one in job.profiles
+    ]
+    return replace(jobs[0], profiles=tuple(profiles), kinds=frozenset().union(*(job.kinds for job in jobs)))
+
+
+def _per_node(data: CellData) -> int:
+    nodes = len({rank.node for _, rank in data.ranks})
+    return -(-data.cell.devices // nodes)
+
+
+def _single(run: RunData) -> dict[int, float]:
+    return {
+        one.cell.batch_size: float(np.median(np.concatenate(one.step_samples())))
+        for one in run.measured
+        if one.cell.strategy == "single" and not one.cell.variant and one.step_samples()
+    }
+
+
+def _spread(medians: Sequence[float]) -> float:
+    """Half a 90% band of the median step, in logarithms, from the repeats' medians."""
+    if len(medians) < 2:
+        return _ONE_REPEAT
+    return float(max(_LEAST_SPREAD, 1.645 * np.std(np.log(medians), ddof=1) / len(medians) ** 0.5))
+
+
+def _traced(job: JobProfile) -> dict[tuple[str, float], float]:
+    """Median microseconds of each kind and size that the job ran."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for profile in job.profiles:
+        for bucket in profile.buckets:
+            found.setdefault(("all_reduce", bucket.bytes), []).append(bucket.cost_us)
+        for other in profile.others:
+            found.setdefault((other.kind, other.bytes), []).append(other.cost_us)
+    return {key: float(np.median(values)) for key, values in found.items()}
+
+
+def _alike(interconnect: Interconnect | None) -> bool:
+    """Whether every two devices are joined by links of one rate; unknown counts as alike, there being nothing to the contrary."""
+    rates = (
+        {pair.rate.gb_per_s for pair in interconnect.pairs if pair.rate is not None}
+        if interconnect is not None
+        else set()
+    )
+    return len(rates) <= 1
+
+
+def _as_untraced(base: Base) -> Base:
+    """With the trace's own time scaled so that the replay takes as long as the untraced step: the tracer lengthens what the host
+    does, which on a CPU is all there is."""
+    on_device = any(one.on_device for one in base.profiles)
+
+    def scaled(scale: float) -> Compute:
+        return Compute(host=scale) if on_device else Compute(device=scale)
+
+    def replayed(scale: float) -> float:
+        return float(np.mean([replace(base, traced=scaled(scale)).replayed(one).step_us for one in base.profiles]))
+
+    low, high = 0.2, 1.0
+    if replayed(high) <= base.step_us or replayed(low) >= base.step_us:
+        return base
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if replayed(middle) < base.step_us else (low, middle)
+    what = "the host's own times" if on_device else "times of computing"
+    lacks = f"{what} without the tracer: they are taken as {high:.2f} of the traced ones, which fits the untraced step"
+    return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
+
+
+def lacks_sentence(base: Base) -> str:
+    """What the base does not tell; empty where it tells all."""
+    return f"{base.name} lacks {counted(len(base.lacks), 'thing')}: {'; '.join(base.lacks)}." if base.lacks else ""

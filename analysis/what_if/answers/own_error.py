@@ -1,0 +1,138 @@
+"""How wrong the method is on the run's own cells: each other measured cell predicted from the base, and set beside its time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.what_if.answers.bases import AskedBase
+from dpscope.analysis.what_if.prediction import BAND
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.profiling.records.run import Cell
+
+FEWEST = 3  # cells from which their errors tell a band
+
+
+@dataclass(frozen=True)
+class CellError:
+    """A measured cell predicted without its time; `perfect_us` and `same_us` are what simple rules say. None is unknown."""
+
+    cell: str
+    measured_us: float
+    predicted_us: float | None
+    low_us: float | None
+    high_us: float | None
+    perfect_us: float | None  # t_1 of the same batch
+    same_us: float  # the base's own step
+    reason: str | None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.predicted_us is None else self.predicted_us / self.measured_us - 1
+
+
+@dataclass(frozen=True)
+class OwnErrors:
+    """Of every other cell of a run that a scenario describes."""
+
+    cells: tuple[CellError, ...]
+
+    @property
+    def known(self) -> list[CellError]:
+        return [one for one in self.cells if one.error is not None]
+
+    @property
+    def half_band(self) -> float | None:
+        """Half a 90% band of the method, in logarithms; None from too few cells."""
+        errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
+        if len(errors) < FEWEST:
+            return None
+        return float(np.quantile(errors, min(1.0, BAND * (len(errors) + 1) / len(errors))))  # conformal, as in bands.py
+
+    @property
+    def sentence(self) -> str:
+        """What to say of them in one."""
+        if not self.cells:
+            return "No other cell of this run tells how wrong this method is here."
+        known = self.known
+        if not known:
+            return f"None of this run's {len(self.cells)} other cells could be predicted: {self.cells[0].reason}."
+        worst = max(known, key=lambda one: abs(one.error or 0.0))
+        middle = float(np.median([abs(one.error or 0.0) for one in known]))
+        said = (
+            f"The same method on this run's other cells: {len(known)} predicted, median error {100 * middle:.1f}%, worst "
+            f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell})."
+        )
+        rules = {
+            "nothing changes": [abs(one.same_us / one.measured_us - 1) for one in known],
+            "perfect scaling": [
+                abs(one.perfect_us / one.measured_us - 1) for one in known if one.perfect_us is not None
+            ],
+        }
+        shown = {name: float(np.median(values)) for name, values in rules.items() if values}
+        said += (
+            " Simple rules on the same cells: "
+            + ", ".join(f"'{name}' {100 * off:.1f}%" for name, off in shown.items())
+            + "."
+        )
+        better = [name for name, off in shown.items() if off < middle]
+        return said + (f" '{better[0]}' does better here than this prediction." if better else "")
+
+
+def with_own_error(question: AskedBase) -> tuple[AskedBase, OwnErrors]:
+    """The question with the band that its run's own cells give, and their errors."""
+    if question.run is None or question.cell is None:
+        return question, OwnErrors(())
+    found = own_errors(question, question.run)
+    base = replace(question.base, own_error=found.half_band)
+    return replace(question, base=base), found
+
+
+def own_errors(question: AskedBase, run: RunData) -> OwnErrors:
+    """Every other measured DDP cell of several devices, predicted from the base."""
+    return OwnErrors(tuple(_cell_error(question, data) for data in _others(question, run.measured)))
+
+
+def _others(question: AskedBase, measured: Sequence[CellData]) -> list[CellData]:
+    return [
+        data
+        for data in measured
+        if data.cell.strategy == "ddp"
+        and data.cell.devices > 1
+        and data.cell.name != question.base.name
+        and data.cell.options.amp is None
+        and data.cell.options.ddp_args == "default"
+        and data.step_samples()
+    ]
+
+
+def _cell_error(question: AskedBase, data: CellData) -> CellError:
+    base: Base = question.base
+    said = predict(base, scenario_of(data.cell, base), question.costs)
+    measured = float(np.median(np.concatenate(data.step_samples())))
+    return CellError(
+        cell=data.cell.name,
+        measured_us=measured,
+        predicted_us=said.step_us,
+        low_us=said.low_us,
+        high_us=said.high_us,
+        perfect_us=base.single_us.get(data.cell.batch_size),
+        same_us=base.step_us,
+        reason=said.reason,
+    )
+
+
+def scenario_of(cell: Cell, base: Base) -> Scenario:
+    """What a cell is, as a scenario of a base."""
+    options = cell.options
+    return Scenario(
+        devices=cell.devices,
+        per_node=min(base.per_node, cell.devices),
+        batch_size=cell.batch_size,
+        bucket_mb=DEFAULT_BUCKET if options.bucket_mb is None else options.bucket_mb,
+        overlap=options.overlap == "on",
+        hook=options.comm_hook,
+        accumulate=options.accumulate,
+    )

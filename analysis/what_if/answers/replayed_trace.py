@@ -1,0 +1,63 @@
+"""A replayed step as a Chrome trace, beside the measured one: what Perfetto draws."""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dpscope.analysis.what_if.answers.output import RunAnswer
+from dpscope.analysis.what_if.replay.base import measured_conditions
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay
+from dpscope.analysis.what_if.scenarios.inputs import inputs_of
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import atomic_path
+
+_MEASURED, _PREDICTED = 1, 2
+_COMPUTE, _COLLECTIVES = 1, 2
+
+
+def write_replayed(said: RunAnswer, path: Path) -> None:
+    """Two processes: the measured step and the first scenario's, each with compute and collectives; *.json or *.json.gz.
+
+    Raises DpscopeError for another name, for a folder that is not there, and for a scenario that has no replay.
+    """
+    if not path.name.endswith((".json", ".json.gz")):
+        raise DpscopeError(f"{path} must end in .json or .json.gz, which Perfetto reads")
+    if not path.parent.is_dir():
+        raise DpscopeError(f"{path.parent} does not exist; make it first")
+    base, (words, scenario, prediction) = said.question.base, said.predictions[0]
+    profile = base.profiles[0]
+    inputs = inputs_of(base, profile, scenario, said.question.costs)
+    if isinstance(inputs, str) or prediction.step_us is None or scenario.strategy == "dp":
+        why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is told by its formula"
+        raise DpscopeError(f"no replay to write: {why}")
+    measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)
+    predicted = replay(base.prepared(profile, inputs.compute), inputs.conditions, with_spans=True)
+    label = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items()) or "as measured"
+    events = [
+        *_events(_MEASURED, f"measured: {base.name}", measured, base.prepared(profile, AS_IT_WAS)),
+        *_events(_PREDICTED, f"predicted: {label}", predicted, base.prepared(profile, inputs.compute)),
+    ]
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, allow_nan=False).encode()
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def _events(process: int, name: str, step: Replayed, prepared: Prepared) -> Iterator[dict[str, object]]:
+    """Names, compute up to the last gradient and after the last wait, every collective; microseconds from the step's start."""
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+    for thread, label in ((_COMPUTE, "compute"), (_COLLECTIVES, "collectives")):
+        yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": label}}
+    yield _span(process, _COMPUTE, "forward and backward", 0.0, step.backward_us, {})
+    last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
+    yield _span(process, _COMPUTE, "optimizer and the rest", last, step.step_us, {"works": len(prepared.profile.works)})
+    for one in step.collectives:
+        told = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
+        yield _span(process, _COLLECTIVES, one.kind, one.start_us, one.end_us, told)
+
+
+def _span(
+    process: int, thread: int, name: str, start: float, end: float, told: Mapping[str, object]
+) -> dict[str, object]:
+    duration = max(0.0, end - start)
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": duration, "args": told}

@@ -1,0 +1,74 @@
+"""`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device."""
+
+from dpscope.analysis.what_if.links.costs import Cost, Costs
+from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
+from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Prepared, replay
+from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.scenarios.inputs import compute_of
+from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+
+_CHUNK_BYTES = 10 * 1024 * 1024  # torch/nn/parallel/comm.py
+_HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one interpreter take N times as long
+
+
+def data_parallel(
+    base: Base, profile: StepProfile, scenario: Scenario, costs: Costs, devices: int
+) -> tuple[float, float, str, float, tuple[str, ...]] | str:
+    """Step, exposed communication, what bounds it, its spread and what it rests on; or the reason why it is not known.
+
+    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB; the optimizer on
+    one device. Source: torch/nn/parallel/replicate.py and comm.py, as in `dp_transfer_us`.
+    """
+    compute = compute_of(base, scenario)
+    if isinstance(compute, str):
+        return compute
+    parameters = profile.gradients.total_bytes
+    if profile.gradients.known == "interpolated":
+        parameters /= HOOK_FACTORS.get(base.hook, 1.0)
+    moved = (
+        _moved("broadcast", parameters + base.buffer_bytes, devices, costs, scenario),
+        _moved("reduce", parameters, devices, costs, scenario),
+    )
+    if isinstance(moved[0], str) or isinstance(moved[1], str):
+        return f"DataParallel: {moved[0] if isinstance(moved[0], str) else moved[1]}"
+    total = moved[0].total_us + moved[1].total_us
+    now = base.replayed(profile).step_us
+    then = _alone(profile, compute)
+    free = _alone(profile, Compute(compute.by_samples, compute.device, 0.0))
+    if then - free > _HOST_BOUND * then:
+        then = _alone(profile, Compute(compute.by_samples, compute.device, compute.host * devices))
+    step = base.step_us + then - now + total
+    told = (f"DataParallel by its formula; {moved[0].told}",)
+    return (
+        step,
+        total,
+        "communication" if total > 0.05 * step else "compute",
+        moved[0].spread * total / step + 0.1,
+        told,
+    )
+
+
+def _alone(profile: StepProfile, compute: Compute) -> float:
+    """The step without any collective."""
+    count = len(profile.bucket_ends)
+    none = (0.0,) * count
+    conditions = Conditions(profile.bucket_ends, none, none, none, (0.0,) * len(profile.others))
+    return replay(Prepared(profile, compute), conditions).step_us
+
+
+def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:
+    """All chunks of one kind, one after another."""
+    whole, rest = divmod(size, _CHUNK_BYTES)
+    chunk = costs.cost(kind, float(_CHUNK_BYTES), devices, devices, scenario.links)
+    last = costs.cost(kind, max(rest, 1.0), devices, devices, scenario.links)
+    if isinstance(chunk, str):
+        return chunk
+    if isinstance(last, str):
+        return last
+    return Cost(
+        whole * chunk.latency_us + last.latency_us,
+        whole * chunk.transfer_us + last.transfer_us,
+        chunk.source,
+        chunk.told,
+        chunk.spread,
+    )

@@ -1,0 +1,184 @@
+"""From a scenario to what a replay runs under: buckets, their costs, lateness, compute; or the reason why that is not known."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpscope.analysis.what_if.links.costs import TRACED, Cost, Costs
+from dpscope.analysis.what_if.replay.base import late_us
+from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, bucket_bytes, bucket_ends
+from dpscope.analysis.what_if.replay.replay import Compute, Conditions
+from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+
+_MOST_CARRIED = (
+    3.0  # by how much a run's own collectives may differ from their calibration before that is not carried on
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How many devices, on nodes of so many."""
+
+    devices: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.devices // self.per_node)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a replay runs under, and what its costs rest on."""
+
+    compute: Compute
+    conditions: Conditions
+    spread: float  # half a 90% band of the costs, in logarithms
+    told: tuple[str, ...]
+
+
+def place_of(base: Base, scenario: Scenario) -> Place:
+    """Full nodes: of as many devices as stated, else of as many as the base has on one, if it spans several."""
+    devices = scenario.devices or base.devices
+    several = base.devices > base.per_node
+    per_node = scenario.per_node or (base.per_node if several else devices)
+    return Place(devices, min(per_node, devices))
+
+
+def bucketing_of(base: Base, scenario: Scenario) -> Bucketing:
+    """The scenario's cap and overlap, else the base's."""
+    cap = base.bucketing.cap_mib
+    if isinstance(scenario.bucket_mb, str):
+        cap = None if scenario.bucket_mb == DEFAULT_BUCKET else cap
+    elif scenario.bucket_mb is not None:
+        cap = scenario.bucket_mb
+    return Bucketing(cap, base.bucketing.overlap if scenario.overlap is None else scenario.overlap)
+
+
+def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Inputs | str:
+    """What to replay a profile under, or the reason why it cannot be told."""
+    place = place_of(base, scenario)
+    bucketing = bucketing_of(base, scenario)
+    hook = scenario.hook or base.hook
+    if hook not in HOOK_FACTORS:
+        return f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
+    ends, sizes = base.buckets(profile, bucketing, hook, _buckets)
+    compute = compute_of(base, scenario)
+    if isinstance(compute, str):
+        return compute
+    found = [costs.cost("all_reduce", size, place.devices, place.per_node, scenario.links) for size in sizes]
+    reasons = [one for one in found if isinstance(one, str)]
+    if reasons:
+        return reasons[0]
+    known = [one for one in found if isinstance(one, Cost)]
+    carried = (
+        _carried_ratio(base, profile, costs) if scenario.links.intra is None and scenario.links.inter is None else 1.0
+    )
+    others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
+    later = _later_us(base, scenario, place)
+    late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
+    conditions = Conditions(
+        bucket_ends=ends,
+        latency_us=tuple(one.latency_us * carried * scenario.latency_factor for one in known),
+        transfer_us=tuple(one.transfer_us * carried * scenario.transfer_factor for one in known),
+        late_us=late if place.devices > 1 else (0.0,) * len(ends),
+        other_us=others,
+        passes=_passes(base, scenario),
+        gamma=base.gamma,
+        slowdown=base.slowdown,
+    )
+    total = sum(one.total_us for one in known)
+    spread = sum(one.spread * one.total_us for one in known) / total if total else 0.0
+    return Inputs(compute, conditions, spread, tuple(dict.fromkeys(one.told for one in known)))
+
+
+def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) -> tuple[tuple[int, ...], list[float]]:
+    """Ends of buckets and the bytes they send; the base's own buckets are taken as they were measured."""
+    gradients = profile.gradients
+    by_base = HOOK_FACTORS.get(base.hook, 1.0)
+    model = gradients.bytes / by_base if gradients.known == "interpolated" else gradients.bytes
+    measured = bucketing == base.bucketing
+    ends = profile.bucket_ends if measured else tuple(bucket_ends(model.tolist(), bucketing))
+    return ends, [
+        size * HOOK_FACTORS[hook] * (model.sum() / gradients.total_bytes) for size in bucket_bytes(gradients, ends)
+    ]
+
+
+def _carried_ratio(base: Base, profile: StepProfile, costs: Costs) -> float:
+    """What the base's own collectives took over what the same source says of them: common errors cancel."""
+    said = [costs.cost("all_reduce", one.bytes, base.devices, base.per_node) for one in profile.buckets]
+    known = [one for one in said if isinstance(one, Cost)]
+    if len(known) < len(said) or not known or any(one.source == TRACED for one in known):
+        return 1.0
+    ratio = sum(one.cost_us for one in profile.buckets) / max(sum(one.total_us for one in known), 1e-9)
+    return ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0
+
+
+def _other_us(kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs) -> float:
+    """A broadcast of buffers, say: as modelled at the new place over as modelled at the old one; as measured where unknown."""
+    if place.devices == 1:
+        return 0.0
+    now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
+    before = costs.cost(kind, size, costs.devices, costs.per_node)
+    if isinstance(now, str) or isinstance(before, str) or before.total_us <= 0:
+        return measured_us
+    return measured_us * now.total_us / before.total_us
+
+
+def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
+    """By how much the last of the scenario's ranks is later than the last of the base's."""
+    if scenario.jitter is not None:
+        deviation = scenario.jitter * base.step_us
+        two = type(base.lateness)((0.0, 0.0), (-deviation, deviation))
+        return two.latest_us(place.devices) - base.lateness.latest_us(base.devices)
+    return base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
+
+
+def _passes(base: Base, scenario: Scenario) -> int:
+    """Passes beside those in the base's own trace, which shows all its micro-batches."""
+    wanted = scenario.accumulate or base.accumulate
+    return max(1, wanted // base.accumulate)
+
+
+def micro_batch(base: Base, scenario: Scenario) -> int | None:
+    """Samples of one forward pass per device."""
+    own = base.batch_size // base.accumulate if base.batch_size else None
+    if scenario.batch_size is None:
+        return own
+    return max(1, scenario.batch_size // (scenario.accumulate or base.accumulate))
+
+
+def step_batch(base: Base, scenario: Scenario) -> int | None:
+    """Samples of one optimizer step per device."""
+    if scenario.batch_size is not None:
+        return scenario.batch_size
+    if base.batch_size is None:
+        return None
+    return base.batch_size // base.accumulate * (scenario.accumulate or base.accumulate)
+
+
+def compute_of(base: Base, scenario: Scenario) -> Compute | str:
+    """How compute changes with the batch and the device: t(b) by the measured batches of one device, else by samples."""
+    wanted, own = micro_batch(base, scenario), base.batch_size // base.accumulate if base.batch_size else None
+    factor = 1.0
+    if scenario.batch_size is not None:
+        if own is None or wanted is None:
+            return "the base's batch is not known: give --base-batch-size"
+        factor = single_us(base, wanted) / single_us(base, own) if len(base.single_us) > 1 else wanted / own
+    return Compute(
+        by_samples=factor,
+        device=base.traced.device / scenario.faster,
+        host=scenario.host_factor * base.traced.host,
+    )
+
+
+def single_us(base: Base, batch: int) -> float:
+    """t_1 at a batch: between measured batches linearly, beyond them by the nearest two."""
+    batches = np.array(sorted(base.single_us), dtype=float)
+    times = np.array([base.single_us[int(one)] for one in batches])
+    if batches[0] <= batch <= batches[-1]:
+        return float(np.interp(batch, batches, times))
+    pair = slice(0, 2) if batch < batches[0] else slice(-2, None)
+    slope, start = np.polyfit(batches[pair], times[pair], 1)
+    return float(max(start + slope * batch, times.min() * 0.05))

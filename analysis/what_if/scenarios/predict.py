@@ -1,0 +1,247 @@
+"""The step of a configuration that nobody has run: measured base + (replay of the scenario - replay of the base)."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpscope.analysis.what_if.bands import FARTHEST, floor_of
+from dpscope.analysis.what_if.links.costs import Costs
+from dpscope.analysis.what_if.prediction import Prediction
+from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error
+from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Conditions, Prepared, Replayed, replay, replayed_from
+from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.scenarios.dp import data_parallel
+from dpscope.analysis.what_if.scenarios.inputs import Inputs, Place, inputs_of, place_of, step_batch
+from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
+
+_ASSUMED_ERROR = (
+    0.04  # half a 90% band of the method where no other cell tells it: that of the live experiment without delay
+)
+_HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
+_IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
+_COUNTS = 0.05  # of the step, from which on a part is named as what bounds it
+_OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
+_GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A replayed scenario on one profile: what it adds to the base."""
+
+    step_us: float
+    exposed_us: float
+    bound_by: str
+    spread: float  # of the step, by its costs
+    told: tuple[str, ...]
+
+
+def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
+    """One configuration from a base; a refusal carries its reason. Pure: the same three give the same answer."""
+    place = place_of(base, scenario)
+    asked = Prediction(place.devices, place.nodes, step_batch(base, scenario))
+    if (reason := refusal(base, scenario)) is not None:
+        return replace(asked, reason=reason)
+    found = [answered(base, profile, scenario, costs) for profile in base.profiles]
+    reasons = [one for one in found if isinstance(one, str)]
+    if reasons:
+        return replace(asked, reason=reasons[0])
+    return _joined(base, scenario, costs, asked, [one for one in found if isinstance(one, Answered)], place)
+
+
+def refusal(base: Base, scenario: Scenario) -> str | None:
+    """Why nothing is predicted; None where it can be."""
+    if (why := base.refused(_base_refusal)) is not None:
+        return why
+    devices = scenario.devices or base.devices
+    if base.devices == 1 and devices > 1:
+        return "the base ran on one device, so nothing was measured between devices: take a cell of several as the base"
+    if devices != base.devices and devices > 1 and not base.lateness.known and scenario.jitter is None:
+        return "one rank was read, so how late ranks are is not known: give every rank's trace, or --jitter, such as 3%"
+    if scenario.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
+        return (
+            f"the host bounds this step: {100 * share:.0f}% of it is launching, which hides what a link changes; trace a larger "
+            "batch, or torch.compile, first"
+        )
+    if scenario.faster <= 0 or not math.isfinite(scenario.faster):
+        return "a device cannot be that much faster: give a factor above 0"
+    return None
+
+
+def _base_refusal(base: Base) -> str | None:
+    """Why nothing at all is predicted from this base."""
+    for profile in base.profiles:
+        off = base_error(base.prepared(profile, AS_IT_WAS))
+        if abs(off) > MOST_OFF:
+            return f"the replay of the base is {100 * off:+.1f}% off its measured step: something in its trace is not modelled"
+    if foreign := sorted(base.kinds & _OTHERS):
+        return f"the job runs {' and '.join(foreign)} beside DDP's all-reduces: it is no plain data parallelism"
+    if base.devices > 1 and not any(profile.buckets for profile in base.profiles):
+        return (
+            "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
+        )
+    if any(np.isnan(one.bytes) for profile in base.profiles for one in profile.buckets):
+        return "the trace does not tell the bytes of its all-reduces: trace with record_shapes=True, or state --gradient-bytes"
+    factor = HOOK_FACTORS.get(base.hook)
+    if factor is None:
+        return f"the base's hook {base.hook} is not modelled: take a cell without it as the base"
+    for profile in base.profiles if base.devices > 1 else ():
+        if (why := not_reproduced(profile, base.bucketing, factor)) is not None:
+            return why
+    alone = base.single_us.get(base.batch_size) if base.batch_size is not None else None
+    if alone is not None and base.devices > 1 and base.step_us < _IMPOSSIBLE * alone:
+        return (
+            f"{base.devices} devices take {base.step_us / 1e3:.1f} ms where one takes {alone / 1e3:.1f} ms at the same batch: "
+            "something else changed between these cells, or they are noisier than what is asked"
+        )
+    return None
+
+
+def _host_share(base: Base) -> float:
+    """The share of the base's step that a host without time of its own would save."""
+    return (
+        max(_host_gap_us(base.prepared(one, AS_IT_WAS)) / one.step_us for one in base.profiles if one.on_device)
+        if any(one.on_device for one in base.profiles)
+        else 0.0
+    )
+
+
+def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
+    """The scenario replayed on one profile."""
+    if scenario.strategy == "dp":
+        said = data_parallel(base, profile, scenario, costs, place_of(base, scenario).devices)
+        return said if isinstance(said, str) else Answered(*said)
+    inputs = inputs_of(base, profile, scenario, costs)
+    if isinstance(inputs, str):
+        return inputs
+    prepared = base.prepared(profile, inputs.compute)
+    then = replay(prepared, inputs.conditions)
+    now = base.replayed(profile)
+    step = max(base.step_us + then.step_us - now.step_us, 1.0)
+    measured = base.exposed_us if base.exposed_us is not None else now.exposed_us
+    exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
+    return Answered(
+        step, exposed, _bound_by(prepared, inputs, then), _cost_spread(prepared, inputs, then, step), inputs.told
+    )
+
+
+def _cost_spread(prepared: Prepared, inputs: Inputs, then: Replayed, step_us: float) -> float:
+    """Half the band that the costs' own errors make in the step, in logarithms."""
+    if not inputs.spread:
+        return 0.0
+    dearer = replayed_from(prepared, _times(inputs.conditions, math.exp(inputs.spread)), then.entered)
+    return math.log1p(max(0.0, dearer - then.step_us) / step_us)
+
+
+def _times(conditions: Conditions, factor: float) -> Conditions:
+    return replace(
+        conditions,
+        latency_us=tuple(one * factor for one in conditions.latency_us),
+        transfer_us=tuple(one * factor for one in conditions.transfer_us),
+    )
+
+
+def _bound_by(prepared: Prepared, inputs: Inputs, then: Replayed) -> str:
+    """What the step would be shorter without: waiting, communication, the host, else compute alone."""
+    saved = {"communication": then.exposed_us}
+    if max(inputs.conditions.late_us, default=0.0) > _COUNTS * then.step_us:
+        none = replace(inputs.conditions, late_us=(0.0,) * len(inputs.conditions.late_us))
+        saved["waiting"] = then.step_us - replayed_from(prepared, none, then.entered)
+        saved["communication"] = max(0.0, then.exposed_us - saved["waiting"])
+    if prepared.profile.on_device:
+        saved["host"] = _host_gap_us(prepared)
+    largest = max(saved, key=lambda name: saved[name])
+    return largest if saved[largest] > _COUNTS * then.step_us else "compute"
+
+
+def _host_gap_us(prepared: Prepared) -> float:
+    """What a host without time of its own would save of the step without communication; worked out once."""
+    if ("host",) not in prepared.kept:
+        ends, others = prepared.profile.bucket_ends, prepared.profile.others
+        none = (0.0,) * len(ends)
+        alone = Conditions(ends, none, none, none, (0.0,) * len(others))
+        free = Prepared(prepared.profile, replace(prepared.compute, host=0.0))
+        prepared.kept[("host",)] = replay(prepared, alone).step_us - replay(free, alone).step_us
+    return prepared.kept[("host",)]
+
+
+def _joined(
+    base: Base, scenario: Scenario, costs: Costs, asked: Prediction, found: list[Answered], place: Place
+) -> Prediction:
+    """The mean over the profiles, with its band; beyond the reach a range and no number."""
+    step = float(np.mean([one.step_us for one in found]))
+    exposed = float(np.mean([one.exposed_us for one in found]))
+    alone = _alone_us(base, scenario, costs)
+    times = place.devices / base.largest_count
+    half = _half_width(base, scenario, found, times)
+    if times > FARTHEST:
+        least = min(step - exposed, alone if alone is not None else step) * math.exp(-base.spread)
+        return replace(
+            asked,
+            low_us=least,
+            high_us=(step + exposed) * math.exp(half),
+            reason=f"{times:.0f}x the largest measured count ({base.largest_count}): no number; the range begins without any "
+            "exposed communication",
+        )
+    same = scenario == Scenario()
+    return replace(
+        asked,
+        step_us=base.step_us if same else step,
+        low_us=(base.step_us if same else step) * math.exp(-half),
+        high_us=(base.step_us if same else step) * math.exp(half),
+        exposed_us=exposed,
+        efficiency=min(alone / step, 1.5) if alone is not None else None,
+        bound_by=found[0].bound_by,
+        rests_on=_rests_on(base, found, scenario),
+    )
+
+
+def _alone_us(base: Base, scenario: Scenario, costs: Costs) -> float | None:
+    """t_1 of the scenario's batch and device: the replay without other devices, scaled to a measured t_1 where known."""
+    kept = replace(scenario, devices=1, per_node=1, strategy=None, links=AS_MEASURED)
+    then = _without_others(base, kept, costs)
+    if then is None or base.batch_size is None or base.batch_size not in base.single_us:
+        return then
+    own = _without_others(base, Scenario(devices=1, per_node=1), costs)
+    return then * base.single_us[base.batch_size] / own if own else None
+
+
+def _without_others(base: Base, scenario: Scenario, costs: Costs) -> float | None:
+    found = []
+    for profile in base.profiles:
+        inputs = inputs_of(base, profile, scenario, costs)
+        if isinstance(inputs, str):
+            return None
+        prepared = base.prepared(profile, inputs.compute)
+        key = (inputs.conditions.passes,)
+        if key not in prepared.kept:
+            prepared.kept[key] = replay(prepared, inputs.conditions).step_us
+        found.append(base.step_us + prepared.kept[key] - base.replayed(profile).step_us)
+    return float(np.mean(found))
+
+
+def _half_width(base: Base, scenario: Scenario, found: Iterable[Answered], times: float) -> float:
+    """Half the 90% band in logarithms: the base's spread, the method's own error, the costs', the distance in devices."""
+    method = base.own_error if base.own_error is not None else _ASSUMED_ERROR
+    parts = [base.spread, 0.0 if scenario == Scenario() else method, max(one.spread for one in found)]
+    exposed = max(one.exposed_us / one.step_us for one in found)
+    parts.append(floor_of(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed)))
+    if scenario.faster != 1.0:
+        parts.append(_GPU_ERROR)
+    if scenario.batch_size is not None and len(base.single_us) < 2 and scenario.batch_size != base.batch_size:
+        parts.append(0.10)  # one batch alone: samples may cost otherwise
+    if not base.lateness.known and scenario.jitter is None and times > 1:
+        parts.append(0.03)
+    return math.sqrt(sum(one**2 for one in parts))
+
+
+def _rests_on(base: Base, found: list[Answered], scenario: Scenario) -> str:
+    said = [*found[0].told]
+    if (scenario.devices or base.devices) != base.devices or scenario.jitter is not None:
+        jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.told
+        said.append(jitter)
+    if base.own_error is None:
+        said.append("band assumed: no other cell tells the method's error")
+    return "; ".join(said) or f"the replay of {base.name}"

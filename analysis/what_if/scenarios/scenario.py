@@ -1,0 +1,114 @@
+"""What is asked (a scenario) and what it is asked of (a base): plain data, no torch. Microseconds, bytes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dpscope.analysis.what_if.links.costs import Links
+from dpscope.analysis.what_if.replay.base import measured_conditions
+from dpscope.analysis.what_if.replay.buckets import Bucketing
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, replay
+from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.scenarios.lateness import Lateness
+
+Buckets = tuple[tuple[int, ...], list[float]]
+"""The last gradient of each bucket, and the bytes that each sends."""
+MadeBuckets = Callable[["Base", StepProfile, Bucketing, str], Buckets]
+DEFAULT_BUCKET = "default"
+AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What differs from the base; None keeps the base's.
+
+    `batch_size` is per device and step, which `accumulate` cuts into micro-batches; without it every micro-batch is as large as
+    the base's. `bucket_mb` in MiB, or "default". `faster` divides the time of every kernel. `jitter` is the standard deviation of
+    a rank's lateness as a share of the step. The last four are for what each thing is worth alone.
+    """
+
+    devices: int | None = None
+    per_node: int | None = None
+    batch_size: int | None = None
+    bucket_mb: float | str | None = None
+    overlap: bool | None = None
+    hook: str | None = None
+    accumulate: int | None = None
+    strategy: str | None = None  # ddp, dp
+    faster: float = 1.0
+    links: Links = AS_MEASURED
+    jitter: float | None = None
+    transfer_factor: float = 1.0
+    latency_factor: float = 1.0
+    lateness_factor: float = 1.0
+    host_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Base:
+    """A measured cell, or a foreign trace: its replayed steps and what was measured of it.
+
+    `step_us` is the untraced step where known, `spread` half a 90% band of it in logarithms, by its repeats. `single_us` is t_1
+    by batch per device. `own_error` is half a 90% band of the method on this run's other cells, None where there is none to tell.
+    """
+
+    name: str
+    profiles: tuple[StepProfile, ...]
+    devices: int
+    per_node: int
+    step_us: float
+    spread: float
+    exposed_us: float | None
+    batch_size: int | None = None
+    single_us: Mapping[int, float] = field(default_factory=dict)
+    bucketing: Bucketing = USUAL_BUCKETS
+    hook: str = "none"
+    accumulate: int = 1
+    kinds: frozenset[str] = frozenset()
+    lateness: Lateness = UNKNOWN_LATENESS
+    largest: int = 0  # the largest device count that was measured; 0: this one's
+    own_error: float | None = None
+    parameter_bytes: tuple[int, ...] = ()
+    buffer_bytes: int = 0
+    gamma: float = 0.0
+    traced: Compute = (
+        AS_IT_WAS  # by what the trace's times are scaled, so that the replay is as long as the untraced step
+    )
+    slowdown: float = 2.0
+    lacks: tuple[str, ...] = ()
+
+    _prepared: dict[tuple[int, Compute], Prepared] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _buckets: dict[tuple[int, Bucketing, str], Buckets] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    _refused: list[str | None] = field(default_factory=list, init=False, compare=False, repr=False)
+    _replayed: dict[int, Replayed] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def prepared(self, profile: StepProfile, compute: Compute) -> Prepared:
+        """One of the profiles under a compute scale, made once: many scenarios share it."""
+        key = (id(profile), compute)  # the base holds its profiles, so that no other has the same id
+        if key not in self._prepared:
+            self._prepared[key] = Prepared(profile, compute)
+        return self._prepared[key]
+
+    def replayed(self, profile: StepProfile) -> Replayed:
+        """One of the profiles replayed as it was measured, once."""
+        if id(profile) not in self._replayed:
+            self._replayed[id(profile)] = replay(self.prepared(profile, self.traced), measured_conditions(profile))
+        return self._replayed[id(profile)]
+
+    def buckets(self, profile: StepProfile, bucketing: Bucketing, hook: str, made: "MadeBuckets") -> Buckets:
+        """Ends and bytes of a profile's buckets, worked out once for each rule and hook."""
+        key = (id(profile), bucketing, hook)
+        if key not in self._buckets:
+            self._buckets[key] = made(self, profile, bucketing, hook)
+        return self._buckets[key]
+
+    def refused(self, why: "Callable[[Base], str | None]") -> str | None:
+        """What `why` says of this base, asked once."""
+        if not self._refused:
+            self._refused.append(why(self))
+        return self._refused[0]
+
+    @property
+    def largest_count(self) -> int:
+        return max(self.largest, self.devices)

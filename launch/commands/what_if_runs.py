@@ -1,0 +1,111 @@
+"""`dpscope whatif` of a run folder or of traces: the replay's answers, printed, drawn and written."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpscope.analysis.what_if.answers.asked import AskedText, need_of, scenarios_of
+from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.analysis.what_if.answers.output import RunAnswer
+
+
+@dataclass(frozen=True)
+class RunQuestion:
+    """What is asked of a run or a trace."""
+
+    asked: AskedText
+    cell: str | None
+    solve: str | None
+    need: str | None
+    trace: Path | None
+    figure: Path | None
+    output_format: str
+
+
+def of_run_or_traces(
+    paths: list[Path],
+    question: RunQuestion,
+    told: tuple[int | None, int | None, float | None, float | None],
+    given: Sequence[str],
+) -> None:
+    """Answer and print. `told` is what the user says of a trace (devices, batch, bucket, bytes), `given` the options it was."""
+    scenarios = scenarios_of(question.asked)
+    _check(question, len(scenarios))
+    from rich.console import Console
+
+    from dpscope.analysis.text.terminal import print_table
+    from dpscope.analysis.text.text_table import render
+    from dpscope.analysis.what_if.answers import bases, output
+    from dpscope.analysis.what_if.answers.own_error import with_own_error
+    from dpscope.profiling.store.folders import is_run_folder
+
+    if is_run_folder(paths[0]):
+        if len(paths) > 1:
+            raise DpscopeError(f"{paths[0]} is a run folder: give it alone")
+        if given:
+            raise DpscopeError(f"{' and '.join(given)}: a run tells that itself; leave it out")
+        found = bases.base_of_run(paths[0], question.cell)
+    else:
+        if question.cell is not None:
+            raise DpscopeError("--cell is of a run folder; traces are of one job")
+        found = bases.base_of_traces(paths, bases.Told(*told))
+    found, own = with_own_error(found)
+    said = output.run_answer(found, own, scenarios)
+    if question.output_format == "json":
+        sys.stdout.write(said.as_json() + "\n")
+    elif question.output_format == "csv":
+        sys.stdout.write(render(output.run_table(said), "csv"))
+    else:
+        console = Console()
+        for sentence in output.base_sentences(said):
+            console.print(sentence, highlight=False)
+        print_table(console, output.run_table(said))
+        for sentence in _further(said, question):
+            console.print(sentence, highlight=False)
+    _write(said, question)
+
+
+def _check(question: RunQuestion, scenarios: int) -> None:
+    from dpscope.analysis.what_if.answers.questions import SOLVABLE
+
+    if question.solve is not None and question.solve not in SOLVABLE:
+        raise DpscopeError(f"--solve {question.solve!r}: choose from {', '.join(SOLVABLE)}")
+    targets = question.solve is not None and question.solve not in ("bucket-mb", "strategy")
+    if targets and question.need is None:
+        raise DpscopeError(f"--solve {question.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")
+    if question.need is not None:
+        need_of(question.need)
+        if not targets:
+            raise DpscopeError("--need is the target of --solve inter, intra, faster or devices: give one of these")
+    if question.solve is not None and scenarios > 1:
+        raise DpscopeError("--solve answers for one scenario: give one value for each other option")
+    if question.solve is not None and question.output_format != "table":
+        raise DpscopeError("--solve answers in a sentence: leave --format out")
+
+
+def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:
+    """The inverse question's answer, and what is worth most."""
+    from dpscope.analysis.what_if.answers.questions import solve, worth, worth_sentence
+
+    base, costs = said.question.base, said.question.costs
+    _, scenario, _ = said.predictions[-1]
+    if question.solve is not None:
+        need = need_of(question.need) if question.need is not None else None
+        return [solve(base, scenario, costs, question.solve, need).sentence]
+    sentence = worth_sentence(worth(base, scenario, costs), scenario.devices or base.devices)
+    return [sentence] if sentence else []
+
+
+def _write(said: "RunAnswer", question: RunQuestion) -> None:
+    if question.trace is not None:
+        from dpscope.analysis.what_if.answers.replayed_trace import write_replayed
+
+        write_replayed(said, question.trace)
+    if question.figure is not None:
+        from dpscope.analysis.what_if.answers.figure import write_figure
+
+        write_figure(said, question.figure)
