@@ -25,6 +25,14 @@ def _holds_run(path: Path) -> bool:
     return is_run_folder(path)
 
 
+def _of_table(values: Values) -> bool:
+    return bool(values["paths"][0].suffix == ".csv")
+
+
+def _of_run(values: Values) -> bool:
+    return _holds_run(values["paths"][0])
+
+
 def _holds_trainings(path: Path) -> bool:
     from dpscope.profiling.store.training_folders import holds_epochs
 
@@ -148,6 +156,54 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             ("per_node", "batch_size"),
             lambda values: values["measured"] is not None,
             "the rows of --measured say it",
+        ),
+        Idle(
+            (
+                *(
+                    "cell",
+                    "inter",
+                    "intra",
+                    "bucket_mb",
+                    "comm_hook",
+                    "accumulate",
+                    "overlap",
+                    "strategy",
+                    "faster",
+                    "jitter",
+                ),
+                *(
+                    "solve",
+                    "need",
+                    "trace",
+                    "figure",
+                    "base_devices",
+                    "base_batch_size",
+                    "base_bucket_mb",
+                    "gradient_bytes",
+                ),
+            ),
+            _of_table,
+            "a table of step times does not tell what it changes; give a run or a trace",
+        ),
+        Idle(
+            ("measured",),
+            lambda values: not _of_table(values),
+            "it is for a table, and a run or a trace is given",
+        ),
+        Idle(
+            ("cell",),
+            lambda values: not _holds_run(values["paths"][0]),
+            "it chooses a cell of a run folder, and none is given",
+        ),
+        Idle(
+            ("base_devices", "base_batch_size", "base_bucket_mb", "gradient_bytes"),
+            _of_run,
+            "a run tells it",
+        ),
+        Idle(
+            ("need",),
+            lambda values: values["solve"] in (None, "bucket-mb", "strategy"),
+            "it is the target of --solve inter, intra, faster or devices",
         ),
     ),
     "train": (

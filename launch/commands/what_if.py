@@ -56,39 +56,16 @@ def whatif(
     for path in paths:
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
-    told = {
-        "--base-devices": base_devices,
-        "--base-batch-size": base_batch_size,
-        "--base-bucket-mb": base_bucket_mb,
-        "--gradient-bytes": gradient_bytes,
-    }
-    given = [name for name, value in told.items() if value is not None]
-    files = {"--solve": solve, "--need": need, "--trace": trace, "--figure": figure}
     if paths[0].suffix == _TABLE:
-        others = [name for name, value in files.items() if value is not None] + (["--cell"] if cell else [])
-        idle = [
-            *given,
-            *others,
-            *(one for one in asked.given if one not in ("--devices", "--per-node", "--batch-size")),
-        ]
-        _refuse(idle, "a table of step times does not tell what it changes; give a run or a trace")
         _of_table(paths, asked, measured, output_format)
         return
     from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces
 
-    if measured is not None:
-        raise DpscopeError("--measured is of a table: give one that ends in .csv in place of the run")
     of_run_or_traces(
         paths,
         RunQuestion(asked, cell, solve, need, trace, figure, output_format),
         (base_devices, base_batch_size, base_bucket_mb, gradient_bytes),
-        given,
     )
-
-
-def _refuse(options: list[str], why: str) -> None:
-    if options:
-        raise DpscopeError(f"{' and '.join(options)}: {why}")
 
 
 def _of_table(paths: list[Path], asked: "AskedText", measured: Path | None, output_format: str) -> None:

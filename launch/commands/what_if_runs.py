@@ -1,7 +1,6 @@
 """`dpscope whatif` of a run folder or of traces: the replay's answers, printed, drawn and written."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +29,8 @@ def of_run_or_traces(
     paths: list[Path],
     question: RunQuestion,
     told: tuple[int | None, int | None, float | None, float | None],
-    given: Sequence[str],
 ) -> None:
-    """Answer and print. `told` is what the user says of a trace (devices, batch, bucket, bytes), `given` the options it was."""
+    """Answer and print. `told` is what the user says of a trace: devices, batch, bucket cap, bytes of gradients."""
     scenarios = scenarios_of(question.asked)
     _check(question, len(scenarios))
     from rich.console import Console
@@ -46,12 +44,8 @@ def of_run_or_traces(
     if is_run_folder(paths[0]):
         if len(paths) > 1:
             raise DpscopeError(f"{paths[0]} is a run folder: give it alone")
-        if given:
-            raise DpscopeError(f"{' and '.join(given)}: a run tells that itself; leave it out")
         found = bases.base_of_run(paths[0], question.cell)
     else:
-        if question.cell is not None:
-            raise DpscopeError("--cell is of a run folder; traces are of one job")
         found = bases.base_of_traces(paths, bases.Told(*told))
     found, own = with_own_error(found)
     said = output.run_answer(found, own, scenarios)
@@ -79,8 +73,6 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         raise DpscopeError(f"--solve {question.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")
     if question.need is not None:
         need_of(question.need)
-        if not targets:
-            raise DpscopeError("--need is the target of --solve inter, intra, faster or devices: give one of these")
     if question.solve is not None and scenarios > 1:
         raise DpscopeError("--solve answers for one scenario: give one value for each other option")
     if question.solve is not None and question.output_format != "table":

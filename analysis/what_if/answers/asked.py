@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -33,11 +33,6 @@ class AskedText:
     strategy: str | None = None
     faster: str | None = None
     jitter: str | None = None
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The options that were given, as they are typed."""
-        return tuple(option_of(one.name) for one in fields(self) if getattr(self, one.name) is not None)
 
 
 def option_of(name: str) -> str:

@@ -20,6 +20,7 @@ from dpscope.analysis.what_if.scenarios.lateness import lateness
 from dpscope.analysis.what_if.scenarios.scenario import Base
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import Interconnect
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there
 
@@ -52,10 +53,12 @@ def base_of_run(path: Path, cell_name: str | None) -> AskedBase:
     """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none."""
     run = load_run(path)
     data = _chosen(run, cell_name, path)
+    cell = data.cell
+    assert isinstance(cell, Cell)  # those of a run folder are
     repeats = sorted({repeat for repeat, _ in data.ranks})
     sizes = data.ranks[0][1].model
     tensors = [one.bytes for one in sizes.parameter_tensors]
-    job = _joined([job_profile(run.folder.repeat(data.cell, one).traces(), tensors) for one in repeats])
+    job = _joined([job_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     calibration = read_json_if_there(run.folder.calibration_path, Calibration)
     options = data.cell.options
     medians = [float(np.median(one)) for one in data.step_samples()]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.runs.traced_job import AnyCell
 from dpscope.analysis.what_if.answers.bases import AskedBase
 from dpscope.analysis.what_if.prediction import BAND
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
-from dpscope.profiling.records.run import Cell
 
 FEWEST = 3  # cells from which their errors tell a band
 
@@ -124,7 +124,7 @@ def _cell_error(question: AskedBase, data: CellData) -> CellError:
     )
 
 
-def scenario_of(cell: Cell, base: Base) -> Scenario:
+def scenario_of(cell: AnyCell, base: Base) -> Scenario:
     """What a cell is, as a scenario of a base."""
     options = cell.options
     return Scenario(

@@ -59,7 +59,7 @@ class Costs:
     specified: LinkRate | None = None
     alike: bool = True
     traced_bounded: bool = False  # the trace's transfers hold waiting
-    _known: dict[tuple[object, ...], "Cost | str"] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[tuple[object, ...], "Cost | str"] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def cost(self, kind: str, size_bytes: float, devices: int, per_node: int, links: Links = Links()) -> Cost | str:
         """The cost of one collective, or the reason why it is not known."""

@@ -59,7 +59,31 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["RUN", "--tables"], (["--verbose"], ["--quiet"], ["--figures", "svg"], ["--open"])),
     ("analyze", ["RUN", "--quiet"], (["--verbose"],)),
     ("merge", ["TRACE", "-o", "merged.json"], (["--cell", "ddp-d2-b2"], ["--repeat", "1"])),
-    ("whatif", ["TRACE", "--measured", "TRACE"], (["--per-node", "8"], ["--batch-size", "32"])),
+    ("whatif", ["TABLE", "--measured", "TABLE"], (["--per-node", "8"], ["--batch-size", "32"])),
+    (
+        "whatif",
+        ["TABLE", "--devices", "8"],
+        (
+            *(
+                ["--cell", "ddp-d2-b8"],
+                ["--inter", "1Gb/s"],
+                ["--intra", "1Gb/s"],
+                ["--bucket-mb", "5"],
+                ["--comm-hook", "fp16"],
+            ),
+            *(["--accumulate", "2"], ["--overlap", "off"], ["--strategy", "dp"], ["--faster", "2"], ["--jitter", "3%"]),
+            *(["--solve", "strategy"], ["--need", "efficiency=0.9"], ["--trace", "x.json"], ["--figure", "x.png"]),
+            *(
+                ["--base-devices", "2"],
+                ["--base-batch-size", "8"],
+                ["--base-bucket-mb", "5"],
+                ["--gradient-bytes", "8"],
+            ),
+        ),
+    ),
+    ("whatif", ["TRACE"], (["--measured", "TABLE"], ["--cell", "ddp-d2-b8"], ["--need", "efficiency=0.9"])),
+    ("whatif", ["TRACE", "--solve", "strategy"], (["--need", "efficiency=0.9"],)),
+    ("whatif", ["RUN"], (["--base-devices", "2"], ["--base-batch-size", "8"], ["--base-bucket-mb", "5"])),
     ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),
     (
         "run",
@@ -134,8 +158,8 @@ ALWAYS: dict[str, dict[str, str]] = {
     "tensorboard": {"paths": WHAT, "host": "it is served there", "port": "it is served there"},
     "estimate": {"table": WHAT, "output_format": "it says what is printed"},
     "whatif": {
-        "table": WHAT,
-        **dict.fromkeys(("devices", "measured"), "one of them says what to predict; both are refused"),
+        "paths": WHAT,
+        "devices": "it says what to predict; of a table that or --measured does, and both are refused",
         "output_format": "it says what is printed",
     },
     "doctor": {},
@@ -184,9 +208,11 @@ def test_an_option_that_does_nothing_is_refused(
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(EXAMPLE_RUN / "manifest.json", run)
-    places = {"TRACE": str(trace), "RUN": str(run), "TRAINED": str(trained)}
+    table = tmp_path / "steps.csv"
+    table.write_text("ranks,step_ms\n1,100\n2,104\n4,105\n")
+    places = {"TRACE": str(trace), "RUN": str(run), "TRAINED": str(trained), "TABLE": str(table)}
     before = sorted(tmp_path.rglob("*"))
-    line = [command, *(places.get(one, one) for one in arguments), *option]
+    line = [command, *(places.get(one, one) for one in (*arguments, *option))]
     ended = CliRunner().invoke(
         app, line if command not in ("run", "train") else [*line, "--out", str(tmp_path / "out")]
     )

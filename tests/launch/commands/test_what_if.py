@@ -53,7 +53,7 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         (V100, "--devices", "4,x"): "--devices 4,x: give whole numbers",
         (V100, "--devices", "4", "--batch-size", "0"): "--batch-size 0: give whole numbers",
         (nothing, "--devices", "4"): "does not exist",
-        (tmp_path, "--devices", "4"): "is no file",
+        (tmp_path, "--devices", "4"): "holds no trace",
     }
     for arguments, expected in cases.items():
         ended = whatif(*arguments)

@@ -6,56 +6,9 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.what_if.replay.base import base_error, late_us, measured_conditions
-from dpscope.analysis.what_if.replay.max_plus import NEVER
-from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Prepared, replay
-from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, OtherCollective, StepProfile, Works
-
-
-def works(device_us: list[float], host_us: list[float] | None = None, **columns: list[float]) -> Works:
-    """Kernels with nothing between them; without host times the host never holds them up."""
-    count = len(device_us)
-    zeros = np.zeros(count)
-    return Works(
-        host_us=np.array(host_us or zeros, dtype=float),
-        device_us=np.array(device_us, dtype=float),
-        launch_gap_us=zeros if host_us else np.full(count, NEVER),
-        order_gap_us=zeros,
-        sync_us=np.array(columns.get("sync_us", [np.nan] * count), dtype=float),
-        needs=np.array(columns.get("needs", [0.0] * (count - 1) + [1.0]), dtype=float),
-        by_samples=np.arange(count) < count - 1,
-    )
-
-
-def profile(table: Works, after: list[int], ends: tuple[int, ...], **more: object) -> StepProfile:
-    """Gradients of 1 MB each."""
-    gradients = Gradients(np.full(len(after), 1e6), np.array(after, dtype=np.int64), "recorded")
-    made = StepProfile(
-        rank=0,
-        step=1,
-        step_us=0.0,
-        works=table,
-        gradients=gradients,
-        buckets=(),
-        others=(),
-        bucket_ends=ends,
-        first_host_us=0.0 if table.launch_gap_us[0] == 0 else NEVER,
-        launch_lag_us=0.0,
-        start_gap_us=0.0,
-        turn_us=0.0,
-        exposed_us=0.0,
-        servers=1,
-    )
-    return replace(made, **more)  # type: ignore[arg-type]
-
-
-def under(ends: tuple[int, ...], costs: list[float], **more: object) -> Conditions:
-    count = len(ends)
-    made = Conditions(ends, (0.0,) * count, tuple(costs), (0.0,) * count, ())
-    return replace(made, **more)  # type: ignore[arg-type]
-
-
-# Forward 100, two layers' backward 50 each (a gradient after each), optimizer 10.
-SIMPLE = profile(works([100.0, 50.0, 50.0, 10.0]), after=[2, 3], ends=(0, 1))
+from dpscope.analysis.what_if.replay.replay import Compute, Prepared, replay
+from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket, OtherCollective, Works
+from tests.helpers.replayed_steps import SIMPLE, profile, under, works
 
 
 def test_communication_hides_behind_backward_but_for_the_last_bucket() -> None:

@@ -1,0 +1,137 @@
+"""Predictions from a base made by hand: values by pocket calculation, each source of costs, each refusal."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.what_if.links.costs import Costs, Links
+from dpscope.analysis.what_if.replay.buckets import Bucketing
+from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, StepProfile
+from dpscope.analysis.what_if.scenarios.lateness import Lateness
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from dpscope.profiling.machine.link_text import parse_link
+from tests.helpers.replayed_steps import BASE, BUCKETS, COSTS, PROFILE, profile, works
+
+
+def said(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> tuple[float, float, float]:
+    """Step, exposed communication and efficiency."""
+    found = predict(base, Scenario(**asked), costs)  # type: ignore[arg-type]
+    assert found.reason is None, found.reason
+    assert found.step_us is not None
+    assert found.exposed_us is not None
+    assert found.efficiency is not None
+    return found.step_us, found.exposed_us, found.efficiency
+
+
+def reason(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> str:
+    found = predict(base, Scenario(**asked), costs)  # type: ignore[arg-type]
+    assert found.step_us is None
+    return found.reason or ""
+
+
+def test_the_base_is_predicted_as_measured() -> None:
+    assert said() == pytest.approx((230, 20, 210 / 230))
+
+
+def test_one_bucket_is_ready_late() -> None:
+    # 2 MB at 20 us a MB: 200-240, optimizer to 250
+    assert said(overlap=False) == pytest.approx((250, 40, 210 / 250))
+    assert said(bucket_mb=25.0)[0] == pytest.approx(250)
+
+
+def test_half_the_bytes_take_half_as_long() -> None:
+    assert said(hook="fp16")[:2] == pytest.approx((220, 10))
+
+
+def test_a_stated_link_replaces_what_was_measured() -> None:
+    # 1 MB on 2 ranks at 10 GB/s: factor 1, 100 us; ready 150 and 200: 250, 350, optimizer 360
+    slow = Links(intra=parse_link("10GB/s"))
+    assert said(links=slow)[:2] == pytest.approx((360, 150))
+    # 4 nodes of 2 on 10 GB/s: the ring moves 2 x 7/8 MB, 175 us; a hierarchy 20 inside and 2 x 3/4 MB between, 170
+    between = Links(inter=parse_link("10GB/s"))
+    assert said(devices=8, per_node=2, links=between)[0] == pytest.approx(150 + 2 * 170 + 10)
+
+
+def test_the_ring_carries_one_measured_count_to_another() -> None:
+    # factor 1 at 2, 2 x 3/4 at 4: 30 us each: 150-180, 200-230, 240
+    assert said(devices=4)[:2] == pytest.approx((240, 30))
+
+
+def test_micro_batches_and_batches() -> None:
+    assert said(accumulate=2)[0] == pytest.approx(430)  # another 200 of forward and backward
+    # twice the samples: forward and backward 400, 20 exposed, optimizer 10; t_1 scales alike: 410 of 430, as 210 of 210
+    assert said(batch_size=8)[0] == pytest.approx(430)
+    assert said(batch_size=8, accumulate=2)[0] == pytest.approx(430)
+
+
+def test_a_faster_device_shortens_compute_alone() -> None:
+    assert said(faster=2.0)[0] == pytest.approx(100 + 20 + 5)
+
+
+def test_lateness_grows_with_the_ranks() -> None:
+    late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
+    # from 2 to 8 ranks: (1.424 - 0.589) x 10 us later, by Blom's approximation
+    still, more = said(devices=8)[0], said(late, devices=8)[0]
+    assert more - still == pytest.approx(8.4, abs=0.3)
+    # stated as 10% of a step of 230: 23 us x 1.424
+    assert said(devices=8, jitter=0.1)[0] - still == pytest.approx(32.8, abs=0.3)
+
+
+def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
+    widths = []
+    for devices in (2, 4, 8, 16):
+        found = predict(BASE, Scenario(devices=devices), COSTS)
+        assert found.low_us is not None
+        assert found.high_us is not None
+        assert found.step_us is not None
+        assert found.low_us < found.step_us < found.high_us
+        widths.append((found.high_us - found.low_us) / found.step_us)
+    assert widths == sorted(widths)
+    beyond = predict(BASE, Scenario(devices=32), COSTS)
+    assert beyond.step_us is None
+    assert beyond.low_us is not None
+    assert "16x the largest measured count (2): no number" in (beyond.reason or "")
+
+
+def test_sources_are_named() -> None:
+    assert "transfers of the base on 2 devices" in (predict(BASE, Scenario(), COSTS).rests_on or "")
+    stated = predict(BASE, Scenario(links=Links(intra=parse_link("10GB/s"))), COSTS)
+    assert "specification, a lower bound" in (stated.rests_on or "")
+
+
+def test_refusals_say_why() -> None:
+    assert "give --inter" in reason(devices=8, per_node=2)
+    assert "give every rank's trace, or --jitter" in reason(replace(BASE, lateness=Lateness()), devices=4)
+    assert "all_to_all" in reason(replace(BASE, kinds=frozenset({"all_to_all"})))
+    assert "something else changed" in reason(replace(BASE, single_us={4: 300.0}))
+    assert "off its measured step" in reason(replace(BASE, profiles=(replace(PROFILE, step_us=200.0),)))
+    assert "DDP's rule makes 1 buckets" in reason(replace(BASE, bucketing=Bucketing(cap_mib=25)))
+    assert "give --base-batch-size" in reason(replace(BASE, batch_size=None), batch_size=8)
+    assert "differ in rate" in reason(costs=replace(COSTS, alike=False), devices=4)
+    assert "ran on one device" in reason(replace(BASE, devices=1), devices=4)
+    assert "powersgd is not modelled" in reason(replace(BASE, hook="powersgd"))
+
+
+def test_a_host_bound_step_tells_nothing_of_links() -> None:
+    table = works([10.0] * 4, host_us=[100.0] * 4)
+    made: StepProfile = profile(table, after=[2, 3], ends=(0, 1), buckets=BUCKETS, step_us=400.0)
+    measured = [MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (210.0, 310.0)]
+    made = replace(made, buckets=tuple(measured), step_us=410.0)  # launches at 100 to 400, the last kernel until 410
+    bound = replace(BASE, profiles=(made,), step_us=made.step_us, single_us={})
+    assert "the host bounds this step" in reason(bound, links=Links(intra=parse_link("10GB/s")))
+    assert predict(bound, Scenario(), COSTS).bound_by == "host"
+
+
+def test_data_parallel_moves_parameters_and_gradients_in_the_open() -> None:
+    costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
+    # 2 MB each way at 10 us a MB: 40; forward, backward, optimizer 210
+    assert said(costs=costs, strategy="dp")[0] == pytest.approx(250)
+    assert "no broadcast was measured" in reason(strategy="dp")
+
+
+def test_sizes_of_gradients_that_are_not_known_are_asked_for() -> None:
+    unknown = replace(PROFILE, buckets=tuple(replace(one, bytes=float("nan")) for one in BUCKETS))
+    unknown = replace(unknown, gradients=Gradients(np.ones(2), np.array([2, 3]), "unknown"))
+    assert "record_shapes" in reason(replace(BASE, profiles=(unknown,)), devices=4)

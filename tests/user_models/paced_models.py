@@ -1,0 +1,55 @@
+"""A model whose layers sleep in place of computing, which is what a GPU looks like to its host.
+
+Gradients come at set times, DDP builds real buckets of real bytes, and nothing competes for the cores: on a few of them a
+data-parallel step is quiet, and what a link makes of it can be told.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Pace(torch.autograd.Function):
+    """Takes so long forward and so long backward, and gives its weight a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s, ctx.shape = backward_s, weight.shape
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(ctx.backward_s)
+        return gradients[0], torch.zeros(()).expand(ctx.shape), None, None
+
+
+class PacedLayer(nn.Module):
+    """1.25 MB of weight, by default."""
+
+    def __init__(self, elements: int, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(elements))
+        self.pace = (forward_s, backward_s)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As it came, later."""
+        found: torch.Tensor = Pace.apply(x, self.weight, *self.pace)
+        return found
+
+
+def _paced(layers: int, elements: int, forward_s: float, backward_s: float) -> nn.Module:
+    each = [PacedLayer(elements, forward_s / layers, backward_s / layers) for _ in range(layers)]
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *each, nn.Linear(3, 10))
+
+
+def paced() -> nn.Module:
+    """25 MB of gradients in 20 layers, 100 ms forward and 200 ms backward."""
+    return _paced(20, 312_500, 0.1, 0.2)
+
+
+def small_paced() -> nn.Module:
+    """5 MB in 8 layers, 20 and 40 ms."""
+    return _paced(8, 156_250, 0.02, 0.04)
