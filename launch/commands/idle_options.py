@@ -25,11 +25,11 @@ def _holds_run(path: Path) -> bool:
     return is_run_folder(path)
 
 
-def _of_table(values: Values) -> bool:
+def _of_table(values: OptionValues) -> bool:
     return bool(values["paths"][0].suffix == ".csv")
 
 
-def _of_run(values: Values) -> bool:
+def _of_run(values: OptionValues) -> bool:
     return _holds_run(values["paths"][0])
 
 
