@@ -1,6 +1,6 @@
 """Which tables a report shows, in the order people read them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dpscope.analysis.comparison.compare import Comparison
@@ -11,6 +11,7 @@ from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
 from dpscope.analysis.report.link_projection import projection_table
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
+from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
@@ -58,7 +59,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "identity": identity_table(comparison),
         "reasons": error_table(comparison),
         "epoch": views.get("epoch"),
-        "predictions": _with_sources(views.get("predictions"), comparison),
+        "predictions": _with_sources(views.get("predictions"), comparison, run),
         "collectives": collective_table(comparison),
         "bandwidth": views.get("bandwidth"),
         "utilisation": views.get("utilisation"),
@@ -70,7 +71,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
     return {name: table for name, table in tables.items() if table is not None and table.rows}
 
 
-def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable | None:
+def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData) -> TextTable | None:
     """Predictions with what they rest on in the notes."""
     if table is None:
         return None
@@ -82,7 +83,19 @@ def _with_sources(table: TextTable | None, comparison: Comparison) -> TextTable 
         if comparison.calibrated_later
         else ()
     )
-    return replace(table, notes=(*table.notes, _COMPARED, *notes, *later))
+    return replace(table, notes=(*table.notes, _COMPARED, *notes, *_engine_notes(run), *later))
+
+
+def _engine_notes(run: RunData) -> Iterator[str]:
+    """Which of torch's NCCL engines the schedule of exposed communication assumes, where NCCL ran."""
+    ran = {rank.nccl_engine for data in run.measured for _, rank in data.ranks if rank.nccl_engine is not None}
+    if SUSPECT in ran:
+        yield (
+            "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-reduces run beside the backward pass; "
+            f"whether those of {SUSPECT}, on which cells ran, do is not confirmed on hardware"
+        )
+    elif ran:
+        yield f"exposed is predicted for torch's engine {', '.join(sorted(ran))}, on which the cells ran"
 
 
 def terminal_tables(tables: Mapping[str, TextTable]) -> list[TextTable]:

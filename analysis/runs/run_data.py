@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
+from dpscope.analysis.runs.engine_check import engine_findings
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
@@ -247,6 +248,8 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     findings += counter_findings(cell, checks)
     if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(ranks):
         findings.append(counters_not_compared(cell, f"{len(ranks) - len(checks)} of {len(ranks)} ranks saved none"))
+    if communication_known:
+        findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows(), data.collectives)
     findings += spread_findings(cell.name, data.step_samples())
     findings += idle_findings(data.steps, cell.name)
     return replace(data, findings=tuple(_unique(findings)))

@@ -75,6 +75,7 @@ def _in_words(option: str, options: CellOptions) -> str:
         "accumulate": f"cutting the batch into {options.accumulate}",
         "amp": f"computing with amp {options.amp}",
         "ddp_args": f"DDP's {options.ddp_args}",
+        "nccl_engine": f"torch's NCCL engine {options.nccl_engine}",
     }[option]
 
 

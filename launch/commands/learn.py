@@ -44,6 +44,7 @@ def train(
     timeout: options.TrainTimeout = None,
     device: options.Device = None,
     comm_hook: options.CommHook = None,
+    nccl_engine: options.NcclEngines = None,
     bucket_mb: options.BucketMb = None,
     overlap: options.Overlap = None,
     gradient_as_bucket_view: options.GradientAsBucketView = None,

@@ -38,6 +38,7 @@ def run(
     timeout: options.Timeout = None,
     device: options.Device = None,
     comm_hook: options.CommHook = None,
+    nccl_engine: options.NcclEngines = None,
     bucket_mb: options.BucketMb = None,
     overlap: options.Overlap = None,
     gradient_as_bucket_view: options.GradientAsBucketView = None,

@@ -59,6 +59,9 @@ Seed = Annotated[int | None, typer.Option(help="of weights and data")]
 Timeout = Annotated[float | None, typer.Option(help="seconds one cell's job may take")]
 Device = Annotated[str | None, typer.Option(help="auto, cuda or cpu")]
 CommHook = Annotated[str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, powersgd, or several")]
+NcclEngines = Annotated[
+    str | None, typer.Option(help="torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several")
+]
 DdpArgs = Annotated[
     str | None,
     typer.Option(help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE"),

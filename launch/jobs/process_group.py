@@ -12,7 +12,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.place import TorchrunPlace
+from dpscope.profiling.machine.environment import ENGINE_VARIABLE
+from dpscope.profiling.records.matrix import NcclEngine
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torch.device, ...]:
@@ -44,14 +47,48 @@ def collective_limit_s(device: torch.device, job_s: float, data: str | None = No
     return min(COLLECTIVE_S + DATA_SET_UP_S.get(data or "", 0.0), _SHARE_OF_JOB * job_s)
 
 
-def join_process_group(device: torch.device, timeout_s: float) -> None:
-    """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`."""
+ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}
+"""The class of each of torch's engines that can be chosen."""
+
+
+def join_process_group(device: torch.device, timeout_s: float, engine: NcclEngine = "default") -> None:
+    """Join the job's process group, NCCL's for a GPU and gloo's for the CPU; a collective fails after `timeout_s`.
+
+    Raises DpscopeError where NCCL would run on another of torch's engines than the one that was chosen.
+    """
     timeout = timedelta(seconds=timeout_s)
     meeting = _meeting_of_this_attempt(timeout)
     if device.type == "cuda":
+        choose_nccl_engine(engine)
         distributed.init_process_group("nccl", timeout=timeout, device_id=device, **meeting)
     else:
         distributed.init_process_group("gloo", timeout=timeout, **meeting)
+
+
+def choose_nccl_engine(engine: NcclEngine) -> None:
+    """Have "nccl" mean the chosen engine in this process; called before a process group is made.
+
+    torch >= 2.15 registers one of its two engines when it is imported, by TORCH_DIST_USE_NCCL2, which is not changed for
+    whoever reads it later. Older ones have one engine, the legacy one.
+    """
+    if engine == "default":
+        return
+    c10d = distributed.distributed_c10d
+    has_both = hasattr(c10d, "ProcessGroupNCCL2") and hasattr(c10d, "_register_builtin_nccl_backend")
+    if not has_both:
+        if engine == "legacy":
+            return
+        raise DpscopeError(
+            f"--nccl-engine {engine}: torch {torch.__version__} does not have it; omit it, or use legacy"
+        )
+    before = os.environ.get(ENGINE_VARIABLE)
+    os.environ[ENGINE_VARIABLE] = "0" if engine == "legacy" else "1"
+    try:
+        c10d._register_builtin_nccl_backend()
+    finally:
+        os.environ.pop(ENGINE_VARIABLE)
+        if before is not None:
+            os.environ[ENGINE_VARIABLE] = before
 
 
 def _meeting_of_this_attempt(timeout: timedelta) -> dict[str, Any]:

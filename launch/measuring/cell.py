@@ -56,7 +56,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
         limit_s = collective_limit_s(devices[0], job.config.measurement.timeout_s, job.config.workload.data)
-        join_process_group(devices[0], limit_s)
+        join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     process, sizes = _prepare(job, place, devices, report)
     own = (
         _own_process_ids(place.node) if job.kind == "cuda" else ()

@@ -66,6 +66,10 @@ def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> Measure
 def resolved_matrix(matrix: Matrix, devices: Devices, on_this_host: int | None = None) -> ResolvedMatrix:
     """The matrix for this machine's devices, as `resolve` says; raises DpscopeError."""
     _check_precisions(matrix.amp_variants, devices.kind)
+    if devices.kind == "cpu" and matrix.nccl_engine != ("default",):
+        raise DpscopeError(
+            f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
+        )
     counts = matrix.devices or _default_device_counts(devices)
     if on_this_host is None:
         _check_device_count("--devices", max(counts), devices)

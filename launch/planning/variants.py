@@ -4,10 +4,14 @@ import itertools
 from collections.abc import Callable
 from typing import TypeVar, get_args
 
-from dpscope.profiling.records.matrix import SWITCHES, Amp, CommHook, Matrix
+from dpscope.profiling.records.matrix import SWITCHES, Amp, CommHook, Matrix, NcclEngine
 from dpscope.profiling.records.run import CellOptions
 
-CHOICES = {"comm_hook": ", ".join(get_args(CommHook)), **dict.fromkeys(SWITCHES, "on, off")}
+CHOICES = {
+    "comm_hook": ", ".join(get_args(CommHook)),
+    "nccl_engine": ", ".join(get_args(NcclEngine)),
+    **dict.fromkeys(SWITCHES, "on, off"),
+}
 
 _Number = TypeVar("_Number", int, float)
 
@@ -38,6 +42,7 @@ def _number(text: str, kind: Callable[[str], _Number], called: str) -> _Number:
 
 TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "comm_hook": _split,
+    "nccl_engine": _split,
     "bucket_mb": _bucket_sizes,
     "accumulate": _whole_numbers,
     "ddp_args": lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
@@ -53,7 +58,7 @@ def ddp_options(matrix: Matrix) -> tuple[CellOptions, ...]:
     """
     fields = (
         *("accumulate", "amp", "broadcast_buffers", "static_graph", "gradient_as_bucket_view", "comm_hook", "ddp_args"),
-        "bucket_mb",
+        *("nccl_engine", "bucket_mb"),
     )
     values_of = {field: getattr(matrix, field) for field in fields if field != "amp"}
     values_of["amp"] = _precisions(matrix)

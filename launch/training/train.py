@@ -45,7 +45,7 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     torch.set_num_threads(job.threads)
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.strategy == "ddp":
-        join_process_group(devices[0], min(job.config.timeout_s, _LONGEST_WAIT_S))
+        join_process_group(devices[0], min(job.config.timeout_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
     state, test = prepare(job, place, devices)
     stop = StopRequest()
     checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)

@@ -22,6 +22,7 @@ _SETTING_PREFIXES = (
     *("NCCL_", "RCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DDP_", "OMP_", "MKL_", "KINETO_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "HIP_", "HSA_"),
 )
+ENGINE_VARIABLE = "TORCH_DIST_USE_NCCL2"  # 0: torch >= 2.15 runs NCCL on its legacy engine
 _POWER_CAP = "sw_power_cap"
 _SLOWER_CLOCK = 0.95  # of the fastest GPU's: below it a power limit makes a GPU the slow one
 
@@ -152,6 +153,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool = False) -> Environment:
         torchvision_version=_version("torchvision"),
         cuda_version=platform_version(torch.version),
         nccl_version=_nccl_version(torch),
+        nccl_engine=default_engine(torch.distributed, os.environ),
         driver_version=driver_version(nvml),
         accelerators=accelerators,
         settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
@@ -169,6 +171,14 @@ def _nccl_version(torch: Any) -> str | None:
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def default_engine(distributed: Any, environment: Mapping[str, str]) -> str | None:
+    """Class of the process group that "nccl" means to this torch: >= 2.15 has two, and a variable chooses the older one."""
+    if not (distributed.is_available() and distributed.is_nccl_available()):
+        return None
+    second = hasattr(distributed.distributed_c10d, "ProcessGroupNCCL2") and environment.get(ENGINE_VARIABLE) != "0"
+    return "ProcessGroupNCCL2" if second else "ProcessGroupNCCL"
 
 
 def _version(package: str) -> str | None:

@@ -9,6 +9,7 @@ from dpscope.profiling.records.settings import ConfigPart, SettingCheck, Setting
 
 Strategy = Literal["single", "dp", "ddp"]
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
+NcclEngine = Literal["default", "legacy", "nccl2"]
 Amp = Literal["off", "bf16", "fp16"]
 Switch = Literal["on", "off"]
 
@@ -25,6 +26,7 @@ class Variants(ConfigPart, frozen=True):
     comm_hook: tuple[CommHook, ...] = ("none",)  # how gradients travel
     bucket_mb: tuple[float | Literal["default"], ...] = ("default",)  # MiB; default: 1 MiB, then 25 MiB
     ddp_args: tuple[str, ...] = ("default",)  # further arguments of DDP: NAME=VALUE NAME=VALUE, values as in JSON
+    nccl_engine: tuple[NcclEngine, ...] = ("default",)  # which of torch's (>= 2.15) engines runs NCCL
     overlap: tuple[Switch, ...] = ("on",)  # off: one bucket holds all gradients, reduced when backward is over
     gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
     static_graph: tuple[Switch, ...] = ("off",)
@@ -42,6 +44,7 @@ VARIANT_EXAMPLES = {
     "bucket_mb": "default,5",
     "ddp_args": "default;batched_grad_copy=true",
     "accumulate": "1,4",
+    "nccl_engine": "default,legacy",
     **dict.fromkeys(SWITCHES, "on or off, or on,off to compare them"),
 }
 
@@ -71,6 +74,7 @@ class Matrix(Variants, frozen=True):
 
     def _in_order(self) -> dict[str, object]:
         orders = {"strategies": get_args(Strategy), "comm_hook": get_args(CommHook), "amp_variants": get_args(Amp)}
+        orders["nccl_engine"] = get_args(NcclEngine)
         orders |= dict.fromkeys(SWITCHES, get_args(Switch))
         ordered: dict[str, object] = {
             name: tuple(value for value in order if value in getattr(self, name)) for name, order in orders.items()

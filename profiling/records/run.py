@@ -12,7 +12,7 @@ import msgspec
 from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
-from dpscope.profiling.records.matrix import Amp, CommHook, Switch
+from dpscope.profiling.records.matrix import Amp, CommHook, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
@@ -36,6 +36,7 @@ class CellOptions(Stored, frozen=True):
     accumulate: int = 1
     amp: Amp | None = None  # None: the run's own
     ddp_args: str = "default"
+    nccl_engine: NcclEngine = "default"
 
     @property
     def name(self) -> str:
@@ -50,6 +51,7 @@ class CellOptions(Stored, frozen=True):
             f"accumulate-{self.accumulate}": self.accumulate > 1,
             f"amp-{self.amp}": self.amp is not None,
             "-".join(re.findall(r"[\w.]+", self.ddp_args)): self.ddp_args != "default",
+            f"engine-{self.nccl_engine}": self.nccl_engine != "default",
         }
         return "-".join(part for part, present in parts.items() if present)
 
@@ -141,6 +143,9 @@ class Environment(Stored, frozen=True):
         default_factory=dict
     )  # the variables that times may depend on and that are set: NCCL_*, TORCH_*, CUDA_*, ...
     interconnect: Interconnect | None = None  # links of the visible GPUs, by NVML; None: not asked, or no NVML
+    nccl_engine: str | None = (
+        None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older version of dpscope
+    )
 
 
 class Manifest(Stored, frozen=True):

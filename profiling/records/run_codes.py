@@ -121,6 +121,12 @@ class RunCode(FindingCode):
         "The communication span in the trace and DDP's own differ.",
         "trust the cell's communication numbers only after measuring it again without a mismatch",
     )
+    ENGINE_HIDES_NOTHING = (
+        "engine_hides_nothing",
+        "warning",
+        "DDP hides none of its communication on torch 2.15's NCCL engine, which may make it wait (not confirmed on hardware).",
+        "Measure --nccl-engine default,legacy, or set TORCH_DIST_USE_NCCL2=0, and compare.",
+    )
     VARIANT_NOT_KEPT = (
         "variant_not_kept",
         "error",

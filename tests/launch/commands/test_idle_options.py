@@ -29,6 +29,7 @@ JUDGING = ["--link", "10GB/s"], ["--target-efficiency", "0.8"], ["--target-accur
 
 OF_DDP = (
     ["--comm-hook", "fp16"],
+    ["--nccl-engine", "legacy"],
     ["--bucket-mb", "5"],
     ["--ddp-args", "batched_grad_copy=true"],
     ["--overlap", "off"],

@@ -1,0 +1,89 @@
+"""Which of torch's two NCCL engines a job runs on. What they do on GPUs is not confirmed on hardware."""
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from torch import distributed
+
+from dpscope.launch.jobs import process_group
+from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.process_group import choose_nccl_engine
+from dpscope.launch.planning.cells import make_plan, resolve
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engine
+from dpscope.profiling.store.errors import DpscopeError
+
+c10d = distributed.distributed_c10d
+with_both = pytest.mark.skipif(not hasattr(c10d, "ProcessGroupNCCL2"), reason="this torch has one engine")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    yield
+    if hasattr(c10d, "_register_builtin_nccl_backend"):
+        c10d._register_builtin_nccl_backend()
+
+
+def maker() -> str:
+    """Which function makes the group that "nccl" names."""
+    return str(distributed.Backend._plugins["NCCL"].creator_fn.__name__)
+
+
+@with_both
+def test_nccl_means_the_engine_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENGINE_VARIABLE, "0")
+    choose_nccl_engine("nccl2")
+    assert maker() == "_create_nccl2_process_group"
+    choose_nccl_engine("legacy")
+    assert maker() == "_create_nccl_process_group"
+    choose_nccl_engine("default")  # changes nothing
+    assert (maker(), os.environ[ENGINE_VARIABLE]) == ("_create_nccl_process_group", "0")
+
+
+@with_both
+def test_a_variable_that_nobody_set_stays_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    choose_nccl_engine("legacy")
+    assert ENGINE_VARIABLE not in os.environ
+
+
+def test_an_older_torch_has_the_legacy_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "distributed", SimpleNamespace(distributed_c10d=SimpleNamespace()))
+    choose_nccl_engine("legacy")
+    with pytest.raises(DpscopeError, match=r"--nccl-engine nccl2: torch .* does not have it; omit it, or use legacy"):
+        choose_nccl_engine("nccl2")
+
+
+@pytest.mark.parametrize(
+    ("both", "variable", "nccl", "engine"),
+    [
+        (True, None, True, "ProcessGroupNCCL2"),
+        (True, "0", True, "ProcessGroupNCCL"),
+        (True, "1", True, "ProcessGroupNCCL2"),
+        (False, None, True, "ProcessGroupNCCL"),
+        (True, None, False, None),
+    ],
+)
+def test_the_environment_names_the_engine(both: bool, variable: str | None, nccl: bool, engine: str | None) -> None:
+    found = SimpleNamespace(
+        is_available=lambda: True,
+        is_nccl_available=lambda: nccl,
+        distributed_c10d=SimpleNamespace(**({"ProcessGroupNCCL2": object} if both else {})),
+    )
+    assert default_engine(found, {} if variable is None else {ENGINE_VARIABLE: variable}) == engine
+
+
+def test_engines_are_variants_of_ddp_and_of_nothing_else() -> None:
+    flags = {"nccl_engine": "legacy,default", "batch_size": "32", "devices": "1,2", "steps": 9}
+    config = resolve(load_config(None, flags), Devices(kind="cuda", count=2))
+    names = [planned.cell.name for planned in make_plan(config.matrix, 50_000, "cuda")]
+    assert names == ["single-d1-b32", "dp-d2-b32", "ddp-d2-b32", "ddp-d2-b32-engine-legacy"]
+
+
+def test_engines_are_refused_where_nccl_does_not_run_and_where_they_are_none() -> None:
+    with pytest.raises(DpscopeError, match=r"--nccl-engine legacy on the CPU: gloo runs there, not NCCL; omit it"):
+        resolve(load_config(None, {"nccl_engine": "legacy"}), Devices(kind="cpu", count=None))
+    with pytest.raises(DpscopeError, match=r"--nccl-engine fast.*default, legacy, nccl2"):
+        load_config(None, {"nccl_engine": "fast"})
