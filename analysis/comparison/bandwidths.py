@@ -8,7 +8,7 @@ which holds more and less than communication; the union of communication, which 
 import pandas as pd
 
 from dpscope.analysis.comparison.columns import COLUMNS
-from dpscope.analysis.comparison.predicted import by_nccl, model_sizes
+from dpscope.analysis.comparison.predicted import KEYS, by_nccl, model_sizes
 from dpscope.analysis.comparison.row import Row, ratio
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
@@ -68,7 +68,7 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
     row.put("no link bandwidth known: give --link", link_gb_per_s=link.gb_per_s if link is not None else None)
     row.put(
         "no calibration was given" if sources.calibration is None else "the calibration predicts no transfer here",
-        calibrated_gb_per_s=_calibrated_gb_per_s(row, data, moved),
+        calibrated_gb_per_s=_calibrated_gb_per_s(row, data, sources, moved),
     )
     for way in WAYS:
         rate = row.number(f"{way}_gb_per_s")
@@ -77,14 +77,25 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
             row.put(why, **{f"{way}_of_{level}": ratio(rate, row.number(column))})
 
 
-def _calibrated_gb_per_s(row: Row, data: CellData, moved: float | None) -> float | None:
+def _calibrated_gb_per_s(row: Row, data: CellData, sources: CostSources, moved: float | None) -> float | None:
     """The rate at which the calibration would move the same messages: of DDP's all-reduces, under DP of everything."""
     predicted = row.number("predicted_transfer_us")
     if row.values["prediction_source"] != "calibration" or not predicted:
         return None
     if data.cell.strategy == "dp":
         return _gb_per_s(moved, predicted)
-    return _gb_per_s(_sent_bytes(data, matched_only=True), predicted)
+    return _gb_per_s(_sent_bytes(data, matched_only=True), _alone_us(data, sources))
+
+
+def _alone_us(data: CellData, sources: CostSources) -> float | None:
+    """A step's matched collectives one after another by the calibration, nothing beside them."""
+    windows = data.whole_windows()
+    own = data.collectives.merge(windows[KEYS], on=KEYS)
+    matched = own[own["transfer_us"].notna()]
+    keys = zip(matched["kind"], matched["group_size"], matched["bytes"], strict=True)
+    costs = [sources.cost(str(kind), int(ranks), float(size), "shortest") for kind, ranks, size in keys]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) / len(windows) if known and len(known) == len(costs) else None
 
 
 def _why_no_subtraction(added_us: float | None) -> str:

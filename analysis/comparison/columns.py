@@ -213,6 +213,13 @@ COLUMNS = (
     ),
     Column("prediction_source", "from", "text", "predictions", "calibration, or the link's specification"),
     Column(
+        "prediction_contention",
+        "contention",
+        "text",
+        "predictions",
+        "How much collectives in flight together, and computing beside them, slow them by the calibration, where that was used",
+    ),
+    Column(
         "predicted_transfer_us", "its prediction", "time", "predictions", "Predicted transfers (DP: all communication)"
     ),
     Column("predicted_transfer_error", "error", "share", "predictions", "Predicted over measured, minus 1"),

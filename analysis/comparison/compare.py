@@ -9,7 +9,8 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.learning import put_accuracy
 from dpscope.analysis.comparison.measured import summarise_cell
-from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_cell, runs_all_reduces
+from dpscope.analysis.comparison.predicted import CollectivePrediction, predict_cell
+from dpscope.analysis.comparison.ring_load import runs_all_reduces
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.row import minus as _minus
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series

@@ -10,9 +10,8 @@ from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import (
     predict_cell,
     relative_error,
-    ring_load,
-    runs_all_reduces,
 )
+from dpscope.analysis.comparison.ring_load import ring_load, runs_all_reduces
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.comparison.subtraction import METHODS, step_identity, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_all_reduce_us
@@ -210,6 +209,10 @@ def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:
     """Predicted transfers and exposed communication; DP, all of whose communication is exposed, has no matched transfers."""
     prediction = predict_cell(data, sources)
     row.put(prediction.transfer_reason or "not predicted", prediction_source=prediction.source)
+    row.put(
+        "no calibration tells what beside what slows it, or nothing overlaps",
+        prediction_contention=prediction.contention or None,
+    )
     measured = row.number("communication_us" if data.cell.strategy == "dp" else "transfer_us")
     for name, predicted, against, reason in (
         ("transfer", prediction.transfer_us, measured, prediction.transfer_reason),

@@ -6,22 +6,21 @@ reaches. The two are never mixed within a cell.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.costs.collective_streams import ddp_schedule
+from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
 from dpscope.analysis.costs.formulas import dp_nccl_us, dp_peer_copies_us
 from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.run_data import CellData
-from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
 
 NO_SCHEDULE = "only DDP's schedule is modelled, and the traces do not show plain DDP"
 NOT_MATCHED = "needs matched collectives of every rank"
-_KEYS = ["repeat", "rank", "device", "step"]
+KEYS = ["repeat", "rank", "device", "step"]
 
 _CostKey = tuple[str, int, float]  # kind, ranks, bytes
 
@@ -31,7 +30,8 @@ class CollectivePrediction:
     """Collectives of one kind and size in one cell.
 
     `measured_us` is the median transfer, None where none was matched (rooted collectives have none); `predicted_us` is None
-    for `reason`; `extrapolated` is set where the size lies outside those calibrated.
+    for `reason`; `extrapolated` is set where the size lies outside those calibrated. Both are of an iteration's shortest rank.
+    `in_step_us` is what it comes to beside computing and others in flight, where a calibration tells what these do.
     """
 
     cell: str
@@ -43,10 +43,18 @@ class CollectivePrediction:
     predicted_us: float | None
     reason: str = ""
     extrapolated: str | None = None
+    in_step_us: float | None = None
+    measured_slowest_us: float | None = None  # the median over collectives of their slowest rank, waiting included
+    predicted_slowest_us: float | None = None  # of the slowest rank, alone
+
+    @property
+    def expected_us(self) -> float | None:
+        """What is set beside the measured one."""
+        return self.predicted_us if self.in_step_us is None else self.in_step_us
 
     @property
     def relative_error(self) -> float | None:
-        return relative_error(self.predicted_us, self.measured_us)
+        return relative_error(self.expected_us, self.measured_us)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,9 @@ class CellPrediction:
     collectives: tuple[CollectivePrediction, ...]
     transfer_reason: str
     exposed_reason: str
+    contention: str = (
+        ""  # what the calibration says of collectives beside others and beside computing, as far as it was used
+    )
 
 
 def relative_error(predicted_us: float | None, measured_us: float | None) -> float | None:
@@ -87,7 +98,7 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     windows = data.whole_windows()
     if windows.empty or data.collectives.empty:
         return _unknown(source, "the trace shows no collective in a whole step")
-    own = data.collectives.merge(windows[_KEYS], on=_KEYS)
+    own = data.collectives.merge(windows[KEYS], on=KEYS)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return _unknown(source, "the trace does not tell kind, size and ranks of every collective")
     return _predict_collectives(data, own, sources, len(windows))
@@ -95,14 +106,20 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
 
 def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources, windows: int) -> CellPrediction:
     """The prediction from the collectives of whole steps, sizes and ranks known."""
-    costs = {key: sources.cost(*key) for key in dict.fromkeys(_cost_keys(own))}
-    own = own.assign(predicted_us=pd.Series([costs[key] for key in _cost_keys(own)], index=own.index, dtype=float))
+    keys = _cost_keys(own)
+    costs = {key: (sources.cost(*key), sources.cost(*key, "shortest")) for key in dict.fromkeys(keys)}
+    own = own.assign(
+        cost_us=pd.Series([costs[key][0] for key in keys], index=own.index, dtype=float),
+        predicted_us=pd.Series([costs[key][1] for key in keys], index=own.index, dtype=float),
+    )
+    load = step_load(data, sources, own)
+    own = _in_step(own, load)
     matched = own[own["transfer_us"].notna()]
-    sums = matched.groupby(_KEYS, dropna=False)["predicted_us"].sum()
+    sums = matched.groupby(KEYS, dropna=False)["predicted_us"].sum()
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
     if data.cell.strategy != "ddp":
         unknown = unknown or NO_SCHEDULE
-    exposed = [] if unknown else [exposed_us(step, servers(data)) for _, step in own.groupby(_KEYS, dropna=False)]
+    exposed = [] if unknown else [exposed_us(step, load) for _, step in own.groupby(KEYS, dropna=False)]
     return CellPrediction(
         source=sources.source(data.cell.devices),
         transfer_us=float(sums.mean()) if len(sums) and not unknown_matched else None,
@@ -110,7 +127,47 @@ def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources
         collectives=tuple(_by_size(data.cell.name, own, sources, windows)),
         transfer_reason=unknown_matched or NOT_MATCHED,
         exposed_reason=unknown,
+        contention=load.told,
     )
+
+
+@dataclass(frozen=True)
+class Load:
+    """What all-reduces share a step with: workers, others in flight, computing. Ratios as in `ddp_schedule`."""
+
+    servers: int = 1
+    slowdown: float = 2.0
+    beside_compute: float = 1.0
+    told: str = ""  # where both ratios were calibrated
+
+
+def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
+    """Calibrated ratios for DDP whose buckets overlap; one bucket alone runs beside nothing."""
+    ratios = sources.contention(data.cell.devices)
+    reduced = own[own["kind"] == "all_reduce"]
+    several = len(reduced) > 0 and reduced.groupby(KEYS, dropna=False).size().max() > 1
+    if ratios is None or not several or data.cell.strategy != "ddp":
+        return Load(servers(data))
+    return Load(servers(data), ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.told)
+
+
+def _in_step(own: pd.DataFrame, load: Load) -> pd.DataFrame:
+    """`predicted_us` of all-reduces as their step's schedule has them, where what slows them is calibrated; `alone_us` before."""
+    own = own.assign(alone_us=own["predicted_us"])
+    if not load.told:
+        return own
+    for _, step in own[own["kind"] == "all_reduce"].groupby(KEYS, dropna=False):
+        if step["predicted_us"].notna().all():
+            ordered = step.sort_values(ready_column(step), kind="stable")
+            schedule = _schedule(ordered, "predicted_us", load)
+            taken = [end - start for start, end in zip(schedule.start_us, schedule.end_us, strict=True)]
+            own.loc[ordered.index, "predicted_us"] = taken
+    return own
+
+
+def _schedule(ordered: pd.DataFrame, cost: str, load: Load) -> BucketSchedule:
+    ready, costs = ordered[ready_column(ordered)].astype(float).tolist(), ordered[cost].astype(float).tolist()
+    return ddp_schedule(ready, costs, load.servers, load.slowdown, load.beside_compute)
 
 
 def _unknown_reason(own: pd.DataFrame, sources: CostSources) -> str:
@@ -128,20 +185,16 @@ def servers(data: CellData) -> int:
     return 2 if gloo else 1
 
 
-def exposed_us(step: pd.DataFrame, servers: int = 1) -> float:
+def exposed_us(step: pd.DataFrame, load: Load) -> float:
     """Predicted exposed communication of one rank's step: all-reduces by DDP's schedule, all others in full.
 
-    `step` has kind, predicted_us and ready_us (else start_us, which is later where a collective queued behind another).
+    `step` has kind, cost_us (of the slowest rank, alone) and ready_us (else start_us, which is later where one queued).
     DDP broadcasts buffers before the forward pass, which waits for them.
     """
     ready = ready_column(step)
     reduced = step[step["kind"] == "all_reduce"].sort_values(ready, kind="stable")
-    others = float(step.loc[step["kind"] != "all_reduce", "predicted_us"].sum())
-    if reduced.empty:
-        return others
-    costs = reduced["predicted_us"].astype(float).tolist()
-    schedule = ddp_schedule(reduced[ready].astype(float).tolist(), costs, servers)
-    return others + schedule.exposed_us
+    others = float(step.loc[step["kind"] != "all_reduce", "cost_us"].sum())
+    return others if reduced.empty else others + _schedule(reduced, "cost_us", load).exposed_us
 
 
 def ready_column(step: pd.DataFrame) -> str:
@@ -162,7 +215,16 @@ def _by_size(cell: str, own: pd.DataFrame, sources: CostSources, windows: int) -
         group = own[[one == key for one in keys]]
         known = group["transfer_us"].dropna()
         measured_us = float(known.median()) if len(known) else None
-        rows.append(_prediction(cell, key, sources, len(group) / windows, measured_us))
+        one = _prediction(cell, key, sources, len(group) / windows, measured_us)
+        expected_us = _mean(group["predicted_us"])
+        slowest = group[group["match"].notna()].groupby(["repeat", "match"])["duration_us"].max()
+        rows.append(
+            replace(
+                one,
+                in_step_us=expected_us if expected_us != _mean(group["alone_us"]) else None,
+                measured_slowest_us=float(slowest.median()) if len(slowest) and len(known) else None,
+            )
+        )
     return sorted(rows, key=lambda row: -row.size_bytes)
 
 
@@ -170,7 +232,7 @@ def _prediction(
     cell: str, key: _CostKey, sources: CostSources, per_step: float, measured_us: float | None
 ) -> CollectivePrediction:
     kind, ranks, size = key
-    predicted_us = sources.cost(*key)
+    predicted_us = sources.cost(*key, "shortest")
     return CollectivePrediction(
         cell=cell,
         kind=kind,
@@ -181,7 +243,12 @@ def _prediction(
         predicted_us=predicted_us,
         reason=sources.why_unknown(kind, ranks) if predicted_us is None else "",
         extrapolated=sources.extrapolated(*key),
+        predicted_slowest_us=sources.cost(*key),
     )
+
+
+def _mean(column: pd.Series) -> float | None:
+    return float(column.mean()) if column.notna().all() else None
 
 
 def by_nccl(data: CellData) -> bool:
@@ -192,40 +259,6 @@ def by_nccl(data: CellData) -> bool:
 def model_sizes(data: CellData) -> ParameterSizes | None:
     """Sizes of the model of a measured cell; traces alone do not tell them."""
     return data.ranks[0][1].model if data.ranks else None
-
-
-def runs_all_reduces(data: CellData) -> bool:
-    """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
-    if data.cell.devices == 1:
-        return False
-    if data.cell.strategy == "ddp":
-        return True
-    return len(data.collectives) > 0 and bool((data.collectives["kind"] == "all_reduce").any())
-
-
-@dataclass(frozen=True)
-class RingLoad:
-    """What the ring formula is asked for: bytes that are all-reduced per step, by so many ranks, and how they are known."""
-
-    size_bytes: float
-    ranks: int
-    told: str
-
-
-def ring_load(data: CellData) -> RingLoad | str:
-    """All gradients of a run's cell; of traces alone what their all-reduces moved. Else why it is not known."""
-    sizes = model_sizes(data)
-    if sizes is not None:
-        return RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients")
-    windows = data.whole_windows()
-    own = data.collectives.merge(windows[_KEYS], on=_KEYS)
-    own = own[own["kind"] == "all_reduce"]
-    if own.empty or own[["bytes", "group_size"]].isna().to_numpy().any():
-        return "the trace gives no sizes for some all-reduces"
-    ranks = {int(size) for size in own["group_size"]}
-    if len(ranks) > 1:
-        return f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
-    return RingLoad(float(own["bytes"].sum()) / len(windows), ranks.pop(), "what was all-reduced in a traced step")
 
 
 def _predict_dp(data: CellData, sources: CostSources) -> CellPrediction:

@@ -16,6 +16,7 @@ from dpscope.analysis.costs.curve import Curve, Values, choose_curve, fit_curve,
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit, FitPiece
 
+Statistic = Literal["slowest", "shortest"]  # of the ranks of an iteration
 RESAMPLES = 300
 FEWEST_ITERATIONS = 5  # of every size, for a bootstrap over them
 FEWEST_SIZES = 5  # for an error of prediction
@@ -34,13 +35,23 @@ class FittedTime:
 
 
 def fit_calibration(calibration: Calibration) -> Calibration:
-    """The calibration with the fit of every collective and device count that has two sizes or more."""
+    """The calibration with the fit of every collective and device count that has two sizes or more.
+
+    One of the slowest rank's times and, where they are there, one of the shortest, which traces' transfers are.
+    """
     groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
     for point in calibration.points:
         if point.size_bytes > 0 and point.times_us:
             groups.setdefault((point.collective, point.devices), []).append(point)
-    fits = [fit_collective(points) for points in groups.values() if len({point.size_bytes for point in points}) > 1]
+    several = [points for points in groups.values() if len({point.size_bytes for point in points}) > 1]
+    fits = [fit_collective(points) for points in several]
+    shortest = [points for points in several if all(point.shortest_us for point in points)]
+    fits += [msgspec.structs.replace(fit_collective(_of_shortest(points)), statistic="shortest") for points in shortest]
     return msgspec.structs.replace(calibration, fits=tuple(fits))
+
+
+def _of_shortest(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:
+    return [msgspec.structs.replace(point, times_us=point.shortest_us) for point in points]
 
 
 def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
@@ -178,6 +189,12 @@ def _extrapolation(fit: CollectiveFit, size_bytes: float) -> str | None:
     return None
 
 
-def find_fit(calibration: Calibration, collective: str, devices: int) -> CollectiveFit | None:
-    """The fit of a collective on exactly this many devices; None where it was not measured."""
-    return next((fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)), None)
+def find_fit(
+    calibration: Calibration, collective: str, devices: int, statistic: Statistic = "slowest"
+) -> CollectiveFit | None:
+    """The fit of a collective on exactly this many devices; None where it was not measured.
+
+    Of the statistic asked for, or of the slowest ranks where a calibration has no other.
+    """
+    fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)]
+    return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)

@@ -86,23 +86,41 @@ def _one_after_another(
 
 
 def ddp_schedule(
-    ready_us: Sequence[float], cost_us: Sequence[float], servers: int = 1, slowdown: float = 2.0
+    ready_us: Sequence[float],
+    cost_us: Sequence[float],
+    servers: int = 1,
+    slowdown: float = 2.0,
+    beside_compute: float = 1.0,
 ) -> BucketSchedule:
     """DDP's all-reduces: each starts when its gradients are ready and one of `servers` is free, in order of readiness.
 
     NCCL has one server, its stream. gloo has two, the workers of its process group, which share the link: `slowdown` is as in
     `run_collectives`. Exposed is what lies after the last bucket is ready: that bucket holds the gradients which backward
     computes last, so backward ends then, and until then the device computes; of all-reduces at once it is their union. Source:
-    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2. Assumes costs
-    as without overlap (no contention with computing), and that no rank waits for another. Buckets in order of readiness.
+    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2. `beside_compute`
+    is how many times as long an all-reduce takes while the device computes; 1 assumes no contention. Assumed: no rank waits for
+    another. Buckets in order of readiness.
 
     >>> ddp_schedule([0.0, 10.0, 20.0], [15.0, 15.0, 5.0]).end_us  # 0-15, 15-30, 30-35; backward ends at 20
     (15.0, 30.0, 35.0)
     >>> ddp_schedule([0.0, 10.0], [20.0, 20.0], servers=2).end_us  # alone to 10, both at half speed to 30, alone to 40
     (30.0, 40.0)
+    >>> ddp_schedule([0.0, 10.0], [6.0, 6.0], beside_compute=2.0).end_us  # 5 of 6 done at 10, when compute ends; 11; 17
+    (11.0, 17.0)
     """
-    starts, ends = run_collectives(ready_us, [0.0] * len(ready_us), cost_us, servers, slowdown)
-    exposed, covered = 0.0, max(ready_us, default=0.0)
+    last = max(ready_us, default=0.0)
+
+    def slowed(time_us: float) -> float:
+        """On a clock that runs so much slower while the device computes, all-reduces take what they take alone."""
+        return last + (time_us - last) / (beside_compute if time_us < last else 1.0)
+
+    def as_it_was(time_us: float) -> float:
+        return last + (time_us - last) * (beside_compute if time_us < last else 1.0)
+
+    ready = [slowed(one) for one in ready_us]
+    found = run_collectives(ready, [0.0] * len(ready), cost_us, servers, slowdown)
+    starts, ends = ([as_it_was(one) for one in times] for times in found)
+    exposed, covered = 0.0, last
     for start, end in sorted(zip(starts, ends, strict=True)):
         exposed += max(0.0, end - max(start, covered))
         covered = max(covered, end)

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
-from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.calibration_fit import Statistic, find_fit, predict_us
+from dpscope.analysis.costs.contention import ContentionRatios, contention_of
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
@@ -99,10 +100,17 @@ class CostSources:
             return "calibration"
         return "specification" if self.link(devices) is not None else None
 
-    def cost(self, kind: str, ranks: int, size_bytes: float) -> float | None:
-        """Microseconds of one collective; None where the source does not know that kind on so many ranks."""
+    def contention(self, devices: int) -> ContentionRatios | None:
+        """How much collectives and computing were calibrated to slow each other."""
+        return contention_of(self.calibrated(devices), devices)
+
+    def cost(self, kind: str, ranks: int, size_bytes: float, statistic: Statistic = "slowest") -> float | None:
+        """Microseconds of one collective; None where the source does not know that kind on so many ranks.
+
+        `statistic`: of its slowest rank, which a step has to wait for, or of the shortest, which a trace's transfer is.
+        """
         if (calibration := self.calibrated(ranks)) is not None:
-            fit = find_fit(calibration, kind, ranks)
+            fit = find_fit(calibration, kind, ranks, statistic)
             return predict_us(fit, size_bytes).time_us if fit is not None else None
         link = self.link(ranks)
         return ring_us(kind, size_bytes, ranks, link.gb_per_s) if link is not None else None

@@ -27,7 +27,7 @@ def collective_table(comparison: Comparison) -> TextTable | None:
     shown = [one for rows in by_cell.values() for one in rows[:_MOST_ROWS]]
     if not any(one.predicted_us is not None for one in shown):
         return None
-    time = choose_unit("time", [time for one in shown for time in (one.measured_us, one.predicted_us)])
+    time = choose_unit("time", [time for one in shown for time in (one.measured_us, one.expected_us)])
     headings = (
         "size",
         "per step",
@@ -45,7 +45,7 @@ def collective_table(comparison: Comparison) -> TextTable | None:
                 show_bytes(one.size_bytes),
                 f"{one.per_step:.3g}",
                 show(one.measured_us, time),
-                show(one.predicted_us, time),
+                show(one.expected_us, time),
                 show(one.relative_error, _ERROR),
             )
             for one in shown
@@ -61,6 +61,8 @@ def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[s
         yield f"predicted NA: {reason}"
     for said in dict.fromkeys(one.extrapolated for one in shown if one.extrapolated):
         yield f"predicted beyond the calibration: {said}"
+    if any(one.in_step_us is not None for one in shown):
+        yield "all-reduces that overlap are predicted with the slowdown that the calibration timed beside others and compute"
     if left_out:
         yield f"{left_out} smaller sizes are left out"
 

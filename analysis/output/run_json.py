@@ -96,7 +96,10 @@ def memory_records(report: Report) -> list[dict[str, object]]:
 
 def prediction_records(comparison: Comparison) -> list[dict[str, object]]:
     """A row for each kind and size of collective of each cell: measured, predicted, relative error."""
-    return [asdict(one) | {"relative_error": one.relative_error} for one in comparison.predictions]
+    return [
+        asdict(one) | {"expected_us": one.expected_us, "relative_error": one.relative_error}
+        for one in comparison.predictions
+    ]
 
 
 def scaling_records(comparison: Comparison) -> list[dict[str, object]]:

@@ -78,6 +78,12 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
     rows = comparison.table[comparison.table["prediction_source"].notna()]
     by_source = rows.groupby("prediction_source")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
     notes = tuple(f"predicted from the {_SOURCES[str(source)]}: {cells}" for source, cells in by_source.items())
+    used = rows[rows["prediction_contention"].notna()]
+    by_ratios = used.groupby("prediction_contention")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
+    notes += tuple(f"with contention as calibrated, {told}: {cells}" for told, cells in by_ratios.items())
+    idle = rows[rows["prediction_contention"].isna() & (rows["strategy"] == "ddp")]
+    if len(idle):
+        notes += (f"without contention, as on an idle machine: {', '.join(map(str, idle['cell']))}",)
     later = (
         ("the calibration was made after the run had begun, so these are not forecasts",)
         if comparison.calibrated_later

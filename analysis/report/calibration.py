@@ -1,11 +1,13 @@
 """What people see of a calibration: nccl-tests' table, the fits, the figure; and where it is kept."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
@@ -14,6 +16,7 @@ from dpscope.profiling.records.calibration import (
     Calibration,
     CalibrationPoint,
     CollectiveFit,
+    Contention,
     FitPiece,
 )
 from dpscope.profiling.store.errors import DpscopeError
@@ -85,7 +88,10 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
         groups.setdefault((point.collective, point.devices), []).append(point)
     tables = [_samples_table(points) for points in groups.values()]
     if calibration.fits:
-        tables += [_fits_table(calibration.fits), _errors_table(calibration.fits)]
+        slowest = tuple(fit for fit in calibration.fits if fit.statistic == "slowest")
+        tables += [_fits_table(slowest), _errors_table(slowest)]
+    if calibration.contention:
+        tables.append(_contention_table(calibration.contention))
     left_out = tuple(
         (item.collective, str(item.devices), "all" if item.size_bytes is None else str(item.size_bytes), item.reason)
         for item in calibration.left_out
@@ -95,13 +101,35 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     return tables
 
 
+def _contention_table(timed: Sequence[Contention]) -> TextTable:
+    """How much collectives and computing slow each other, with 95% intervals."""
+    rows = []
+    for one in timed:
+        ratios = contention_ratios(one)
+        for what, slowdown in (
+            ("two in flight over one", ratios.two_in_flight),
+            ("beside computing over alone", ratios.beside_compute),
+            ("computing beside it over alone", ratios.compute),
+        ):
+            within = f"{slowdown.low:.2f} to {slowdown.high:.2f}"
+            size, ratio = show_bytes(one.size_bytes), f"{slowdown.value:.2f}"
+            rows.append((one.collective, str(one.devices), size, what, ratio, within, str(slowdown.count)))
+    return TextTable(
+        "Contention: how many times as long",
+        ("collective", "devices", "size", "what", "ratio", "95% interval", "iterations"),
+        tuple(rows),
+        ("predictions of buckets that overlap use them; computing is matrix products on every rank",),
+    )
+
+
 def _samples_table(points: list[CalibrationPoint]) -> TextTable:
     return TextTable(
         title=f"{points[0].collective} on {points[0].devices} devices",
-        headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]"),
+        headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"),
         rows=tuple(_row(point) for point in points),
         notes=(
-            f"time: median of {len(points[0].times_us)} iterations, each its slowest rank's; columns as nccl-tests'",
+            f"time: median of {len(points[0].times_us)} iterations, each its slowest rank's, as nccl-tests has it; "
+            "shortest: of each iteration's fastest rank, as transfers in traces are told",
         )
         if len(points[0].times_us) > 1
         else (),
@@ -113,7 +141,9 @@ def _row(point: CalibrationPoint) -> tuple[str, ...]:
     algbw_gb_per_s = point.size_bytes / time_us / 1e3
     factor = bus_factor(point.collective, point.devices)
     busbw = NA if factor is None else _rate(algbw_gb_per_s * factor)
-    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), _rate(algbw_gb_per_s), busbw)
+    shortest = _time(float(np.median(point.shortest_us))) if point.shortest_us else NA
+    rates = _rate(algbw_gb_per_s), busbw
+    return (str(point.size_bytes), str(point.count), point.dtype, _time(time_us), *rates, shortest)
 
 
 def _rate(gb_per_s: float) -> str:

@@ -8,14 +8,14 @@ import pandas as pd
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.predicted import (
     CollectivePrediction,
-    RingLoad,
     by_nccl,
     model_sizes,
     ready_column,
     relative_error,
-    ring_load,
     servers,
+    step_load,
 )
+from dpscope.analysis.comparison.ring_load import RingLoad, ring_load
 from dpscope.analysis.comparison.row import CellValues, minus, number
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
@@ -182,14 +182,15 @@ def _schedule(data: CellData, sources: CostSources) -> str:
         return rule
     times = buckets[ready].astype(float)
     from_first = [float(time) for time in times - times.min()]
-    schedule = ddp_schedule(from_first, known, servers(data))
+    load = step_load(data, sources, step)
+    schedule = ddp_schedule(from_first, known, load.servers, load.slowdown, load.beside_compute)
     shown = "; ".join(
-        f"ready {show_time(one)}, takes {show_time(cost)}, ends {show_time(end)}"
+        f"ready {show_time(one)}, takes {show_time(cost)} alone, ends {show_time(end)}"
         for one, cost, end in zip(from_first, known, schedule.end_us, strict=True)
     )
-    return (
-        f"{rule}. Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}: {shown}: {show_time(schedule.exposed_us)}"
-    )
+    where = f"Rank {step['rank'].iloc[0]}, step {step['step'].iloc[0]}"
+    slowed = f"; {load.told}" if load.told else ""
+    return f"{rule}{slowed}. {where}: {shown}: {show_time(schedule.exposed_us)}"
 
 
 def _free(servers: int) -> str:

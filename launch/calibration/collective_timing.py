@@ -34,14 +34,20 @@ def time_collective(
         return [], [NotTimed(collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal)]
     fitting, left_out = sizes_that_fit(collective, settings, subgroup.devices, subgroup.free_bytes)
     times_us: dict[int, list[float]] = {size: [] for size in fitting}
+    shortest_us: dict[int, list[float]] = {size: [] for size in fitting}
     for part, iterations in enumerate(shares_of_iterations(settings.iterations)):
         for size in fitting:
             report(f"{collective} on {subgroup.devices} devices at {size} B")
             call = make_call(collective, size, settings.dtype, subgroup)
             warm_up = settings.warmup_iterations if part == 0 else 1
             own_us = _time(call, warm_up, iterations, subgroup)
-            times_us[size] += _slowest_us(own_us, subgroup)
-    return [_point(collective, size, settings.dtype, subgroup.devices, times_us[size]) for size in fitting], left_out
+            times_us[size] += slowest_us(own_us, subgroup)
+            shortest_us[size] += [-one for one in slowest_us([-own for own in own_us], subgroup)]
+    points = [
+        _point(collective, size, settings.dtype, subgroup.devices, times_us[size], shortest_us[size])
+        for size in fitting
+    ]
+    return points, left_out
 
 
 def shares_of_iterations(iterations: int) -> list[int]:
@@ -54,7 +60,12 @@ def shares_of_iterations(iterations: int) -> list[int]:
 
 
 def _point(
-    collective: Collective, size_bytes: int, dtype: str, devices: int, times_us: list[float]
+    collective: Collective,
+    size_bytes: int,
+    dtype: str,
+    devices: int,
+    times_us: list[float],
+    shortest_us: list[float],
 ) -> CalibrationPoint:
     item = getattr(torch, dtype).itemsize
     share = size_bytes // item // devices
@@ -66,6 +77,7 @@ def _point(
         count=whole if collective in _WHOLE else share,
         dtype=dtype,
         times_us=tuple(times_us),
+        shortest_us=tuple(shortest_us),
     )
 
 
@@ -171,7 +183,7 @@ def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> lis
     return [before.elapsed_time(after) * 1000 for before, after in pairs]
 
 
-def _slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
+def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
     """Per iteration the time of its slowest rank; reduced only now, after all timing."""
     times = torch.tensor(times_us, dtype=torch.float64, device=subgroup.device)
     distributed.all_reduce(times, op=distributed.ReduceOp.MAX, group=subgroup.group)

@@ -55,6 +55,7 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
         device_names=measured.device_names,
         points=measured.points,
         left_out=measured.left_out,
+        contention=measured.contention,
         interconnect=links,
         links=_rates(settings, links, link),
         findings=(*machine_findings(environment, settings.device, max(settings.devices)), *_findings(settings)),

@@ -1,6 +1,8 @@
 """What `dpscope calibrate` is asked for, checked at once. Imports torch only where GPUs may be."""
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 from dpscope.launch.jobs.devices import Devices, resolve_devices
@@ -10,9 +12,19 @@ from dpscope.profiling.store.errors import DpscopeError
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Types that can be reduced on every backend, and the bytes of one element."""
 
+TYPICAL_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's, at which contention is measured
+CONTENDED_CALLS = (
+    5  # about as many calls' time an iteration of it takes: alone, two at once, beside compute as long again
+)
+
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 _DECIMAL = re.compile(r".*[KMG]B", re.IGNORECASE)  # 1 MB is 1e6 bytes to some and 2**20 to others
 _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def contended_bytes(sizes: Sequence[int]) -> int:
+    """The size at which contention is measured: of those timed the one nearest to a typical bucket."""
+    return min(sizes, key=lambda size: abs(math.log(size / TYPICAL_BUCKET_BYTES)))
 
 
 def calibration_settings(

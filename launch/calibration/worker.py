@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.worker_process import TellProgress, work
-from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, NotTimed
+from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Contention, NotTimed
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.files import read_json, write_json
@@ -37,6 +37,7 @@ class TimedCollectives(Stored, frozen=True, kw_only=True):
     device_uuids: tuple[str, ...]  # of torch's GPUs in torch's order
     points: tuple[CalibrationPoint, ...]
     left_out: tuple[NotTimed, ...]
+    contention: tuple[Contention, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,20 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import time_collective
+    from dpscope.launch.calibration.contention import time_contention
 
     device = _join(settings, place)
     points: list[CalibrationPoint] = []
     left_out: list[NotTimed] = []
+    contention: list[Contention] = []
     for subgroup in _subgroups(settings, device):
         if subgroup is not None:
             for collective in settings.collectives:
                 timed, missing = time_collective(collective, settings, subgroup, report)
                 points += timed
                 left_out += missing
+            if any((one.collective, one.devices) == ("all_reduce", subgroup.devices) for one in points):
+                contention.append(time_contention(settings, subgroup, report))
         distributed.barrier()
     backend = distributed.get_backend()
     distributed.destroy_process_group()
@@ -90,6 +95,7 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
         device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
         points=tuple(points),
         left_out=tuple(left_out),
+        contention=tuple(contention),
     )
 
 

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.settings import ITEM_BYTES
+from dpscope.launch.calibration.settings import CONTENDED_CALLS, ITEM_BYTES, contended_bytes
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.workload.model_size import ModelSize
@@ -98,7 +98,10 @@ def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
 
 def calibration_seconds(settings: CalibrationSettings) -> float:
     """About how long it takes; a reduce or broadcast counts as an all-reduce."""
-    moved = sum(settings.sizes) * _CALLS * len(settings.collectives) * len(settings.devices)
+    calls = sum(settings.sizes) * _CALLS * len(settings.collectives)
+    if "all_reduce" in settings.collectives:
+        calls += contended_bytes(settings.sizes) * CONTENDED_CALLS * (settings.iterations + settings.warmup_iterations)
+    moved = calls * len(settings.devices)
     return _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
 
 
@@ -151,12 +154,14 @@ def of_this_machine(stored: Calibration | None, environment: Environment) -> Cal
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
     """Both calibrations' points as one of the later time, without fits: whoever reads it fits them anew."""
+    timed = {one.devices for one in measured.contention}
     kept = tuple(point for point in stored.points if (point.collective, point.devices) not in _held(measured))
     return msgspec.structs.replace(
         measured,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device_names=max(stored.device_names, measured.device_names, key=len),
         points=(*kept, *measured.points),
+        contention=(*(one for one in stored.contention if one.devices not in timed), *measured.contention),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),
         links={**stored.links, **measured.links},
         findings=tuple(dict.fromkeys((*stored.findings, *measured.findings))),

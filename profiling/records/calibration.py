@@ -51,6 +51,25 @@ class CalibrationPoint(Stored, frozen=True):
     count: int  # elements, nccl-tests' meaning: of a rank's share for all_gather, reduce_scatter, all_to_all
     dtype: str
     times_us: tuple[float, ...]  # one per iteration: its slowest rank; one mean where a log has no more
+    shortest_us: tuple[
+        float, ...
+    ] = ()  # one per iteration: the rank that took least, as transfers in traces are; logs have none
+
+
+class Contention(Stored, frozen=True):
+    """What a collective and computing do to each other, every sample; one entry per iteration, of its slowest rank.
+
+    Computing is matrix products: on a CPU on a process's own threads, as in training; on a GPU on a stream of its own.
+    """
+
+    collective: Collective
+    devices: int
+    size_bytes: int
+    alone_us: tuple[float, ...]  # one call, nothing beside it
+    two_in_flight_us: tuple[float, ...]  # two calls at once, until both have ended
+    beside_compute_us: tuple[float, ...]  # one call while every rank computes
+    compute_alone_us: tuple[float, ...]  # one piece of computing, no collective beside it
+    compute_beside_us: tuple[float, ...]  # the same piece while the collective runs
 
 
 class NotTimed(Stored, frozen=True):
@@ -91,6 +110,7 @@ class CollectiveFit(Stored, frozen=True):
     largest_relative_error: float
     prediction_relative_error: float | None  # holds 90% of measurements, their sizes left out; None: too few sizes
     interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
+    statistic: Literal["slowest", "shortest"] = "slowest"  # of each iteration's ranks: `times_us` or `shortest_us`
 
 
 class Calibration(Stored, frozen=True):
@@ -107,6 +127,7 @@ class Calibration(Stored, frozen=True):
     points: tuple[CalibrationPoint, ...]
     left_out: tuple[NotTimed, ...] = ()
     fits: tuple[CollectiveFit, ...] = ()
+    contention: tuple[Contention, ...] = ()  # by device count; none in logs and in calibrations of older versions
     interconnect: Interconnect | None = None
     links: dict[int, LinkRate] = msgspec.field(
         default_factory=dict

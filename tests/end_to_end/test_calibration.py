@@ -62,12 +62,25 @@ def test_every_collective_size_and_iteration_is_there(measured: Calibration) -> 
             assert [one.size_bytes for one in points] == [4 * count for count in floats]
             assert [one.count for one in points] == [count // devices if shared else count for count in floats]
             assert all(len(one.times_us) == 5 and min(one.times_us) > 0 for one in points)
+            pairs = [pair for one in points for pair in zip(one.shortest_us, one.times_us, strict=True)]
+            assert all(0 < shortest <= slowest for shortest, slowest in pairs)
     assert ("all_reduce", 2) not in missing
     assert ("all_reduce", 3) not in missing
     assert (measured.backend, measured.source, measured.device_names) == ("gloo", "measured", ("cpu",) * 3)
     assert measured.environment is not None
     assert measured.environment.torch_version is not None
     assert measured.links[2].gb_per_s == 2.0
+
+
+def test_what_slows_what_is_timed_on_every_device_count(measured: Calibration) -> None:
+    """At 64 KiB, the size nearest to a bucket; five samples of each, of the slowest rank."""
+    assert [(one.devices, one.size_bytes) for one in measured.contention] == [(2, 65536), (3, 65536)]
+    for one in measured.contention:
+        kinds = (one.alone_us, one.two_in_flight_us, one.beside_compute_us, one.compute_alone_us, one.compute_beside_us)
+        assert all(len(samples) == 5 and min(samples) > 0 for samples in kinds)
+    (table,) = [one for one in calibration_tables(measured) if one.title.startswith("Contention")]
+    assert [row[1] for row in table.rows] == ["2"] * 3 + ["3"] * 3
+    assert {row[-1] for row in table.rows} == {"5"}
 
 
 def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_path: Path) -> None:
@@ -81,12 +94,21 @@ def test_saved_whole_with_fits_table_and_figure(all_reduces: Calibration, tmp_pa
     assert (tmp_path / "run" / "calibration.png").read_bytes().startswith(b"\x89PNG")
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"calibration.json", "calibration.png"}
     table = next(table for table in calibration_tables(fitted) if table.title == "all_reduce on 3 devices")
-    assert table.headings == ("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]")
-    size, count, dtype, _, _, busbw = table.rows[-1]
+    assert table.headings == (
+        "size [B]",
+        "count [elements]",
+        "type",
+        "time [µs]",
+        "algbw [GB/s]",
+        "busbw [GB/s]",
+        "shortest [µs]",
+    )
+    size, count, dtype, _, _, busbw, shortest = table.rows[-1]
     assert (size, count, dtype) == ("65536", "16384", "float32")
     (largest,) = (
         one for one in all_reduces.points if (one.collective, one.devices, one.size_bytes) == ("all_reduce", 3, 65536)
     )
+    assert 0 < float(shortest) <= float(table.rows[-1][3])
     # busbw = S / t x 2 (3 - 1) / 3
     assert float(busbw) == pytest.approx(65536 / float(np.median(largest.times_us)) / 1e3 * 4 / 3, abs=0.006)
 

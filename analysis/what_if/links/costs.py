@@ -96,7 +96,8 @@ class Costs:
                 f"the links between the devices differ in rate, and {devices} devices were not calibrated: run dpscope "
                 f"calibrate with --devices {devices}"
             )
-        fits = [one for one in calibration.fits if one.collective == kind] if calibration is not None else []
+        every = calibration.fits if calibration is not None else ()
+        fits = [one for one in every if one.collective == kind and one.statistic == "slowest"]
         if len(fits) > 1:
             return _carried(kind, size, devices, fits)
         here = _calibrated(fits[0], size) if fits else self._traced(kind, size)

@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpscope.analysis.costs.calibration_fit import find_fit, fit_collective, predict_us
+from dpscope.analysis.costs.calibration_fit import find_fit, fit_calibration, fit_collective, predict_us
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.records.calibration import CalibrationPoint, CollectiveFit
 from tests.helpers.paths import DATA
+from tests.helpers.run_cells import calibration
 
 LOGS = DATA / "nccl_tests"
 SIZES = [4096 << step for step in range(15)]  # 4 KiB to 64 MiB
@@ -36,7 +37,7 @@ def test_small_rates_keep_two_digits_and_a_last_piece_has_no_end() -> None:
     points = (point(4096, 1000.0), point(8 << 20, 1000.0))
     log = calibration_from_logs([LOGS / "nccl_allreduce.log"])
     samples, *_ = calibration_tables(msgspec.structs.replace(log, points=points, fits=(), left_out=()))
-    assert [row[4:] for row in samples.rows] == [("0.0041", "0.0041"), ("8.39", "8.39")]
+    assert [row[4:6] for row in samples.rows] == [("0.0041", "0.0041"), ("8.39", "8.39")]
     fits = (fit_collective([point(size, 20 + size / 10_000) for size in SIZES]),)
     tables = calibration_tables(msgspec.structs.replace(log, points=points, fits=fits, left_out=()))
     assert [row[2:4] for row in tables[1].rows] == [("0", "and up")]
@@ -184,3 +185,23 @@ def test_what_changes_from_one_time_to_another_is_in_the_error_of_prediction() -
     fit = fit_collective([point(size, *([time] * 10 + [1.5 * time] * 10)) for size, time in times.items()])
     assert fit.median_relative_error < 1e-6
     assert fit.prediction_relative_error == pytest.approx(0.25, abs=0.01)
+
+
+def test_slowest_and_shortest_ranks_have_a_fit_each() -> None:
+    """Slowest 200 us + S / 1 GB/s, shortest 100 us + S / 2 GB/s; without the shortest, as in logs, one fit for both."""
+    points = tuple(
+        CalibrationPoint(
+            collective="all_reduce", devices=2, size_bytes=size, count=size // 4, dtype="float32",
+            times_us=(200 + size / 1e3,), shortest_us=(100 + size / 2e3,),
+        )
+        for size in (1000, 100_000, 1_000_000)
+    )  # fmt: skip
+    fitted = fit_calibration(msgspec.structs.replace(calibration({}), points=points, fits=()))
+    slowest, shortest = find_fit(fitted, "all_reduce", 2), find_fit(fitted, "all_reduce", 2, "shortest")
+    assert slowest is not None
+    assert shortest is not None
+    assert predict_us(slowest, 500_000).time_us == pytest.approx(700, rel=1e-3)
+    assert predict_us(shortest, 500_000).time_us == pytest.approx(350, rel=1e-3)
+    logs = tuple(msgspec.structs.replace(point, shortest_us=()) for point in points)
+    alone = fit_calibration(msgspec.structs.replace(fitted, points=logs, fits=()))
+    assert find_fit(alone, "all_reduce", 2, "shortest") == find_fit(alone, "all_reduce", 2) != shortest

@@ -53,3 +53,15 @@ def test_latencies_run_beside_each_other_and_bytes_share_the_link() -> None:
 def test_no_server_is_free_before_it_is() -> None:
     assert run_collectives([0.0], [1.0], [4.0], free_us=7.0) == ([7.0], [12.0])
     assert run_collectives([0.0], [1.0], [4.0], servers=2, free_us=7.0)[1] == pytest.approx([12.0])
+
+
+def test_computing_slows_what_runs_beside_it() -> None:
+    """Twice as long until compute ends at 20. 0-12 are 6 us of work; 12-20 the next 4 of 6, and 2 after; then 5 alone."""
+    schedule = ddp_schedule([0.0, 10.0, 20.0], [6.0, 6.0, 5.0], beside_compute=2.0)
+    assert schedule.start_us == pytest.approx((0, 12, 22))
+    assert schedule.end_us == pytest.approx((12, 22, 27))
+    assert schedule.exposed_us == pytest.approx(7)
+    beside = ddp_schedule([0.0, 10.0], [6.0, 6.0], servers=2, slowdown=1.5, beside_compute=2.0)
+    # compute ends at 10: until then 5 of 6 are done; then both at 1/1.5: 1 more takes 1.5, the other has 5 left, alone
+    assert beside.end_us == pytest.approx((11.5, 16.5))
+    assert ddp_schedule([5.0], [4.0], beside_compute=9.0).end_us == (9.0,)  # the last runs beside nothing

@@ -7,6 +7,7 @@ import json
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -25,7 +26,7 @@ from dpscope.analysis.report.build import Report
 from dpscope.analysis.report.calibration import costs_at, save_calibration
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_text import parse_link
-from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective
+from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
 from tests.helpers.paths import DATA, EXAMPLE_RUN
@@ -103,6 +104,30 @@ def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) ->
     save_calibration(calibration("all_reduce", "broadcast"), tmp_path / "whole.json")
     whole = row_of(reported(traces, TraceRequest(calibration=tmp_path / "whole.json")))
     assert float(str(whole["predicted_exposed_us"])) > 200  # both broadcasts at least
+
+
+def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrated(traces: Path, tmp_path: Path) -> None:
+    """Alone 160, 215.2 and 120 us, ready at 0, 104 and 190 us, when computing ends. Beside it each takes three times as long.
+
+    The first has 160 - 190/3 = 96.7 left at 190 and ends at 286.7; the others follow alone: 286.7 + 215.2 + 120 = 621.9.
+    """
+
+    def predicted(name: str, beside: float) -> Report:
+        timed = Contention(
+            collective="all_reduce", devices=2, size_bytes=1 << 20, alone_us=(100.0,), two_in_flight_us=(200.0,),
+            beside_compute_us=(100.0 * beside,), compute_alone_us=(1.0,), compute_beside_us=(1.5,),
+        )  # fmt: skip
+        made = msgspec.structs.replace(calibration("all_reduce", "broadcast"), contention=(timed,) if beside else ())
+        save_calibration(made, tmp_path / name)
+        return reported(traces, TraceRequest(calibration=tmp_path / name))
+
+    idle, free, slowed = predicted("idle.json", 0), predicted("free.json", 1), predicted("slowed.json", 3)
+    assert row_of(free)["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
+    assert row_of(slowed)["predicted_transfer_us"] == pytest.approx(621.9, rel=1e-3)
+    assert row_of(slowed)["calibrated_gb_per_s"] == row_of(idle)["calibrated_gb_per_s"]  # the calibration's own rate
+    assert "beside computing 3.00x" in str(row_of(slowed)["prediction_contention"])
+    assert any("one beside computing 3.00x" in note for note in slowed.tables["predictions"].notes)
+    assert any("without contention, as on an idle machine" in note for note in idle.tables["predictions"].notes)
 
 
 def test_the_logs_of_nccl_tests_are_a_calibration(tmp_path: Path) -> None:
