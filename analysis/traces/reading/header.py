@@ -56,7 +56,7 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
 
     rank = number("rank", info.get("rank"))
     return Header(
-        rank=rank if rank is not None else number("rank in its name", _rank_of_name(path)),
+        rank=rank if rank is not None else number("rank in the name", _rank_of_name(path)),
         world_size=number("world size", info.get("world_size"), least=1),
         backend=_text(info.get("backend")),
         host=_text(_value(fields.host)),
