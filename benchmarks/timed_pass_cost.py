@@ -1,6 +1,6 @@
 """What does dpscope's timed pass add to a step? Its loop beside a bare one, on a small model.
 
-    python benchmarks/timed_pass_cost.py [--pairs 500] [--steps 3] [--batch-size 8] [--processes 6]
+    python benchmarks/timed_pass_cost.py [--pairs 300] [--steps 5] [--batch-size 8] [--processes 6]
 
 ResNet-8 for CIFAR on one CPU thread, the same model, batch and optimizer. The bare loop is forward, backward, step, zero_grad and
 nothing else, the clock around all of it. First both loops alternate within one process, then processes that run one of them
@@ -109,8 +109,8 @@ def in_a_process(name: str, arguments: argparse.Namespace) -> Clocks:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=500)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--processes", type=int, default=6, help="pairs of processes; 0 leaves them out")
     parser.add_argument("--only", choices=("bare", "dpscope"), help=argparse.SUPPRESS)

@@ -51,6 +51,9 @@ class TrainStep:
         self.model = model
         self.batches = batches
         self.last_loss: Tensor | None = None  # of the whole batch
+        # Kept until the next graph stands, as a plain loop's variable keeps it: autograd makes each parameter's accumulator
+        # anew when no graph holds it any more.
+        self._graph: Tensor | None = None
         self._micro_batching = micro_batching
         # DDP learns a static graph from its first backward, which therefore must reduce.
         self._graph_to_learn = isinstance(model, DistributedDataParallel) and bool(model.static_graph)
@@ -132,6 +135,7 @@ class TrainStep:
                 self._on_forward(logits.detach(), labels, loss.detach())
             if weight != 1:
                 loss = loss * weight
+            self._graph = loss
         with named_range(BACKWARD):
             (self.scaler.scale(loss) if self._scaled else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
