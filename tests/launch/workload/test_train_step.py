@@ -1,8 +1,10 @@
 """A step does what a plain loop does, and leaves what a plain loop leaves."""
 
+from typing import cast
+
 import torch
-from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from dpscope.launch.workload.input_pipeline import SyntheticBatches
 from dpscope.launch.workload.train_step import TrainStep
@@ -11,9 +13,9 @@ from dpscope.profiling.records.config import Optimizer
 CPU = torch.device("cpu")
 
 
-def accumulator(parameter: nn.Parameter) -> Node:
-    """What adds up a parameter's gradient: made anew where no graph holds it."""
-    return get_gradient_edge(parameter).node
+def notes_on_accumulator(parameter: Tensor) -> dict[str, str]:
+    """Notes on what adds up a parameter's gradient: gone with it, where no graph holds it."""
+    return cast(dict[str, str], get_gradient_edge(parameter).node.metadata)  # its stub calls the property a method
 
 
 def step_of(model: nn.Module) -> TrainStep:
@@ -26,9 +28,9 @@ def test_gradient_accumulators_outlive_a_step() -> None:
     model = nn.Linear(2, 2)
     step = step_of(model)
     step()
-    accumulator(model.weight).metadata["made"] = "in the first step"
+    notes_on_accumulator(model.weight)["made"] = "in the first step"
     step()
-    assert accumulator(model.weight).metadata == {"made": "in the first step"}
+    assert notes_on_accumulator(model.weight) == {"made": "in the first step"}
 
 
 def test_the_loss_that_is_handed_out_holds_no_graph() -> None:
