@@ -19,6 +19,49 @@ class Column:
     meaning: str
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Two columns beside a value that say how far it may lie off, by what stands in their names before the unit."""
+
+    low: str
+    high: str
+
+    def of(self, column: str) -> tuple[str, str]:
+        """The two columns of a value.
+
+        >>> INTERVAL.of("step_us"), VALUE_RANGE.of("samples_per_s")
+        (('step_low_us', 'step_high_us'), ('samples_per_s_min', 'samples_per_s_max'))
+        """
+        base = column.removesuffix("_us")
+        return f"{base}_{self.low}{column[len(base) :]}", f"{base}_{self.high}{column[len(base) :]}"
+
+
+INTERVAL = Ends("low", "high")
+"""A 95% interval: more samples narrow it."""
+RANK_RANGE = Ends("rank_min", "rank_max")
+"""The smallest and the largest mean of a rank and device."""
+VALUE_RANGE = Ends("min", "max")
+"""The smallest and the largest of the values behind a mean or median: more values widen it."""
+_OF_RANKS = ("Smallest mean of a rank and device", "Largest mean of a rank and device")
+
+
+def _interval(
+    column: str, heading: str, quantity: Quantity, group: Group, what: str = "its 95% interval"
+) -> tuple[Column, Column]:
+    return _range(column, heading, quantity, group, INTERVAL, f"Lower end of {what}", f"Upper end of {what}")
+
+
+def _range(
+    column: str, heading: str, quantity: Quantity, group: Group, ends: Ends, low: str, high: str
+) -> tuple[Column, Column]:
+    """The two columns beside a value's, with what each means."""
+    names, words = ends.of(column), (ends.low.replace("_", " "), ends.high.replace("_", " "))
+    return (
+        Column(names[0], f"{heading} {words[0]}", quantity, group, low),
+        Column(names[1], f"{heading} {words[1]}", quantity, group, high),
+    )
+
+
 COLUMNS = (
     Column("cell", "cell", "text", "cell", "Strategy, devices and batch per device"),
     Column("strategy", "strategy", "text", "cell", "dp-host is the CPU stand-in for nn.DataParallel"),
@@ -27,19 +70,13 @@ COLUMNS = (
     Column("global_batch_size", "global batch", "count", "cell", "Samples per step over all devices"),
     Column("status", "status", "text", "cell", "ok, or what kept the cell from being measured"),
     Column("step_us", "step", "time", "time", "Median untraced step time, waiting for the loader included"),
-    Column(
-        "step_low_us", "step low", "time", "time", "Lower end of the median's 95% interval, from how repeats differ"
-    ),
-    Column(
-        "step_high_us", "step high", "time", "time", "Upper end of the median's 95% interval, from how repeats differ"
-    ),
+    *_interval("step_us", "step", "time", "time", "the median's 95% interval, from how repeats differ"),
     Column("step_count", "steps", "count", "time", "Timed steps behind the median, all repeats together"),
     Column(
         "step_without_wait_us", "step w/o loader", "time", "time", "Median step time without the wait for the loader"
     ),
     Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
-    Column("samples_per_s_min", "samples/s min", "rate", "time", "Slowest block"),
-    Column("samples_per_s_max", "samples/s max", "rate", "time", "Fastest block"),
+    *_range("samples_per_s", "samples/s", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"),
     Column(
         "samples_per_s_without_wait",
         "samples/s w/o loader",
@@ -50,25 +87,19 @@ COLUMNS = (
     Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
     Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),
     Column("weak_efficiency", "weak eff.", "share", "time", "t_1(b) / t_N(b)"),
-    Column("weak_efficiency_low", "weak eff. low", "share", "time", "Lower end of its 95% interval"),
-    Column("weak_efficiency_high", "weak eff. high", "share", "time", "Upper end of its 95% interval"),
+    *_interval("weak_efficiency", "weak eff.", "share", "time"),
     Column("strong_speedup", "strong speedup", "ratio", "time", "t_1(G) / t_N(G/N): same global batch"),
-    Column("strong_speedup_low", "strong speedup low", "ratio", "time", "Lower end of its 95% interval"),
-    Column("strong_speedup_high", "strong speedup high", "ratio", "time", "Upper end of its 95% interval"),
+    *_interval("strong_speedup", "strong speedup", "ratio", "time"),
     Column("strong_efficiency", "strong eff.", "share", "time", "strong speedup / N"),
     Column("steps_per_epoch", "steps/epoch", "count", "time", "Steps one epoch takes over the whole data set"),
     Column("traced_step_us", "traced step", "time", "communication", "Mean window of the traced steps"),
     Column("traced_step_count", "traced steps", "count", "communication", "Rows (rank, device, step) behind the means"),
     Column("compute_us", "compute", "time", "communication", "Union of compute per device and step"),
     Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
-    Column(
-        "communication_rank_min_us", "comm. rank min", "time", "communication", "Smallest mean of a rank and device"
-    ),
-    Column("communication_rank_max_us", "comm. rank max", "time", "communication", "Largest mean of a rank and device"),
+    *_range("communication_us", "comm.", "time", "communication", RANK_RANGE, *_OF_RANKS),
     Column("hidden_us", "hidden", "time", "communication", "Communication while the device computes"),
     Column("exposed_us", "exposed", "time", "communication", "Communication while it does not"),
-    Column("exposed_rank_min_us", "exposed rank min", "time", "communication", "Smallest mean of a rank and device"),
-    Column("exposed_rank_max_us", "exposed rank max", "time", "communication", "Largest mean of a rank and device"),
+    *_range("exposed_us", "exposed", "time", "communication", RANK_RANGE, *_OF_RANKS),
     Column("transfer_us", "transfer", "time", "communication", "Sum over collectives of the shortest rank's duration"),
     Column("wait_us", "wait", "time", "communication", "Time in collectives spent waiting for a later rank"),
     Column(
@@ -100,8 +131,7 @@ COLUMNS = (
         "estimates",
         "t_N(b) - t_1(b): added wall time at the same batch per device",
     ),
-    Column("same_local_batch_low_us", "same local low", "time", "estimates", "Lower end of its 95% interval"),
-    Column("same_local_batch_high_us", "same local high", "time", "estimates", "Upper end of its 95% interval"),
+    *_interval("same_local_batch_us", "same local", "time", "estimates"),
     Column(
         "same_local_batch_error_exposed_us",
         "minus exposed",
@@ -126,14 +156,10 @@ COLUMNS = (
         "estimates",
         "The part of the untraced t_N(b)-t_1(b) that the traced windows do not explain",
     ),
-    Column("added_exposed_low_us", "exposed low", "time", "estimates", "Lower end of that term's 95% interval"),
-    Column("added_exposed_high_us", "exposed high", "time", "estimates", "Upper end of that term's 95% interval"),
-    Column("added_compute_low_us", "compute low", "time", "estimates", "Lower end of that term's 95% interval"),
-    Column("added_compute_high_us", "compute high", "time", "estimates", "Upper end of that term's 95% interval"),
-    Column("added_idle_low_us", "idle low", "time", "estimates", "Lower end of that term's 95% interval"),
-    Column("added_idle_high_us", "idle high", "time", "estimates", "Upper end of that term's 95% interval"),
-    Column("added_tracer_low_us", "tracer low", "time", "estimates", "Lower end of that term's 95% interval"),
-    Column("added_tracer_high_us", "tracer high", "time", "estimates", "Upper end of that term's 95% interval"),
+    *_interval("added_exposed_us", "exposed", "time", "estimates", "that term's 95% interval"),
+    *_interval("added_compute_us", "compute", "time", "estimates", "that term's 95% interval"),
+    *_interval("added_idle_us", "idle", "time", "estimates", "that term's 95% interval"),
+    *_interval("added_tracer_us", "tracer", "time", "estimates", "that term's 95% interval"),
     Column("added_data_wait_us", "loader", "time", "estimates", "Change of the mean wait for the loader, timed steps"),
     Column(
         "compute_spread",
@@ -262,8 +288,15 @@ COLUMNS = (
     ),
     Column("transfer_of_calibration", "transfer of calib.", "share", "bandwidth", "By transfer, of the calibration"),
     Column("test_accuracy_percent", "test accuracy", "percent", "learning", "After training: median over seeds"),
-    Column("test_accuracy_percent_min", "accuracy min", "percent", "learning", "Lowest test accuracy of a seed"),
-    Column("test_accuracy_percent_max", "accuracy max", "percent", "learning", "Highest test accuracy of a seed"),
+    *_range(
+        "test_accuracy_percent",
+        "accuracy",
+        "percent",
+        "learning",
+        VALUE_RANGE,
+        "Lowest test accuracy of a seed",
+        "Highest test accuracy of a seed",
+    ),
     Column("test_accuracy_seeds", "seeds", "count", "learning", "Complete trainings behind the accuracy"),
     Column(
         "trained_global_batch_size",
@@ -280,9 +313,3 @@ COLUMNS = (
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 NAMES = tuple(column.name for column in COLUMNS)
-
-
-def part(column: str, name: str) -> str:
-    """The column of a value's interval (``low``, ``high``) or range over ranks (``rank_min``, ``rank_max``), before its unit."""
-    base = column.removesuffix("_us")
-    return f"{base}_{name}{column[len(base) :]}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import COLUMNS
+from dpscope.analysis.comparison.columns import COLUMNS, INTERVAL
 from dpscope.analysis.comparison.predicted import (
     predict_cell,
     relative_error,
@@ -19,7 +19,14 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import TERMS, RunSpreads, terms_by_repeat
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.traced_job import TRACES_ALONE
-from dpscope.analysis.stats.samples import FEWEST_SAMPLES, NO_INTERVAL, difference_estimate, half_width, pooled_median
+from dpscope.analysis.stats.samples import (
+    FEWEST_SAMPLES,
+    NO_INTERVAL,
+    Interval,
+    difference_estimate,
+    half_width,
+    pooled_median,
+)
 
 ESTIMATE_COLUMNS = tuple(column.name for column in COLUMNS if column.group in ("estimates", "predictions"))
 
@@ -97,8 +104,8 @@ def _put_identity(row: Row, data: CellData, single: CellData | None, spreads: Ru
     step_us = row.number("step_us")
     if single is None or base.empty or base_us is None or step_us is None or None in several:
         why = "needs communication and a traced single-device cell at this batch per device"
-        names = tuple(f"added_{term}{end}_us" for term in TERMS for end in ("", "_low", "_high"))
-        row.clear(names, why)
+        columns = [f"added_{term}_us" for term in TERMS]
+        row.clear(tuple(name for column in columns for name in (column, *INTERVAL.of(column))), why)
         return
     exposed, compute, idle = (value for value in several if value is not None)
     alone = (0.0, float(base["compute_us"].mean()), float(base["idle_us"].mean()))
@@ -106,12 +113,12 @@ def _put_identity(row: Row, data: CellData, single: CellData | None, spreads: Ru
     row.put("", **{f"added_{term}_us": getattr(terms, f"{term}_us") for term in TERMS})
     for term, within in identity_intervals(data, single, spreads).items():
         value = getattr(terms, f"{term}_us")
-        low, high = (min(within[0], value), max(within[1], value)) if within is not None else (None, None)
+        holding = None if within is None else Interval(min(within.low, value), max(within.high, value))
         why = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or one repeat alone: no interval"
-        row.put(why, **{f"added_{term}_low_us": low, f"added_{term}_high_us": high})
+        row.put_interval(why, f"added_{term}_us", holding)
 
 
-def identity_intervals(data: CellData, single: CellData, spreads: RunSpreads) -> dict[str, tuple[float, float] | None]:
+def identity_intervals(data: CellData, single: CellData, spreads: RunSpreads) -> dict[str, Interval | None]:
     """95% intervals of the identity's TERMS; None with too few steps on either side, or where nothing tells the spread.
 
     From what each repeat says, as shares of the cell's step: N devices minus one, half widths added up as squares do.
@@ -136,12 +143,12 @@ def _terms(data: CellData, spreads: RunSpreads) -> dict[str, tuple[float, float]
     return found
 
 
-def _less(more: tuple[float, float] | None, less: tuple[float, float] | None) -> tuple[float, float] | None:
+def _less(more: tuple[float, float] | None, less: tuple[float, float] | None) -> Interval | None:
     """Interval of the difference of two means with their half widths."""
     if more is None or less is None:
         return None
     half = math.hypot(more[1], less[1])
-    return more[0] - less[0] - half, more[0] - less[0] + half
+    return Interval(more[0] - less[0] - half, more[0] - less[0] + half)
 
 
 def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:

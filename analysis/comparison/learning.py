@@ -1,5 +1,6 @@
 """Accuracy in the comparison of measured cells: what was trained in the same run folder, beside its speed."""
 
+from dpscope.analysis.comparison.columns import VALUE_RANGE
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.runs.traced_job import TRACES_ALONE, AnyCell
 from dpscope.analysis.training.data import TrainedCell, TrainingData
@@ -7,7 +8,7 @@ from dpscope.analysis.training.seed_statistics import final_accuracy
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
 
-_COLUMNS = ("test_accuracy_percent", "test_accuracy_percent_min", "test_accuracy_percent_max", "test_accuracy_seeds")
+_COLUMNS = ("test_accuracy_percent", *VALUE_RANGE.of("test_accuracy_percent"), "test_accuracy_seeds")
 
 
 def put_accuracy(row: Row, cell: AnyCell, workload: Workload | None, training: TrainingData | None) -> None:

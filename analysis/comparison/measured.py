@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
-from dpscope.analysis.comparison.columns import COLUMNS, NAMES
+from dpscope.analysis.comparison.columns import COLUMNS, NAMES, RANK_RANGE
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
@@ -30,8 +30,8 @@ from dpscope.analysis.traces.steps.intervals import length, union
 _MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
 _MATCHED = ("transfer_us", "wait_us", "exposed_wait_us")
 _COMMUNICATION = (
-    "communication_us", "communication_rank_min_us", "communication_rank_max_us", "hidden_us", "exposed_us",
-    "exposed_rank_min_us", "exposed_rank_max_us", "transfer_us", "wait_us", "exposed_wait_us", "communication_share",
+    "communication_us", *RANK_RANGE.of("communication_us"), "hidden_us", "exposed_us", *RANK_RANGE.of("exposed_us"),
+    "transfer_us", "wait_us", "exposed_wait_us", "communication_share",
     "exposed_share",
     "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
 )  # fmt: skip

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.comparison.columns import NAMES, part
-from dpscope.analysis.stats.samples import Estimate, Range
+from dpscope.analysis.comparison.columns import INTERVAL, NAMES, RANK_RANGE
+from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
 
 CellValues = Mapping[str, object]
@@ -35,13 +35,14 @@ class Row:
             else:
                 self.reasons.pop(column, None)
 
-    def put_interval(self, reason: str, column: str, interval: Estimate) -> None:
+    def put_interval(self, reason: str, column: str, interval: Estimate | Interval | None) -> None:
         """Set the ends of a column's 95% interval, such as ``step_low_us`` and ``step_high_us``."""
-        self.put(reason, **{part(column, "low"): interval.low, part(column, "high"): interval.high})
+        ends = (None, None) if interval is None else (interval.low, interval.high)
+        self.put(reason, **dict(zip(INTERVAL.of(column), ends, strict=True)))
 
     def put_rank_range(self, reason: str, column: str, found: Range) -> None:
         """Set the smallest and the largest mean of a rank, such as ``exposed_rank_min_us`` and ``exposed_rank_max_us``."""
-        self.put(reason, **{part(column, "rank_min"): found.smallest, part(column, "rank_max"): found.largest})
+        self.put(reason, **dict(zip(RANK_RANGE.of(column), (found.smallest, found.largest), strict=True)))
 
     def clear(self, columns: tuple[str, ...], reason: str) -> None:
         """Mark columns as missing."""
@@ -61,6 +62,12 @@ def ratio(first: float | None, second: float | None) -> float | None:
 def number(values: CellValues, column: str) -> float | None:
     """A value of a row as a number, None where it is missing."""
     return as_number(values.get(column))
+
+
+def interval_of(values: CellValues, column: str) -> Interval | None:
+    """The 95% interval of a column's value, None where it is not known."""
+    low, high = (number(values, end) for end in INTERVAL.of(column))
+    return None if low is None or high is None else Interval(low, high)
 
 
 def as_number(value: object) -> float | None:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
+from dpscope.analysis.comparison.columns import INTERVAL, VALUE_RANGE
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
@@ -34,8 +35,8 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     for index, (key, cells) in enumerate(series.items()):
         measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
         names = [data.cell.name for data in measured]
-        _line(left, table.loc[names], ("step_us", "step_low_us", "step_high_us"), unit, key, index)
-        rate = ("samples_per_s", "samples_per_s_min", "samples_per_s_max")
+        _line(left, table.loc[names], ("step_us", *INTERVAL.of("step_us")), unit, key, index)
+        rate = ("samples_per_s", *VALUE_RANGE.of("samples_per_s"))
         _line(right, table.loc[names], rate, Unit("", 1.0, 1), key, index)
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
         for axes in (left, right):

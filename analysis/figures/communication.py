@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpscope.analysis.comparison.columns import part
+from dpscope.analysis.comparison.columns import INTERVAL, RANK_RANGE
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.step import host_note
@@ -51,8 +51,8 @@ def measured_and_estimated(run: RunData, comparison: Comparison) -> Figure | Non
 
 
 def _ranges(table: pd.DataFrame, column: str, divisor: float) -> list[list[float]] | None:
-    for ends in (("rank_min", "rank_max"), ("low", "high")):
-        low, high = (part(column, end) for end in ends)
+    for ends in (RANK_RANGE, INTERVAL):
+        low, high = ends.of(column)
         if low in table:
             below = (table[column] - table[low]).astype("Float64").fillna(0.0)
             above = (table[high] - table[column]).astype("Float64").fillna(0.0)

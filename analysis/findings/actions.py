@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpscope.analysis.comparison.columns import VALUE_RANGE
 from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.text.units import show_time
 
@@ -67,12 +68,13 @@ def _larger_batch(rows: Sequence[CellValues], chosen: CellValues) -> Action | No
     rate, batch = number(chosen, "samples_per_s"), number(chosen, "batch_size")
     if rate is None or batch is None:
         return None
+    slowest, fastest = VALUE_RANGE.of("samples_per_s")
     alike = [
         row
         for row in rows
         if (row["strategy"], row["devices"]) == (chosen["strategy"], chosen["devices"])
         and (number(row, "batch_size") or 0.0) > batch
-        and (number(row, "samples_per_s_min") or 0.0) > BATCH_GAIN * (number(chosen, "samples_per_s_max") or rate)
+        and (number(row, slowest) or 0.0) > BATCH_GAIN * (number(chosen, fastest) or rate)
     ]
     if not alike:
         return None

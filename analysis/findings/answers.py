@@ -11,7 +11,7 @@ from typing import Literal
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
-from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
 from dpscope.analysis.findings.actions import Action, best_action
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
@@ -206,10 +206,10 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
         f"{what} {show_time(total)} of a {show_time(step)} step; {show_time(exposed)} of it ({share:.0%} of the step) is "
         "exposed, that is, not hidden behind compute."
     )
-    low, high = number(chosen, "added_exposed_low_us"), number(chosen, "added_exposed_high_us")
-    confidence: Confidence = "no_interval" if low is None or high is None else "shown" if low > 0 else "not_shown"
-    if low is not None and high is not None:
-        said += f" Exposed, 95% interval over repeats: {show_time(max(low, 0.0))} to {show_time(high)}."
+    bounds = interval_of(chosen, "added_exposed_us")
+    confidence: Confidence = "no_interval" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
+    if bounds is not None:
+        said += f" Exposed, 95% interval over repeats: {show_time(max(bounds.low, 0.0))} to {show_time(bounds.high)}."
     return Answer(question, said + _waiting(chosen, exposed, straggler), confidence)
 
 

@@ -7,7 +7,7 @@ waiting, the loader and imbalance explain those terms, or the distance to all co
 from dataclasses import dataclass
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.subtraction import FORMULAS, METHODS
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, show, show_time
@@ -67,12 +67,12 @@ def _terms(values: CellValues) -> list[Reason]:
     """Terms of the identity whose interval leaves 0 out."""
     found = []
     for term, words in _TERM_WORDS.items():
-        value, low, high = (number(values, f"added_{term}{end}_us") for end in ("", "_low", "_high"))
-        if value is None or low is None or high is None or low <= 0 <= high:
+        value, bounds = number(values, f"added_{term}_us"), interval_of(values, f"added_{term}_us")
+        if value is None or bounds is None or bounds.low <= 0 <= bounds.high:
             continue
         size = show_time(abs(value))
         amount = size if term == "tracer" else f"{size} {'longer' if value > 0 else 'less'}"
-        within = f"95% interval {show_time(low)} to {show_time(high)}"
+        within = f"95% interval {show_time(bounds.low)} to {show_time(bounds.high)}"
         found.append(Reason(term, value, words.format(amount, within)))
     return found
 
@@ -170,10 +170,10 @@ def identity_table(comparison: Comparison) -> TextTable | None:
 
 
 def _no_interval(values: CellValues) -> bool:
-    return any(number(values, f"{name}_low_us") is None for name in ("same_local_batch", "added_exposed"))
+    return any(interval_of(values, column) is None for column in ("same_local_batch_us", "added_exposed_us"))
 
 
 def _with_half_width(values: CellValues, name: str, unit: Unit) -> str:
-    value, low, high = (number(values, f"{name}{end}_us") for end in ("", "_low", "_high"))
-    half = show((high - low) / 2, unit) if low is not None and high is not None else NA
-    return f"{show(value, unit)} ±{half}"
+    bounds = interval_of(values, f"{name}_us")
+    half = NA if bounds is None else show(bounds.half_width, unit)
+    return f"{show(number(values, f'{name}_us'), unit)} ±{half}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.predicted import CollectivePrediction
-from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.findings.estimate_gaps import NOTABLE, comparison_rows
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
@@ -149,10 +149,10 @@ def likely_reasons(
     found = []
     total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "wait_us"))
     if total and hidden is not None and hidden > OVERLAP * total:
-        slower, low = number(values, "added_compute_us"), number(values, "added_compute_low_us")
+        slower, bounds = number(values, "added_compute_us"), interval_of(values, "added_compute_us")
         too = (
             f", and compute takes {show_time(slower)} longer than alone in traced steps"
-            if slower is not None and (low or 0) > 0
+            if slower is not None and bounds is not None and bounds.low > 0
             else ""
         )
         what = "cores shared with computing" if shared_cores else "contention"

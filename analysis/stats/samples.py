@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,17 @@ class Estimate:
     low: float | None
     high: float | None
     count: int
+
+
+class Interval(NamedTuple):
+    """The ends of a 95% interval, both known."""
+
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
 
 
 UNKNOWN = Estimate(None, None, None, 0)

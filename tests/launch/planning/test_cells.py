@@ -9,6 +9,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import PlannedCell
+from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 
 FOUR_GPUS = Devices(kind="cuda", count=4)
@@ -24,6 +25,21 @@ def plan(machine: Devices, **flags: object) -> tuple[PlannedCell, ...]:
 
 def names(machine: Devices, **flags: object) -> list[str]:
     return [planned.cell.name for planned in plan(machine, **flags) if planned.skip_reason is None]
+
+
+def test_what_is_resolved_keeps_every_other_setting() -> None:
+    flags = {
+        "link": "100Gb/s",
+        "target_efficiency": 0.8,
+        "repeats": 4,
+        "lr": 0.3,
+        "calibrate": False,
+        "amp": "off,bf16",
+    }
+    given = load_config(None, dict(flags))
+    asked, found = settings_of(given), settings_of(resolve(given, FOUR_GPUS))
+    chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (32, 128), "steps": 50}
+    assert {name: value for name, value in found.items() if value != asked[name]} == chosen
 
 
 def test_four_gpus_by_default() -> None:
@@ -124,6 +140,7 @@ def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) ->
         (FOUR_GPUS, {"devices": "8"}, "--devices 8: this machine has 4"),
         (HOST, {"devices": "999"}, "--devices 999"),
         (HOST, {"amp": "fp16"}, "--amp fp16 on the CPU"),
+        (HOST, {"amp": "off,fp16"}, "--amp fp16 on the CPU"),
         (HOST, {"pin_memory": True, "data": "fake"}, "--pin-memory on the CPU"),
         (ONE_GPU, {"strategy": "dp"}, "nothing to measure"),
         (HOST, {"strategy": "single", "devices": "2"}, "nothing to measure"),

@@ -103,6 +103,8 @@ def test_what_cannot_be_trained_is_refused() -> None:
         DpscopeError, match="nothing to train: single-d1-b2000: a step takes 2000 samples and the data set"
     ):
         planned(devices="2", batch_size="2000")
+    with pytest.raises(DpscopeError, match="--amp fp16 on the CPU"):
+        planned(devices="2", amp="off,fp16")
 
 
 def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:

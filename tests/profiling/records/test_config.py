@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dpscope.profiling.records.config import Measurement, Optimizer, RunConfig, Workload
+from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import Matrix
 from dpscope.profiling.records.settings import (
     SettingError,
@@ -27,6 +27,8 @@ from dpscope.profiling.records.training import TrainConfig
         (lambda: Matrix(batch_sizes=(8, 16), batch_growth=2), "batch_growth 2: growth needs one batch size"),
         (lambda: Matrix(overlap=("off",), bucket_mb=(5.0,)), r"bucket_mb 5\.0 with overlap off: without overlap"),
         (lambda: Matrix(strategies=("dp",), comm_hook=("fp16",)), "comm_hook fp16: only DDP has it"),
+        (lambda: Matrix(ddp_args=("foo",)), "ddp_args foo: foo is not NAME=VALUE"),
+        (lambda: Reporting(target_efficiency=1.5), r"target_efficiency 1\.5: must be above 0 and at most 1"),
         (lambda: with_settings(RunConfig(), seed=-1), "seed -1: must be 0 or more"),
     ],
 )

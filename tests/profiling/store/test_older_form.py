@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.profiling.records.config import ResolvedConfig
+from dpscope.profiling.records.config import Reporting, ResolvedConfig
 from dpscope.profiling.records.equality import EqualityConfig
 from dpscope.profiling.records.run import Manifest
 from dpscope.profiling.records.settings import settings_of
@@ -30,6 +30,21 @@ def test_every_setting_of_the_example_run_is_read_and_stored_in_parts() -> None:
     read = json.loads(msgspec.json.encode(settings_of(manifest.config)))
     assert {name: read[name] for name in FLAT["config"]} == FLAT["config"]
     assert decoded(msgspec.json.encode(manifest), Manifest) == manifest
+
+
+def test_settings_that_came_later_were_stored_side_by_side_too() -> None:
+    later = {
+        "amp_variants": ["bf16"],
+        "ddp_args": ["default", "batched_grad_copy=true"],
+        "comm_hook": ["none", "powersgd"],
+        "calibrate": False,
+        "link": "100Gb/s",
+        "target_efficiency": 0.8,
+    }
+    config = decoded(json.dumps({**FLAT, "config": {**FLAT["config"], **later}}).encode(), Manifest).config
+    assert (config.matrix.amp_variants, config.matrix.comm_hook) == (("bf16",), ("none", "powersgd"))
+    assert config.matrix.ddp_args == ("default", "batched_grad_copy=true")
+    assert (config.measurement.calibrate, config.reporting) == (False, Reporting("100Gb/s", 0.8))
 
 
 def test_a_training_had_what_it_shares_with_a_run_under_run() -> None:

@@ -1,0 +1,33 @@
+"""A row of the comparison: values with the columns beside them that say how far they may lie off."""
+
+from dpscope.analysis.comparison.columns import INTERVAL, NAMES, RANK_RANGE, VALUE_RANGE
+from dpscope.analysis.comparison.row import Row, interval_of
+from dpscope.analysis.stats.samples import UNKNOWN, Interval, Range
+
+
+def test_each_kind_of_bound_has_columns_of_its_own() -> None:
+    assert INTERVAL.of("step_us") == ("step_low_us", "step_high_us")
+    assert RANK_RANGE.of("exposed_us") == ("exposed_rank_min_us", "exposed_rank_max_us")
+    assert VALUE_RANGE.of("samples_per_s") == ("samples_per_s_min", "samples_per_s_max")
+    ends = {
+        kind: {name for column in NAMES for name in kind.of(column) if name in NAMES}
+        for kind in (INTERVAL, RANK_RANGE, VALUE_RANGE)
+    }
+    # step, two ratios, one estimate and four terms; communication and exposed; throughput and accuracy: two columns each
+    assert [len(names) for names in ends.values()] == [16, 4, 4]
+    assert len(set.union(*ends.values())) == 24  # none of them means two things
+
+
+def test_an_interval_is_read_as_it_was_put_and_only_whole() -> None:
+    row = Row()
+    row.put_interval("no interval", "step_us", Interval(2.0, 5.0))
+    assert interval_of(row.values, "step_us") == Interval(2.0, 5.0)
+    assert Interval(2.0, 5.0).half_width == 1.5
+    row.put_interval("one repeat", "step_us", UNKNOWN)
+    assert interval_of(row.values, "step_us") is None
+    assert row.reasons["step_low_us"] == row.reasons["step_high_us"] == "one repeat"
+    row.put("", step_low_us=2.0)
+    assert interval_of(row.values, "step_us") is None
+    row.put_rank_range("not measured", "exposed_us", Range(value=2.0, smallest=1.0, largest=4.0, count=3))
+    assert (row.number("exposed_rank_min_us"), row.number("exposed_rank_max_us")) == (1.0, 4.0)
+    assert interval_of(row.values, "exposed_us") is None  # ranks are no samples of it
