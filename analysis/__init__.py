@@ -22,14 +22,21 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.steps.attribution import attribute
     from dpscope.analysis.traces.steps.breakdown import step_breakdown
     from dpscope.analysis.traces.steps.collectives import collectives
+    from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
+    from dpscope.analysis.what_if.answers.questions import solve
+    from dpscope.analysis.what_if.scenarios.predict import predict
+    from dpscope.analysis.what_if.scenarios.scenario import Scenario
     from dpscope.profiling.store.errors import DpscopeError
 
 __all__ = [
     "DpscopeError",
     "RankOrigin",
+    "Scenario",
     "align_clocks",
     "analyze_traces",
     "attribute",
+    "base_of_run",
+    "base_of_traces",
     "collectives",
     "compare",
     "dp_phases",
@@ -37,8 +44,10 @@ __all__ = [
     "make_report",
     "match_ranks",
     "merge_traces",
+    "predict",
     "read_trace",
     "read_traces",
+    "solve",
     "step_breakdown",
     "step_waits",
     "waits_caused",
@@ -61,6 +70,10 @@ _HOMES = {
     "traces.steps.attribution": "attribute",
     "traces.steps.breakdown": "step_breakdown",
     "traces.steps.collectives": "collectives",
+    "what_if.answers.bases": "base_of_run base_of_traces",
+    "what_if.answers.questions": "solve",
+    "what_if.scenarios.predict": "predict",
+    "what_if.scenarios.scenario": "Scenario",
 }
 _MODULES = {name: f"dpscope.analysis.{module}" for module, names in _HOMES.items() for name in names.split()} | {
     "DpscopeError": "dpscope.profiling.store.errors"

@@ -1,11 +1,13 @@
 """How wrong `dpscope whatif` is on public series of step times that it was not shown. Prints a line a level.
 
-python benchmarks/what_if.py
+python benchmarks/what_if.py [RUN ...]      # every measured DDP cell of the runs is replayed, and the others predicted from it
 """
 
 import sys
 import time
 from pathlib import Path
+
+from what_if_replay import lines as replay_lines
 
 from dpscope.analysis.what_if.from_table import TableFit, fit_table, predict_step
 from dpscope.analysis.what_if.score import Score, score
@@ -33,6 +35,15 @@ def main() -> None:
         ]
         _line(f"V100 {model}", rows, 4, 8, 8)
         _line(f"V100 {model}", rows, 8, 16, 16)
+    submitted = read_step_table(SERIES / "mlperf_ddp.csv")
+    for identity in dict.fromkeys(one.identity for one in submitted):
+        mine = [one for one in submitted if one.identity == identity]
+        counts = sorted({one.placement.ranks for one in mine})
+        if len(counts) > 1:
+            _line(f"MLPerf {' '.join(value for _, value in identity[:2])}", mine, counts[0], counts[1], counts[-1])
+    for line in replay_lines([Path(one) for one in sys.argv[1:]]):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def _line(name: str, rows: list[MeasuredStep], most: int, first: int, last: int) -> None:

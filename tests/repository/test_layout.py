@@ -69,7 +69,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
     "profiling/machine profiling/records profiling/store",
     "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
-    "analysis/traces/ranks analysis/traces/reading analysis/traces/steps profiling/store",
+    "analysis/traces/ranks analysis/traces/reading analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
+    "profiling/store",
     "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/what_if analysis/what_if/answers "
     "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "

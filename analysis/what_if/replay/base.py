@@ -20,6 +20,12 @@ def measured_conditions(profile: StepProfile) -> Conditions:
     )
 
 
+def silent(profile: StepProfile) -> Conditions:
+    """Its own buckets, every collective at no cost and no rank late."""
+    none = (0.0,) * len(profile.bucket_ends)
+    return Conditions(profile.bucket_ends, none, none, none, (0.0,) * len(profile.others))
+
+
 def base_error(prepared: Prepared) -> float:
     """(replayed - measured) / measured of the step as it was entered."""
     profile = prepared.profile

@@ -1,8 +1,9 @@
 """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device."""
 
 from dpscope.analysis.what_if.links.costs import Cost, Costs
+from dpscope.analysis.what_if.replay.base import silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
-from dpscope.analysis.what_if.replay.replay import Compute, Conditions, Prepared, replay
+from dpscope.analysis.what_if.replay.replay import Compute, Prepared, replay
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
 from dpscope.analysis.what_if.scenarios.inputs import compute_of
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
@@ -50,10 +51,7 @@ def data_parallel(
 
 def _alone(profile: StepProfile, compute: Compute) -> float:
     """The step without any collective."""
-    count = len(profile.bucket_ends)
-    none = (0.0,) * count
-    conditions = Conditions(profile.bucket_ends, none, none, none, (0.0,) * len(profile.others))
-    return replay(Prepared(profile, compute), conditions).step_us
+    return replay(Prepared(profile, compute), silent(profile)).step_us
 
 
 def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:

@@ -84,7 +84,7 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         transfer_us=tuple(one.transfer_us * carried * scenario.transfer_factor for one in known),
         late_us=late if place.devices > 1 else (0.0,) * len(ends),
         other_us=others,
-        passes=_passes(base, scenario),
+        passes=passes_of(base, scenario),
         gamma=base.gamma,
         slowdown=base.slowdown,
     )
@@ -135,7 +135,7 @@ def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
     return base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
 
 
-def _passes(base: Base, scenario: Scenario) -> int:
+def passes_of(base: Base, scenario: Scenario) -> int:
     """Passes beside those in the base's own trace, which shows all its micro-batches."""
     wanted = scenario.accumulate or base.accumulate
     return max(1, wanted // base.accumulate)

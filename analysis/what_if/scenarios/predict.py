@@ -9,12 +9,20 @@ import numpy as np
 from dpscope.analysis.what_if.bands import FARTHEST, floor_of
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import Prediction
-from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error
+from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Conditions, Prepared, Replayed, replay, replayed_from
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
 from dpscope.analysis.what_if.scenarios.dp import data_parallel
-from dpscope.analysis.what_if.scenarios.inputs import Inputs, Place, inputs_of, place_of, step_batch
+from dpscope.analysis.what_if.scenarios.inputs import (
+    Inputs,
+    Place,
+    compute_of,
+    inputs_of,
+    passes_of,
+    place_of,
+    step_batch,
+)
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 
 _ASSUMED_ERROR = (
@@ -48,7 +56,7 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     reasons = [one for one in found if isinstance(one, str)]
     if reasons:
         return replace(asked, reason=reasons[0])
-    return _joined(base, scenario, costs, asked, [one for one in found if isinstance(one, Answered)], place)
+    return _joined(base, scenario, asked, [one for one in found if isinstance(one, Answered)], place)
 
 
 def refusal(base: Base, scenario: Scenario) -> str | None:
@@ -159,21 +167,17 @@ def _bound_by(prepared: Prepared, inputs: Inputs, then: Replayed) -> str:
 def _host_gap_us(prepared: Prepared) -> float:
     """What a host without time of its own would save of the step without communication; worked out once."""
     if ("host",) not in prepared.kept:
-        ends, others = prepared.profile.bucket_ends, prepared.profile.others
-        none = (0.0,) * len(ends)
-        alone = Conditions(ends, none, none, none, (0.0,) * len(others))
+        alone = silent(prepared.profile)
         free = Prepared(prepared.profile, replace(prepared.compute, host=0.0))
         prepared.kept[("host",)] = replay(prepared, alone).step_us - replay(free, alone).step_us
     return prepared.kept[("host",)]
 
 
-def _joined(
-    base: Base, scenario: Scenario, costs: Costs, asked: Prediction, found: list[Answered], place: Place
-) -> Prediction:
+def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answered], place: Place) -> Prediction:
     """The mean over the profiles, with its band; beyond the reach a range and no number."""
     step = float(np.mean([one.step_us for one in found]))
     exposed = float(np.mean([one.exposed_us for one in found]))
-    alone = _alone_us(base, scenario, costs)
+    alone = _alone_us(base, scenario)
     times = place.devices / base.largest_count
     half = _half_width(base, scenario, found, times)
     if times > FARTHEST:
@@ -198,26 +202,26 @@ def _joined(
     )
 
 
-def _alone_us(base: Base, scenario: Scenario, costs: Costs) -> float | None:
+def _alone_us(base: Base, scenario: Scenario) -> float | None:
     """t_1 of the scenario's batch and device: the replay without other devices, scaled to a measured t_1 where known."""
-    kept = replace(scenario, devices=1, per_node=1, strategy=None, links=AS_MEASURED)
-    then = _without_others(base, kept, costs)
+    then = _without_others(base, scenario)
     if then is None or base.batch_size is None or base.batch_size not in base.single_us:
         return then
-    own = _without_others(base, Scenario(devices=1, per_node=1), costs)
+    own = _without_others(base, Scenario())
     return then * base.single_us[base.batch_size] / own if own else None
 
 
-def _without_others(base: Base, scenario: Scenario, costs: Costs) -> float | None:
-    found = []
+def _without_others(base: Base, scenario: Scenario) -> float | None:
+    """The step of a scenario's compute without any collective; None where the compute is not known."""
+    compute = compute_of(base, scenario)
+    if isinstance(compute, str):
+        return None
+    passes, found = passes_of(base, scenario), []
     for profile in base.profiles:
-        inputs = inputs_of(base, profile, scenario, costs)
-        if isinstance(inputs, str):
-            return None
-        prepared = base.prepared(profile, inputs.compute)
-        key = (inputs.conditions.passes,)
+        prepared = base.prepared(profile, compute)
+        key = ("alone", passes)
         if key not in prepared.kept:
-            prepared.kept[key] = replay(prepared, inputs.conditions).step_us
+            prepared.kept[key] = replay(prepared, replace(silent(profile), passes=passes)).step_us
         found.append(base.step_us + prepared.kept[key] - base.replayed(profile).step_us)
     return float(np.mean(found))
 

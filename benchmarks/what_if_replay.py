@@ -1,0 +1,122 @@
+"""How far `dpscope whatif`'s replay, its dependency rule and its costs are from what was measured, and how long a scenario takes.
+
+Lines of benchmarks/what_if.py, which is what to run.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dpscope.analysis import attribute, collectives, read_trace
+from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
+from dpscope.analysis.what_if.answers.own_error import own_errors
+from dpscope.analysis.what_if.links.carried import carried_us
+from dpscope.analysis.what_if.links.costs import Links
+from dpscope.analysis.what_if.profiles.job import job_profile
+from dpscope.analysis.what_if.replay.base import base_error
+from dpscope.analysis.what_if.replay.replay import Prepared
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import Scenario
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+V100 = sorted((DATA / "v100x8_ddp_dlrm").glob("*.json.gz"))
+EXAMPLE = ROOT / "examples" / "run_cpu"
+SCENARIOS = 10_000
+
+
+def lines(runs: list[Path]) -> Iterator[str]:
+    """One a level."""
+    yield from replayed_bases()
+    yield from dependencies()
+    yield from carried_costs()
+    yield from speed()
+    yield from left_out(runs)
+
+
+def replayed_bases() -> Iterator[str]:
+    """Largest error of a base's replay, over ranks and steps; wanted: 1%."""
+    cpu = sorted(EXAMPLE.glob("cells/ddp-*/repeat*/traces"))
+    jobs = {"A100 x 2, ResNet-50": [[A100]], "V100 x 8, DLRM": [V100]}
+    jobs["CPU x 2, gloo"] = [sorted(folder.glob("*.json.gz")) for folder in cpu]
+    for name, files in jobs.items():
+        errors = [base_error(Prepared(one)) for job in files for one in job_profile(job).profiles]
+        yield f"replay of the base, {name}: {len(errors)} steps, worst {100 * max(map(abs, errors)):.3f}% (wanted <= 1%)"
+
+
+def dependencies() -> Iterator[str]:
+    """Start of each all-reduce against max(ready, end of the one before); wanted: median 30 us, 95% 100 us."""
+    late: list[float] = []
+    for file in (A100, *V100):
+        table = collectives(attribute(read_trace(file)))
+        for _, own in table[table["kind"] == "all_reduce"].groupby("step"):
+            ends = (own["start_us"] + own["duration_us"]).shift().fillna(-np.inf)
+            late += (own["start_us"] - np.maximum(own["ready_us"], ends)).tolist()
+    yield (
+        f"start of {len(late)} all-reduces after max(ready, end before): median {np.median(late):.0f} us, 95% "
+        f"{np.quantile(late, 0.95):.0f} us (wanted <= 30 and 100)"
+    )
+
+
+def carried_costs() -> Iterator[str]:
+    """All-reduce of A100s at 8 from fewer; wanted: 9% from up to 4, 4% from up to 6."""
+    table = pd.read_csv(DATA / "scaling" / "nccl_allreduce_a100_nvswitch.csv", comment="#")
+    times = table.pivot(index="bytes", columns="ranks", values="out_of_place_us")
+    for counts, wanted in (((2, 4), 9), ((2, 3, 4), 9), ((2, 4, 6), None), ((2, 3, 4, 5, 6), 4)):
+        off = [abs(carried_us({n: row[n] for n in counts}, 8) / row[8] - 1) for _, row in times.iterrows()]
+        line = [np.polyfit([1 / n for n in counts], [row[n] for n in counts], 1) for _, row in times.iterrows()]
+        straight = [abs(np.polyval(fit, 1 / 8) / row - 1) for fit, row in zip(line, times[8], strict=True)]
+        same = [abs(row[counts[-1]] / row[8] - 1) for _, row in times.iterrows()]
+        goal = f" (wanted <= {wanted}%)" if wanted else ""
+        rules = f"nothing changes {100 * np.median(same):.1f}%, a straight line in 1/N {100 * np.median(straight):.1f}%"
+        yield f"all-reduce of A100s at 8 from {', '.join(map(str, counts))}: median {100 * np.median(off):.1f}%{goal} | {rules}"
+
+
+def speed() -> Iterator[str]:
+    """Scenarios of a ResNet-50's profile, buckets, links and counts all varied; wanted: 10,000 in 10 s of one core."""
+    asked = base_of_traces([A100])
+    caps, rates, counts = (1 + np.arange(50) * 2).tolist(), np.geomspace(5, 500, 40).tolist(), (2, 4, 8, 12, 16)
+    scenarios = [
+        Scenario(
+            devices=count, bucket_mb=float(cap), jitter=0.01, batch_size=None, links=Links(), transfer_factor=1 / rate
+        )
+        for cap, rate, count in product(caps, rates, counts)
+    ]
+    assert len(scenarios) == SCENARIOS
+    one = replace(asked.base, profiles=asked.base.profiles[:1])
+    began = time.process_time()
+    known = sum(predict(one, scenario, asked.costs).step_us is not None for scenario in scenarios)
+    took = time.process_time() - began
+    yield f"{SCENARIOS:,} scenarios of a ResNet-50's profile: {took:.1f} s of one core, {known:,} answered (wanted < 10 s)"
+
+
+def left_out(runs: list[Path]) -> Iterator[str]:
+    """Every other DDP cell of each run predicted from each in turn; wanted: median 5%."""
+    for path in runs:
+        first = base_of_run(path, None)
+        assert first.run is not None
+        errors, same, perfect, inside = [], [], [], []
+        for data in first.run.measured:
+            if data.cell.strategy != "ddp" or data.cell.devices == 1:
+                continue
+            asked = base_of_run(path, data.cell.name)
+            off = max(abs(base_error(Prepared(one))) for one in asked.base.profiles)
+            yield f"  {data.cell.name}: replay of the base {100 * off:.3f}%"
+            assert asked.run is not None
+            for one in own_errors(asked, asked.run).known:
+                errors.append(abs(one.error or 0.0))
+                same.append(abs(one.same_us / one.measured_us - 1))
+                perfect += [abs(one.perfect_us / one.measured_us - 1)] if one.perfect_us else []
+                inside.append((one.low_us or 0) <= one.measured_us <= (one.high_us or 0))
+        if errors:
+            yield (
+                f"leave one cell out, {path.name}: {len(errors)} predictions, median {100 * np.median(errors):.1f}%, worst "
+                f"{100 * max(errors):.1f}% (wanted <= 5%), {100 * np.mean(inside):.0f}% inside the band | nothing changes "
+                f"{100 * np.median(same):.1f}%, perfect scaling {100 * np.median(perfect) if perfect else float('nan'):.1f}%"
+            )
