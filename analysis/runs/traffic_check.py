@@ -162,8 +162,9 @@ def _check_dp(
     passes = cell.options.accumulate  # DataParallel replicates in every forward and reduces in every backward
     broadcasts = passes * len(broadcast_chunks(sizes.parameter_tensors) + broadcast_chunks(sizes.buffer_tensors))
     reduces = passes * len(reduce_chunks(sizes.parameter_tensors))
-    # By copies device 0 sends everything to each other device and receives each one's gradients.
-    copy_bytes = passes * (cell.devices - 1) * (sizes.parameter_bytes + sizes.buffer_bytes + sizes.gradient_bytes)
+    # By copies device 0 sends everything to each other device and receives each one's gradients, those of frozen parameters
+    # too: as zeros (torch/nn/parallel/_functions.py, Broadcast.backward).
+    copy_bytes = passes * (cell.devices - 1) * (2 * sizes.parameter_bytes + sizes.buffer_bytes)
     devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
     if len(devices) != cell.devices:
         return [
@@ -183,7 +184,7 @@ def _check_dp(
                         cell,
                         f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied",
                         f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})",
-                        "the tracer lost events, or parameters are not trained",
+                        "the tracer lost events, or the model replicates otherwise",
                     )
                 ]
     return []

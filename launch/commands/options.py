@@ -195,6 +195,7 @@ class DefaultsInHelp(TyperCommand):
 OPTION_GROUPS = {
     "What is compared": (
         *("strategy", "devices", "batch_size", "scaling", "amp", "comm_hook", "bucket_mb", "overlap", "accumulate"),
+        "nccl_engine",
         *(
             "gradient_as_bucket_view",
             "static_graph",

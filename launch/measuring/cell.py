@@ -5,7 +5,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import distributed
@@ -29,6 +29,9 @@ from dpscope.profiling.machine.environment import (
     torch_device_states,
 )
 from dpscope.profiling.machine.nvml import open_nvml
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import Amp
+from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
     Cell,
     CellResult,
@@ -183,10 +186,26 @@ def _rank_result(
         memory=measured.memory,
         device_states_before=states[0],
         device_states_after=states[1],
-        findings=(*device_findings([*states[0], *states[1]]), *unlike),
+        findings=(
+            *device_findings([*states[0], *states[1]]),
+            *precision_findings(process.config.workload.amp, process.devices),
+            *unlike,
+        ),
         last_loss=None if loss is None else loss.item(),
         environment=environment,
     )
+
+
+_BF16_UNITS = (8, 0)  # compute capability of Ampere, the first with them
+
+
+def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Finding]:
+    """What about the precision of a cell's forward its GPUs have no units for."""
+    if amp != "bf16" or devices[0].type != "cuda" or torch.version.hip is not None:
+        return []
+    emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
+    names = sorted({torch.cuda.get_device_name(one) for one in emulating})
+    return [PlanCode.BF16_EMULATED.finding(f"{name} has no units for bf16: it is emulated there.") for name in names]
 
 
 def _environment_of_host(job: WorkerJob, place: TorchrunPlace) -> Environment | None:

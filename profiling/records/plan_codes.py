@@ -72,6 +72,12 @@ class PlanCode(FindingCode):
         "A GPU is slowed down by heat or a power limit, so its times are those of a slower device.",
         "Let it cool or raise its power limit, and measure again.",
     )
+    BF16_EMULATED = (
+        "bf16_emulated",
+        "warning",
+        "The GPUs compute bf16 by emulation (before compute capability 8.0, as V100 and T4): it saves memory, not time.",
+        "Measure --amp fp16 on these GPUs.",
+    )
     DEVICE_POWER_CAPPED = (
         "device_power_capped",
         "info",

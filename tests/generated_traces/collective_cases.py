@@ -49,6 +49,15 @@ def copy_engine_trace(world_size: int = 4) -> Trace:
     return builder.trace(["NVIDIA H100"], _header(world_size))
 
 
+def as_second_engine(trace: Trace) -> Trace:
+    """A trace as torch 2.15's default engine leaves it: no prefix before its ranges, no ranks of groups in its records."""
+    for event in trace["traceEvents"]:
+        if event.get("cat") in ("user_annotation", "gpu_user_annotation"):
+            event["name"] = event["name"].removeprefix("nccl:")
+        event.get("args", {}).pop("Process Group Ranks", None)
+    return trace
+
+
 def cuda_graph_trace() -> Trace:
     """Two replays of a graph: each launches three kernels, two of them all-reduces, with one correlation, no metadata."""
     builder = TraceBuilder(pid=MAIN)

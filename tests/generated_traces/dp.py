@@ -24,6 +24,7 @@ def dp_trace(
     named_ranges: bool = True,
     lag: bool = False,
     rccl: bool = False,
+    reused_threads: bool = False,
 ) -> GeneratedTrace:
     """Three steps, ProfilerStep#5 to 7, on 2 or 4 devices.
 
@@ -32,11 +33,12 @@ def dp_trace(
     `named_ranges`: with dpscope's own ranges, or without, as any other program's trace.
     `lag`: the CPU has launched all three steps before the devices have finished the first.
     `rccl`: kernels and calls as AMD's: no kernel's name tells which collective it is, no copy's which devices.
-    The last three change no expected value, except that without named ranges there are no times by range.
+    `reused_threads`: the replicas' threads, which end with the forward, leave their ids to the next step's and to autograd's.
+    The last four change no expected value, except that without named ranges there are no times by range.
     """
     if devices not in (2, 4):
         raise ValueError(f"devices is {devices}; the schedule has 2 or 4")
-    program = _Program(devices, transport, inputs, named_ranges, rccl)
+    program = _Program(devices, transport, inputs, named_ranges, rccl, reused_threads)
     for index, step in enumerate(STEPS):
         program.step(index, step, lag)
     trace = program.builder.trace(["AMD Instinct MI300X" if rccl else "NVIDIA A100-SXM4-80GB"] * devices)
@@ -69,7 +71,10 @@ def _dims(*elements: int) -> dict[str, object]:
 class _Program:
     """The training loop; each method is one part of a step and launches that part's work."""
 
-    def __init__(self, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool, rccl: bool) -> None:
+    def __init__(
+        self, devices: int, transport: Transport, inputs: Inputs, named_ranges: bool, rccl: bool, reused_threads: bool
+    ) -> None:
+        self.reused_threads = reused_threads
         self.builder = TraceBuilder(pid=MAIN, hip=rccl)
         self.devices = devices
         self.transport = transport
@@ -169,7 +174,8 @@ class _Program:
 
     def _parallel_apply(self, plan: StepPlan) -> None:
         """Every replica runs on a thread of its own, new in every step."""
-        threads = [4200 + 10 * plan.step_index + device for device in range(self.devices)]
+        first = 4150 if self.reused_threads else 4200 + 10 * plan.step_index  # 4150: the first of autograd's
+        threads = [first + device for device in range(self.devices)]
         for device, thread in enumerate(threads):
             self.builder.clock[thread] = self.builder.clock[MAIN] + 2.0 * device
             self._convolutions[device] = (thread, self.builder.clock[thread])

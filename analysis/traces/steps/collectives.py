@@ -20,7 +20,7 @@ from dpscope.analysis.traces.reading.event_table import (
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
-from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations
+from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight, queue_us
 from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
@@ -125,7 +125,7 @@ def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
     for pattern in (_RECORD, _OPERATOR):
         wanted = np.array([bool(pattern.match(name)) for name in events.names], dtype=bool)
         found.append(innermost(events, launches, operators & events.has_name(wanted)))
-    found.append(innermost(events, launches, named_annotations(events, "nccl:")))
+    found.append(innermost(events, launches, nccl_ranges(events)))
     return found
 
 
@@ -146,7 +146,7 @@ def _ends(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     parts = np.flatnonzero(attribution.rows(Kind.COLLECTIVE_PART))
     if not len(parts):
         return ends
-    ranges = named_annotations(events, "nccl:")
+    ranges = nccl_ranges(events)
     part_range = innermost(events, attribution.launch_row[parts], ranges)
     own_range = innermost(events, attribution.launch_row[rows], ranges)
     last: dict[tuple[int, int], float] = {}

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
-from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations
+from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, nccl_ranges
 
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Host", re.IGNORECASE)
 
@@ -20,7 +20,7 @@ def with_engine_copies(events: EventTable, kind: npt.NDArray[np.uint8], launch_r
     beside a kernel a copy only packs or unpacks, and in a group of one rank it only copies. The first copy of a range and
     device is the COLLECTIVE, the others are its COLLECTIVE_PARTs.
     """
-    ranges = named_annotations(events, "nccl:")
+    ranges = nccl_ranges(events)
     if not ranges.any():
         return kind
     between_devices = np.array([not _HOST_COPY.search(name) for name in events.names], dtype=bool)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.steps.communication_kernels import family_of, is_collective_kernel
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
 
@@ -116,6 +117,40 @@ def cpu_event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     kinds[named_annotations(events, "gloo:")] = Kind.COLLECTIVE
     kinds[annotations & events.has_name(dp_range)] = Kind.HOST_RANGE
     return kinds
+
+
+# Ranges of torch 2.15's default NCCL engine carry no prefix: _all_gather_base, all_reduce, reduce_scatter_tensor_coalesced.
+_BARE_RANGE = re.compile(
+    r"^_?(?:all_?reduce|reduce_scatter|all_?gather|all_?to_?all|broadcast|reduce|gather|scatter|send|recv|coalesced)(?:_[a-z_]+)?$"
+)
+
+
+def nccl_ranges(events: EventTable) -> BoolColumn:
+    """The ranges in which NCCL's work was launched: `nccl:*`, or of the engine that puts no prefix before them.
+
+    A range without a prefix, which anybody may have named so, counts where torch recorded a collective within it or where it lies
+    in an operator of `c10d`.
+    """
+    prefixed = named_annotations(events, "nccl:")
+    if prefixed.any() or not len(events):
+        return prefixed
+    bare = events.has_name(np.array([bool(_BARE_RANGE.match(name)) for name in events.names], dtype=bool))
+    bare &= events.is_category(Category.USER_ANNOTATION)
+    if not bare.any():
+        return bare
+    operators = events.is_category(Category.CPU_OP)
+    records = np.flatnonzero(
+        operators & (events.has_name(np.array([name == "record_param_comms" for name in events.names])))
+    )
+    within_c10d = operators & events.has_name(
+        np.array([name.startswith("c10d::") for name in events.names], dtype=bool)
+    )
+    rows = np.flatnonzero(bare)
+    kept = np.zeros(len(events), dtype=bool)
+    kept[rows[innermost(events, rows, within_c10d) >= 0]] = True
+    holding = innermost(events, records, bare)
+    kept[holding[holding >= 0]] = True
+    return kept
 
 
 def named_annotations(events: EventTable, prefix: str) -> BoolColumn:

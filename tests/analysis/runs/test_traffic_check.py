@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpscope.analysis.runs.traffic_check import check_traffic
@@ -125,6 +126,15 @@ def test_dp_with_its_traffic_cut_out_is_incomplete(tmp_path: Path, transport: st
     ]
     (finding,) = check(tmp_path, Cell(strategy="dp", devices=2, batch_size=4), generated)
     assert finding.code == "trace_incomplete"
+
+
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+def test_dp_reduces_the_zeros_of_frozen_parameters_too(tmp_path: Path, transport: str) -> None:
+    """A model of 15 MiB of which 6 are trained moves what one of 15 trained MiB does."""
+    generated = dp_trace(2, transport)  # type: ignore[arg-type]
+    write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")
+    frozen = msgspec.structs.replace(sizes_of(generated), gradient_bytes=6 * MIB)
+    assert checked(Cell(strategy="dp", devices=2, batch_size=4), frozen, analyze_traces([tmp_path])) == []
 
 
 def launched_in(trace: Trace, operator: str) -> list[Trace]:

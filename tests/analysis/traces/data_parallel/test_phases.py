@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.data_parallel.phases import dp_phases, phase_table
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from tests.generated_traces.builder import TraceBuilder
@@ -19,6 +20,7 @@ from tests.generated_traces.generator import (
     gloo_trace,
     write_trace,
 )
+from tests.helpers.generated_checks import check_steps
 
 
 def phases_of(tmp_path: Path, trace: Trace) -> pd.DataFrame:
@@ -44,6 +46,24 @@ def check(frame: pd.DataFrame, generated: GeneratedTrace) -> None:
             assert pd.isna(row["collective_bytes"])  # no operator tells how large the buffers are
         else:
             assert row["collective_bytes"] == value.collective_bytes, place
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("transport", ["nccl", "peer_copy"])
+@pytest.mark.parametrize("named_ranges", [True, False])
+def test_threads_whose_ids_are_used_again_do_no_harm(
+    tmp_path: Path, devices: int, transport: Transport, named_ranges: bool
+) -> None:
+    """The system may give a replica's thread the id of one that ended: of the step before, or of autograd's."""
+    generated = dp_trace(devices, transport, named_ranges=named_ranges, reused_threads=True)
+    kernels = [one for one in generated.trace["traceEvents"] if one.get("cat") == "cpu_op"]
+    of_replicas = {one["tid"] for one in kernels if one["name"] == "aten::conv2d"}
+    of_autograd = {one["tid"] for one in kernels if one["name"].startswith("autograd::engine")}
+    assert of_replicas == of_autograd
+    assert len(of_replicas) == devices  # over three steps
+    check(phases_of(tmp_path, generated.trace), generated)
+    analysis = analyze_traces([tmp_path])
+    check_steps(analysis.steps, 0, generated)
 
 
 @pytest.mark.parametrize("devices", [2, 4])

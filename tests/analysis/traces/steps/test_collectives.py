@@ -7,6 +7,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from tests.generated_traces.collective_cases import (
+    as_second_engine,
     copy_engine_trace,
     cuda_graph_trace,
     generic_trace,
@@ -14,6 +15,7 @@ from tests.generated_traces.collective_cases import (
     shared_range_trace,
 )
 from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, dp_trace, write_trace
+from tests.generated_traces.nccl_names import Generation
 from tests.helpers.generated_checks import check_collectives, check_steps, parallelism
 
 
@@ -34,6 +36,33 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
     assert (step["compute_us"], step["host_copy_us"], step["collective_count"]) == (20.0, 20.0, 2)
     assert parallelism(analysis).startswith("not told: no operators of a backward pass")
+
+
+def test_ranges_of_the_second_engine_are_known_without_their_prefix(tmp_path: Path) -> None:
+    """The same trace, within operators of c10d: 60 us by copy engines and 30 by a kernel, as above."""
+    trace = as_second_engine(copy_engine_trace())
+    ranges = [one for one in trace["traceEvents"] if one["name"] in ("_all_gather_base", "_reduce_scatter_base")]
+    assert len(ranges) == 2
+    trace["traceEvents"] += [{**one, "cat": "cpu_op", "name": f"c10d::{one['name']}_", "args": {}} for one in ranges]
+    table = analyzed(tmp_path, trace).collectives
+    assert table["kind"].tolist() == ["all_gather", "reduce_scatter"]
+    assert table["duration_us"].tolist() == [60.0, 30.0]
+
+
+def test_a_range_that_somebody_named_so_is_no_collective(tmp_path: Path) -> None:
+    """No operator of c10d around it and no record within: the copies only copy, and the kernel is told by its name."""
+    table = analyzed(tmp_path, as_second_engine(copy_engine_trace())).collectives
+    assert table["kind"].tolist() == ["reduce_scatter"]
+
+
+@pytest.mark.parametrize("kernel_names", ["nccl_2_19", "symmetric", "rccl"])
+def test_ddp_on_the_second_engine(tmp_path: Path, kernel_names: Generation) -> None:
+    """Steps and collectives as on the first; only the ranks of groups are not told."""
+    ranks = [ddp_trace(rank, 2, DdpOptions(kernel_names=kernel_names)) for rank in range(2)]
+    analysis = analyzed(tmp_path, *(as_second_engine(one.trace) for one in ranks))
+    for rank, generated in enumerate(ranks):
+        check_steps(analysis.steps, rank, generated)
+    check_collectives(analysis, ranks)
 
 
 def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
