@@ -188,7 +188,7 @@ def _rank_result(
         device_states_after=states[1],
         findings=(
             *device_findings([*states[0], *states[1]]),
-            *precision_findings(process.config.workload.amp, process.devices),
+            *precision_findings(cell_workload(job.config.workload, job.cell).amp, process.devices),
             *unlike,
         ),
         last_loss=None if loss is None else loss.item(),

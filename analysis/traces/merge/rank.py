@@ -13,12 +13,12 @@ from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
 from dpscope.analysis.traces.merge.tracks import Span, other_transfers, track_events
 from dpscope.analysis.traces.merge.writing import MergedPart, PartWriter, writing
+from dpscope.analysis.traces.ranks.rank_tables import named_collectives
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.collectives import collectives
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -73,7 +73,7 @@ def read_rank(path: Path, max_bytes: int) -> RankFile:
     return RankFile(
         path=path,
         trace=replace(trace, events=TableBuilder().table()),
-        collectives=collectives(attribution),
+        collectives=named_collectives(attribution),
         others=other_transfers(attribution),
         moved=scan.moved(),
         first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,

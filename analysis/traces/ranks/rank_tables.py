@@ -59,12 +59,17 @@ def read_rank_tables(path: Path, max_bytes: int) -> list[RankTables]:
     return [rank_tables(trace) for trace in read_traces(path, max_bytes)]
 
 
+def named_collectives(attribution: Attribution) -> pd.DataFrame:
+    """`collectives`, DataParallel's named by their phases where nothing else names them."""
+    return collectives(attribution, collective_kinds(attribution))
+
+
 def rank_tables(trace: Trace) -> RankTables:
     """The tables of one trace."""
     attribution = attribute(trace)
     return RankTables(
         steps=step_breakdown(attribution),
-        collectives=collectives(attribution, collective_kinds(attribution)),
+        collectives=named_collectives(attribution),
         dp_phases=dp_phases(attribution),
         exposed=exposed_stretches(attribution),
         summary=_summary(attribution),

@@ -7,6 +7,8 @@ from dpscope.analysis.traces.steps.event_kind import collective_kind
 
 COMMUNICATES = {
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
+    "ncclDevKernel_AllReduce_Sum_f32_NVLS_TREE_SIMPLE(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
+    "ncclSymkDevKernel_AllReduce_AGxLLMC_R_sum_f32(ncclSymkDevWorkArgs4K)": "all_reduce",
     "ncclDevKernel_Generic": None,
     "void mscclpp::allreduce<float>(float*)": "all_reduce",
     "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)": "all_reduce",
