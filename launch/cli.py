@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dpscope.launch.commands import learn, measure, read, share, what_if
+from dpscope.launch.commands import attach, learn, measure, read, share, what_if
 from dpscope.launch.commands.options import DefaultsInHelp
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 _command = functools.partial(app.command, cls=DefaultsInHelp)
 
 _command()(measure.run)
+_command()(attach.attach)
 _command()(read.analyze)
 _command()(read.compare)
 _command()(read.merge)

@@ -19,7 +19,9 @@ from dpscope.analysis.stats.scaling_laws import (
 )
 from dpscope.profiling.records.run import Cell, CellStrategy
 
-STRATEGY_NAMES: Mapping[CellStrategy, str] = {"single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP"}
+STRATEGY_NAMES: Mapping[CellStrategy, str] = {
+    "single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP", "fsdp": "FSDP", "custom": "custom",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ COLOURS = {
     "dp": "#D55E00",
     "dp-host": "#D55E00",
     "ddp": "#0072B2",
+    "fsdp": "#E69F00",
+    "custom": "#8C6BD1",
     "transfer": "#009E73",
     "same_local_batch": "#CC79A7",
     "ideal_split": "#8C6BD1",

@@ -164,7 +164,9 @@ def _setting(run: RunData) -> Iterator[Finding]:
 
 def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
     """Synthetic batches are all whole, so an epoch whose last one would be short trains on more than the data set."""
-    batches = {data.cell.name: (data.ranks[0][1].steps_per_epoch, data.planned.global_batch_size) for data in cells}
+    batches = {
+        data.cell.name: (data.ranks[0][1].steps_per_epoch or 0, data.planned.global_batch_size) for data in cells
+    }
     more = {name: steps * size / samples - 1 for name, (steps, size) in batches.items()}
     name = max(more, key=lambda cell: more[cell])
     if more[name] > 0:

@@ -85,7 +85,8 @@ def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
     if not samples or not data.ranks:
         return None, False
     median_us = float(pd.concat([pd.Series(repeat) for repeat in samples]).median())
-    return median_us * data.ranks[0][1].steps_per_epoch / 1e6, False
+    steps = data.ranks[0][1].steps_per_epoch
+    return None if steps is None else median_us * steps / 1e6, False
 
 
 class _Builder:
@@ -149,7 +150,7 @@ class _Builder:
         )
 
     def loading(self) -> Sequence[StudyQuantity]:
-        """None of synthetic data: nothing is loaded."""
+        """None of synthetic data: nothing is loaded; none of a script: its loader is not timed."""
         if self._run.manifest.config.workload.data == "synthetic":
             return ()
         return (
@@ -206,6 +207,8 @@ class _Builder:
         batch: Callable[[CellData], int],
     ) -> tuple[TextTable | None, list[str]]:
         if not quantities:
+            if self._run.manifest.script is not None:
+                return None, ["the loader of a script is not timed"]
             return None, [f"--data {self._run.manifest.config.workload.data} loads nothing"]
         by_key = {
             (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, batch(data)): data

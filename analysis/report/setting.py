@@ -19,6 +19,12 @@ def setting_of(run: RunData) -> str:
     workload, environment = manifest.config.workload, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
     size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
+    if manifest.script is not None:
+        return (
+            f"{manifest.script}, attached to: {workload.model}{size}; {_machine(run)}, torch {environment.torch_version}, "
+            f"{environment.platform}; {counted(manifest.threads_per_process, 'thread')} per process; "
+            f"{repeats_said(run)}; measured {manifest.created_at}."
+        )
     return (
         f"{workload.model}{size}, {workload.data} data{_normalised(run)}, "
         f"amp {workload.amp}, SGD; {_machine(run)}, torch {environment.torch_version}, "
@@ -61,12 +67,20 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     if engines := _several({rank.nccl_engine for rank in ranks}):
         yield "NCCL engine", engines
     yield "Threads per process", str(manifest.threads_per_process)
-    warm_up = f"{measurement.warmup_steps} warm-up{_ON_DEVICES if manifest.device_type == 'cuda' else ''}"
+    own_loop_on_devices = manifest.device_type == "cuda" and manifest.script is None
+    warm_up = f"{measurement.warmup_steps} warm-up{_ON_DEVICES if own_loop_on_devices else ''}"
     yield "Steps", f"{warm_up}, {measurement.steps or NA} timed, {measurement.traced_steps} traced, each repeat"
-    yield "Model and data", f"{workload.model}, {workload.data}, amp {workload.amp}"
-    if manifest.normalisation is not None:
-        yield "Normalised by", manifest.normalisation
-    yield "Optimizer", f"SGD, learning rate {config.optimizer.learning_rate:g}, momentum {config.optimizer.momentum:g}"
+    if manifest.script is not None:
+        yield "Script", manifest.script
+        yield "Model", workload.model
+    else:
+        yield "Model and data", f"{workload.model}, {workload.data}, amp {workload.amp}"
+        if manifest.normalisation is not None:
+            yield "Normalised by", manifest.normalisation
+        yield (
+            "Optimizer",
+            f"SGD, learning rate {config.optimizer.learning_rate:g}, momentum {config.optimizer.momentum:g}",
+        )
     for device in environment.accelerators:
         yield f"GPU {device.index}", _device(device)
     yield from sorted(environment.settings.items())

@@ -44,6 +44,7 @@ def check_counters(
     sent_share: float = 1.0,
     factored: bool = False,
     backward_ends_us: Mapping[int | None, float] = MappingProxyType({}),
+    buckets_alone: bool = False,
 ) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
 
@@ -56,9 +57,13 @@ def check_counters(
     hook, or there with all gradients in one bucket, these are no longer small beside it (up to a third on a CPU), and it
     is an upper bound only; as it is on a CPU where both are under CPU_SHORTEST_US. Of `factored` gradients (PowerSGD)
     several small messages stand for a bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket.
+    With `buckets_alone` all-reduces of other sizes are no part of it: a script may make some beside DDP's.
     """
     ratios, agree, within, buckets_equal = [], [], [], True
     own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
+    if buckets_alone:
+        sizes_of_buckets = {round(sent_share * size) for counter in counters for size in counter.bucket_bytes}
+        own = own[own["bytes"].isin(sizes_of_buckets)]
     on_cpu = bool(own["device"].isna().all())
     slack_us = CPU_SLACK_US if on_cpu else DEVICE_SLACK_US
     for counter in counters:

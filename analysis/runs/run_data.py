@@ -277,6 +277,7 @@ def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -
         analysis.collectives,
         [summary.range_counts for summary in analysis.summaries],
         copies_between_devices(analysis),
+        ranks[0].attached,
     )
 
 
@@ -298,6 +299,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",
             backward_ends_us=backward_ends_us.get(rank.rank, {}),
+            buckets_alone=rank.attached is not None,
         )
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()

@@ -4,6 +4,7 @@ A trace that shows nothing must never read as "no communication": profilers lose
 size beside it.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduc
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
 from dpscope.profiling.records.finding import Finding, FindingCode
-from dpscope.profiling.records.run import Cell, ParameterSizes
+from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -50,6 +51,7 @@ def check_traffic(
     collectives: pd.DataFrame,
     ranges: Iterable[dict[str, dict[int | None, int]]],
     copies: pd.DataFrame,
+    attached: AttachedProcess | None = None,
 ) -> TrafficCheck:
     """Whether a multi-device cell's trace shows what it must have moved, and findings where it does not.
 
@@ -58,33 +60,65 @@ def check_traffic(
     `copies` its peer copies. DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch anew, broadcast
     parameters and buffers in that many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass
     its four ranges for each replica and micro-batch. Kernels without metadata are counted, not summed.
+
+    Of an `attached` script DDP's all-reduces are at least that: it may reduce more often than once a step, and more than
+    gradients. Where what it must move cannot be told, every rank must communicate in every step.
     """
     if cell.strategy == "single" or cell.devices == 1:
         return TrafficCheck(True)
     if steps.empty:
         missing = [_incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
+    elif attached is not None and not (attached.reduction_known and cell.strategy in ("ddp", "dp")):
+        missing = _check_any(cell, steps, collectives)
     elif cell.strategy == "ddp":
-        missing = _check_ddp(cell, sizes, steps, collectives)
+        missing = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
     elif cell.strategy == "dp-host":
         missing = _check_dp_host(cell, steps, ranges)
     else:
         missing = _check_dp(cell, sizes, steps, collectives, copies)
-    if missing or cell.strategy != "ddp":
+    if missing or cell.strategy != "ddp" or attached is not None:
         return TrafficCheck(not missing, tuple(missing))
     return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
 
 
-def _check_ddp(cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame) -> list[Finding]:
-    ranks = set(steps["rank"].dropna())
-    if len(ranks) < cell.devices:
-        return [_incomplete(cell, f"traces of {cell.devices} ranks", f"{len(ranks)}", "a rank saved no trace")]
+def _check_ranks(cell: Cell, steps: pd.DataFrame) -> list[Finding]:
+    found = len(set(steps["rank"].dropna()))
+    if found == cell.devices:
+        return []
+    return [_incomplete(cell, f"traces of {cell.devices} ranks", f"{found}", "a rank saved no trace")]
+
+
+def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> list[Finding]:
+    """Whether every rank communicates in every step, whatever it moves."""
+    if lacking := _check_ranks(cell, steps):
+        return lacking
+    seen = set(zip(collectives["rank"], collectives["step"], strict=True))
+    for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
+        if (rank, step) not in seen:
+            return [
+                _incomplete(
+                    cell,
+                    "a collective in every step of every rank",
+                    f"none in step {step} of rank {rank}",
+                    "the tracer lost events, or the script does not communicate in every step",
+                )
+            ]
+    return []
+
+
+def _check_ddp(
+    cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, at_least: bool
+) -> list[Finding]:
+    if lacking := _check_ranks(cell, steps):
+        return lacking
     reduced = collectives[collectives["kind"] == "all_reduce"]
     moved = reduced.groupby(["rank", "step"])["bytes"].sum(min_count=1)
     expected = reduced_bytes(cell, sizes)
     for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
         entry = moved.get((rank, step))
         found = float(entry) if entry is not None and pd.notna(entry) else None
-        if found is not None and abs(found - expected) <= BYTES_TOLERANCE * expected:
+        most = math.inf if at_least else BYTES_TOLERANCE * expected
+        if found is not None and -BYTES_TOLERANCE * expected <= found - expected <= most:
             continue
         count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
         shown = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"

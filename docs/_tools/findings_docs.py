@@ -6,6 +6,7 @@ python docs/_tools/findings_docs.py
 from pathlib import Path
 
 from dpscope.analysis.text.text_table import markdown_table
+from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode
@@ -18,6 +19,7 @@ PATH = Path("docs/findings.md")
 REGISTERED: dict[type[FindingCode], str] = {
     PlanCode: "Before a measurement: the plan and the machine",
     RunCode: "A run: `dpscope run`, `analyze`, `compare`",
+    AttachCode: "Scripts measured as they are: `dpscope attach`",
     TraceCode: "Traces: `dpscope analyze`, `merge`",
     LearningCode: "Trainings and equal strategies: `dpscope train`, `equal`",
     EstimateCode: "Epoch times without traces: `dpscope estimate`",

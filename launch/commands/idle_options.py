@@ -72,6 +72,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             ("detect_limit",), lambda values: values["dry_run"], "--dry-run plans the first repeats and takes no time"
         ),
     ),
+    "attach": (_ONE_DETAIL,),
     "analyze": (
         Idle(("classic",), lambda values: not _any_run(values), "trace files alone hold no epochs; give a run folder"),
         Idle(

@@ -17,7 +17,9 @@ from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
 
-CellStrategy = Literal["single", "dp", "dp-host", "ddp"]
+CellStrategy = Literal["single", "dp", "dp-host", "ddp", "fsdp", "custom"]
+"""`dpscope run` measures the first four. A script that is attached to may also be sharded by FSDP, or custom: several
+processes without a wrapper that dpscope knows."""
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
 
 
@@ -90,8 +92,8 @@ class Cell(Stored, frozen=True):
 
     @property
     def processes(self) -> int:
-        """Processes torchrun starts: one per device under DDP, one otherwise."""
-        return self.devices if self.strategy == "ddp" else 1
+        """Processes of the job: one on one device, and all devices in one process under DataParallel; else one per device."""
+        return 1 if self.strategy in ("single", "dp", "dp-host") else self.devices
 
 
 def cell_workload(workload: Workload, cell: Cell) -> Workload:
@@ -163,6 +165,9 @@ class Manifest(Stored, frozen=True):
     normalisation: str | None = (
         None  # by what images were normalised, in words; None where dpscope does not or did not tell
     )
+    script: str | None = (
+        None  # the command of a script that was attached to: of `config` its model and windows are told then
+    )
     repeats_by_cell: dict[str, int] = msgspec.field(
         default_factory=dict
     )  # those --detect chose; else the measurement's repeats
@@ -175,7 +180,9 @@ class TimedBlock(Stored, frozen=True):
     steps: int
     samples: int  # of this process (DDP) or of all replicas (DP)
     duration_s: float
-    data_wait_s: float  # of it, waiting for the loader: the sum over its steps' data_wait_us
+    data_wait_s: (
+        float | None
+    )  # of it, waiting for the loader: the sum over its steps' data_wait_us; None where not measured
 
 
 class DeviceMemory(Stored, frozen=True):
@@ -206,6 +213,13 @@ class ParameterSizes(Stored, frozen=True):
     buffer_tensors: tuple[TensorSize, ...] = ()
 
 
+class AttachedProcess(Stored, frozen=True):
+    """What one process saw of the script that it ran."""
+
+    cell: Cell
+    reduction_known: bool  # whether what its strategy must move can be told from the model's sizes
+
+
 class RankResult(Stored, frozen=True):
     """`rank_<node>_<rank>.json`: what one process says of its job, beside its samples."""
 
@@ -217,8 +231,8 @@ class RankResult(Stored, frozen=True):
     threads: int
     backend: str | None  # the process group's backend that really ran, None without one
     nccl_engine: str | None  # torch >= 2.15 has two
-    loader_workers: int
-    steps_per_epoch: int
+    loader_workers: int | None  # None of a script that was attached to
+    steps_per_epoch: int | None  # the same
     model: ParameterSizes
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]  # empty on CPU: the allocator keeps no such figure there
@@ -227,6 +241,7 @@ class RankResult(Stored, frozen=True):
     findings: tuple[Finding, ...] = ()  # about its devices' states
     environment: Environment | None = None  # of its host, told by the first process on each host but the first
     last_loss: float | None = None
+    attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
 
 
 class CellResult(Stored, frozen=True):

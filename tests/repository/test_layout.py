@@ -22,7 +22,9 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/machine": "profiling/records",
     "profiling/instruments": "profiling/records profiling/store",
     "profiling/mirrors": "profiling/records profiling/store",
+    "profiling/attached": "profiling/instruments profiling/machine profiling/records profiling/store",
     "launch/jobs": "profiling/machine profiling/records profiling/store",
+    "launch/attach": "launch/jobs profiling/attached profiling/machine profiling/records profiling/store",
     "launch/workload": "launch/jobs profiling/instruments profiling/records profiling/store",
     "launch/calibration": "launch/jobs profiling/machine profiling/records profiling/store",
     "launch/planning": "launch/jobs launch/workload profiling/machine profiling/records profiling/store",
@@ -73,8 +75,8 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/store",
     "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/what_if analysis/what_if/answers "
-    "launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training profiling/machine "
-    "profiling/mirrors profiling/records profiling/store",
+    "launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training "
+    "profiling/attached profiling/machine profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",
 }
 MOST_FILES = 20

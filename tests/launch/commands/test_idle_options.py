@@ -92,6 +92,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
         (["--verbose"], ["--quiet"], ["--open"], ["--link", "100Gb/s"], ["--target-efficiency", "0.8"]),
     ),
     ("run", ["--quiet"], (["--verbose"],)),
+    ("attach", ["TRACE", "--quiet"], (["--verbose"],)),
     ("run", ["--strategy", "single"], (["--link", "100Gb/s"], ["--target-efficiency", "0.8"], ["--calibrate"])),
     (
         "run",
@@ -141,6 +142,16 @@ ALWAYS: dict[str, dict[str, str]] = {
         "out": WHAT,
         "fresh": "measured again; where nothing was measured there is nothing to lose, which a script cannot know",
         "dry_run": "nothing is started",
+    },
+    "attach": {
+        "script": WHAT,
+        "out": WHAT,
+        **dict.fromkeys(("devices", "repeats"), "so many jobs are started"),
+        **dict.fromkeys(("warmup", "steps", "traced_steps"), "so much is measured of every job"),
+        "steps_by": "it says what a step is",
+        "batch_size": "it names the cell and counts the samples",
+        "quiet": "so much is printed",
+        "stop_after": "the script ends sooner; one that would end then anyway nobody can know beforehand",
     },
     "analyze": {"paths": WHAT, "output_format": "it says what is printed"},
     "compare": {

@@ -34,6 +34,7 @@ def test_a_block_is_its_steps() -> None:
     synchronised = []
     block, samples = time_block(step, 4, HOST, lambda: synchronised.append(1), first_step=8, epoch=2)
     assert (block.steps, block.samples, block.epoch, len(synchronised)) == (4, 16, 2, 2)
+    assert block.data_wait_s is not None
     assert block.data_wait_s == pytest.approx(sum(sample.data_wait_us for sample in samples) / 1e6)
     assert all(WAIT_S * 1e6 <= sample.data_wait_us <= sample.step_us - (STEP_S - WAIT_S) * 1e6 for sample in samples)
     assert [sample.step for sample in samples] == [8, 9, 10, 11]
@@ -119,7 +120,7 @@ def test_on_cuda_a_wait_behind_queued_work_is_none(monkeypatch: pytest.MonkeyPat
         block, samples = time_block(step, 3, torch.device("cuda", 0), lambda: None)
         assert [sample.step_us / 1000 for sample in samples] == steps_ms
         assert [sample.data_wait_us / 1000 for sample in samples] == waits_ms
-        assert block.data_wait_s * 1000 == pytest.approx(sum(waits_ms))
+        assert (block.data_wait_s or 0.0) * 1000 == pytest.approx(sum(waits_ms))
 
 
 def test_the_devices_are_looked_at_while_the_last_steps_still_run() -> None:

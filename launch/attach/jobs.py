@@ -1,0 +1,76 @@
+"""`dpscope attach`: a script measured on several device counts, one torchrun job after another. Imports no torch."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.parent_death import dying_with_process
+from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.store.errors import DpscopeError
+
+
+def check_counts(counts: Sequence[int], devices: Devices) -> None:
+    """Raise DpscopeError for device counts that this machine does not have: times on them would be no measurement."""
+    if min(counts) < 1:
+        raise DpscopeError(f"--devices {min(counts)}: every device count must be 1 or more")
+    most = max(counts)
+    if devices.count is not None and most > devices.count:
+        raise DpscopeError(
+            f"--devices {most}: this machine has {devices.count} GPU(s) that torch can use; ask for {devices.count} at most"
+        )
+    if devices.count is None and most > usable_cores():
+        raise DpscopeError(
+            f"--devices {most}: this machine has no GPU and {usable_cores()} cores, one for each process; ask for "
+            f"{usable_cores()} at most"
+        )
+
+
+def default_counts(devices: Devices) -> tuple[int, ...]:
+    """1, 2, 4 and so on up to all devices; on a CPU two at most."""
+    most = min(2, usable_cores()) if devices.count is None else devices.count
+    return tuple(sorted({2**exponent for exponent in range(most.bit_length())} | {most}))
+
+
+def attach_command(count: int, out: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:
+    """The torchrun command of one device count; it can be given by hand."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+    return [*torchrun, "-m", "dpscope.launch.attach", "--out", str(out), *options, *script]
+
+
+def run_jobs(commands: Sequence[Sequence[str]]) -> int:
+    """Run the commands one after another with this process's own input and output; the first exit status that is not 0.
+
+    A signal that asks this process to end is passed on, and no further command is started.
+    """
+    for command in commands:
+        job = subprocess.Popen(dying_with_process(os.getpid(), command))
+        with _passed_on(job):
+            status = job.wait()
+        if status:
+            return status if status > 0 else 128 - status
+    return 0
+
+
+@contextmanager
+def _passed_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
+    """SIGTERM goes to the job; SIGINT, which a terminal sends to all processes, is the job's to answer."""
+
+    def send(number: int, frame: FrameType | None) -> None:
+        job.send_signal(number)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, send), signal.SIGINT: signal.signal(signal.SIGINT, _ignore)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which the job would inherit."""

@@ -1,0 +1,90 @@
+"""Runs a Python script in this process as Python itself would, but for the measurement around it."""
+
+import builtins
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from dpscope.profiling.store.errors import DpscopeError
+
+
+def check_script(command: Sequence[str]) -> None:
+    """Raise DpscopeError unless the command begins with a script that is there, or with -m and a module."""
+    if not command:
+        raise DpscopeError(
+            "no script to attach to: name one, such as dpscope attach --out runs/mine -- train.py --epochs 1"
+        )
+    if command[0] == "-m":
+        if len(command) < 2:
+            raise DpscopeError("-m: no module to attach to; name one, such as -m package.train")
+        return
+    path = Path(command[0])
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise DpscopeError(f"{command[0]}: {what}; name the Python script that trains, with the path to it")
+
+
+def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:
+    """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` is told how it ends, before it does.
+
+    What it prints and its exit status are its own: an exception is shown from its first line on and ends this process with
+    status 1, as Python does it.
+    """
+    exit_at_once = os._exit
+    own = os.getpid()
+
+    def exit_after_saving(status: int) -> NoReturn:
+        if os.getpid() == own:  # not a child that it forked, such as a loader's worker
+            ended(f"the script called os._exit({status})")
+        exit_at_once(status)
+
+    os._exit = exit_after_saving
+    try:
+        _execute(command)
+    except SystemExit as error:
+        ended(f"the script exited with {'status ' if isinstance(error.code, int) else ''}{error.code}")
+        raise
+    except KeyboardInterrupt:
+        ended("the script was interrupted")
+        raise
+    except BaseException as error:
+        ended(f"the script raised {type(error).__name__}")
+        error.__traceback__ = _from_the_script_on(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+    else:
+        ended("the script ended")
+    finally:
+        os._exit = exit_at_once
+
+
+def _execute(command: Sequence[str]) -> None:
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        sys.path[0] = os.getcwd()
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    path = command[0]
+    sys.argv = list(command)
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    module = types.ModuleType("__main__")
+    # As Python starts a script: what it defines stays until the end, for exit handlers and for processes that it spawns.
+    names: dict[str, Any] = {"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None}
+    module.__dict__.update(names)
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, module.__dict__)
+
+
+def _from_the_script_on(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without dpscope's frames above the script's."""
+    own = (run_script.__code__.co_filename, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,111 @@
+"""The processes' files become a cell of a run folder, once all of them are there."""
+
+import fcntl
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dpscope.profiling.attached.recorder import Seen
+from dpscope.profiling.machine.environment import collect_environment, machine_findings
+from dpscope.profiling.machine.nvml import open_nvml
+from dpscope.profiling.records.config import Measurement, ResolvedConfig, Workload
+from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.run import (
+    SCHEMA_VERSION,
+    Cell,
+    CellResult,
+    Manifest,
+    PlannedCell,
+    RankResult,
+)
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder, RunFolder, is_run_folder
+
+
+def finish_job(folder: RepeatFolder, seen: Seen) -> None:
+    """If every process has saved, make the folder that they share a repeat of its cell and enter that into the manifest.
+
+    Every process calls this after it has saved; where two of them see all files, one of them is first.
+    """
+    ranks = folder.ranks() if folder.path.exists() else []
+    if len(ranks) < seen.place.world_size or ranks[0].attached is None:
+        return
+    cell = ranks[0].attached.cell
+    run = RunFolder(seen.settings.out)
+    with _alone_in(run.path / CELLS_NAME):
+        if not folder.path.exists():
+            return
+        repeat = _free_repeat(run, cell)
+        result = CellResult(cell=cell, repeat=repeat, status="ok", duration_s=_measured_s(ranks))
+        write_json(folder.result_path, result)
+        write_json(run.manifest_path, _manifest_with(run, cell, ranks[0], seen))
+        place = run.repeat(cell, repeat).path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder.path, place)
+
+
+@contextmanager
+def _alone_in(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _free_repeat(run: RunFolder, cell: Cell) -> int:
+    repeat = 0
+    while run.repeat(cell, repeat).path.exists():
+        repeat += 1
+    return repeat
+
+
+def _measured_s(ranks: list[RankResult]) -> float:
+    return max(block.duration_s for rank in ranks for block in rank.blocks)
+
+
+def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, seen: Seen) -> Manifest:
+    """The run's manifest with this cell in its plan; a new one where there is none."""
+    manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, rank, seen)
+    planned = PlannedCell(cell=cell)
+    if planned in manifest.plan:
+        return manifest
+    plan = sorted({*manifest.plan, planned}, key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name))
+    matrix = ResolvedMatrix(
+        devices=tuple({one.cell.devices for one in plan}), batch_sizes=tuple({one.cell.batch_size for one in plan})
+    )
+    config = msgspec.structs.replace(manifest.config, matrix=matrix)
+    return msgspec.structs.replace(manifest, config=config, plan=tuple(plan))
+
+
+def _new_manifest(cell: Cell, rank: RankResult, seen: Seen) -> Manifest:
+    on_cuda, settings = seen.device.type == "cuda", seen.settings
+    environment = collect_environment(open_nvml() if on_cuda else None)
+    kind: Literal["cuda", "cpu"] = "cuda" if on_cuda else "cpu"
+    windows = Measurement(
+        warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1
+    )
+    config = ResolvedConfig(
+        workload=Workload(device=kind, model=seen.model),
+        measurement=windows,
+        matrix=ResolvedMatrix(devices=(cell.devices,), batch_sizes=(cell.batch_size,)),
+    )
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        dpscope_version=importlib.metadata.version("dpscope"),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=config,
+        device_type=kind,
+        threads_per_process=rank.threads,
+        environment=environment,
+        plan=(),
+        script=settings.script,
+        findings=tuple(machine_findings(environment, kind, cell.devices)),
+    )

@@ -1,0 +1,45 @@
+"""Where a process of an attached script stands in its job, and the folder that its processes share."""
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import distributed
+
+from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder
+
+_KEY = "dpscope/attached"
+
+
+@dataclass(frozen=True)
+class AttachedPlace:
+    """This process's place among those that train together."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: int
+
+
+def attached_place() -> AttachedPlace | None:
+    """By the script's process group; without one the process trains alone, and of several such only the first is measured."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    if distributed.is_available() and distributed.is_initialized():
+        rank = distributed.get_rank()
+        return AttachedPlace(rank, local_rank, distributed.get_world_size(), node)
+    return AttachedPlace(0, local_rank, 1, node) if os.environ.get("RANK", "0") == "0" else None
+
+
+def shared_folder(out: Path, place: AttachedPlace) -> RepeatFolder:
+    """Where the processes of this job put what they measure until all of it is there.
+
+    They agree on its name through the store of the script's process group: nobody waits for anybody, as they would in a
+    collective, which a script with uneven inputs might never reach.
+    """
+    name = uuid.uuid4().hex
+    if place.world_size > 1:
+        store = distributed.distributed_c10d._get_default_store()
+        name = store.compare_set(_KEY, "", name).decode()
+    return RepeatFolder(out / CELLS_NAME / f".tmp-attached-{name}")

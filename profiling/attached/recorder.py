@@ -1,0 +1,208 @@
+"""What one process measured of a script becomes the files of a repeat."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, distributed, nn
+
+from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, inner_module
+from dpscope.profiling.attached.own_profiler import OwnProfiler
+from dpscope.profiling.attached.place import AttachedPlace
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.windows import (
+    CountedWindow,
+    TimedWindow,
+    TracedWindow,
+    kept_steps,
+    timed_block,
+    timed_samples,
+)
+from dpscope.profiling.attached.wrapped_models import Constructed, ToldStrategy, options_of
+from dpscope.profiling.instruments.parameter_sizes import tensor_sizes
+from dpscope.profiling.instruments.step_timer import save_samples
+from dpscope.profiling.records.attach_codes import AttachCode
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RepeatFolder
+
+
+@dataclass
+class Seen:
+    """What was seen of a script up to its timed window, and the windows."""
+
+    settings: AttachSettings
+    place: AttachedPlace
+    device: torch.device
+    told: ToldStrategy
+    constructed: Constructed
+    calls: ModelCalls
+    model: str  # the class of the model
+    trained: list[Tensor]  # the parameters of the optimizers that stepped
+    optimizers: tuple[str, ...]  # their classes
+    backwards: int  # backward passes of a step, 0 where they could not be counted
+    own_profiler: OwnProfiler
+    timed: TimedWindow
+    traced: TracedWindow | None = None
+    counted: CountedWindow | None = None
+    ended_early: str | None = None  # how the script ended before the windows did
+
+
+@dataclass
+class Batches:
+    """On how many samples of this process each timed step trained."""
+
+    samples: list[int]
+    kept: list[bool]  # steps of training alone, on the usual batch
+    per_device: int
+    micro_batches: int
+    findings: list[Finding] = field(default_factory=list)
+
+
+def save_process(seen: Seen, folder: RepeatFolder) -> None:
+    """Write this process's samples, counters and result; its traces are there already."""
+    place = seen.place
+    batches = _batches(seen)
+    timed = timed_samples(seen.timed, batches.samples, batches.kept)
+    traced = seen.traced.samples() if seen.traced is not None else []
+    if seen.counted is not None and seen.counted.complete:
+        write_json(folder.counters_path(place.node, place.rank), seen.counted.counters)
+    save_samples(folder.samples_path(place.node, place.rank), (*timed, *traced))
+    options = options_of(seen.told, seen.constructed, batches.micro_batches, seen.calls.precision)
+    cell = Cell(seen.told.strategy, seen.told.devices, batches.per_device, options=options)
+    names = tuple(torch.cuda.get_device_name(index) for index in range(seen.told.devices)) if _on_gpus(seen) else ()
+    result = RankResult(
+        rank=place.rank,
+        node=place.node,
+        local_rank=place.local_rank,
+        world_size=place.world_size,
+        device_names=names or (_device_name(seen.device),),
+        threads=torch.get_num_threads(),
+        backend=str(distributed.get_backend()) if place.world_size > 1 else None,
+        nccl_engine=_nccl_engine(seen),
+        loader_workers=None,
+        steps_per_epoch=None,
+        model=_sizes(seen),
+        blocks=(timed_block(seen.timed, timed),),
+        memory=seen.timed.memory,
+        findings=(*batches.findings, *_findings(seen)),
+        attached=AttachedProcess(cell=cell, reduction_known=seen.told.unknown_hook is None and len(seen.told.ddp) == 1),
+    )
+    write_json(folder.rank_path(place.node, place.rank), result)
+
+
+def _batches(seen: Seen) -> Batches:
+    calls, option = seen.timed.calls, seen.settings.batch_size
+    devices = seen.told.devices if seen.told.strategy == "dp" else 1  # of this process
+    micro_batches = _micro_batches(seen)
+    if option is not None:
+        samples, findings = [option * devices] * len(calls), []
+    else:
+        samples = [_samples_of(step, micro_batches) for step in calls]
+        findings = [AttachCode.BATCH_AS_SEEN.finding(_batch_text(max(samples), micro_batches))]
+        if not max(samples):
+            samples, micro_batches = [devices] * len(calls), 1
+            findings = [AttachCode.BATCH_NOT_SEEN.finding("no tensor was seen in the calls of the script's model")]
+    usual = max(set(samples), key=samples.count)
+    if 2 * samples.count(usual) < len(samples):  # of another size in every step: each counts as the mean
+        usual = round(sum(samples) / len(samples))
+        samples = [usual] * len(samples)
+    alone = kept_steps(calls)
+    kept = [one and count == usual for one, count in zip(alone, samples, strict=True)]
+    if left_out := kept.count(False):
+        findings.append(
+            AttachCode.STEPS_LEFT_OUT.finding(
+                f"{left_out} of {len(kept)} timed steps are left out: {alone.count(False)} held calls of the model in evaluation "
+                f"mode, the others trained on another number of samples than {usual}"
+            )
+        )
+    return Batches(samples, kept, -(-usual // devices), micro_batches, findings)
+
+
+def _micro_batches(seen: Seen) -> int:
+    """Backward passes of a step where one optimizer steps; of several each may have its own."""
+    return max(1, seen.backwards) if len(seen.optimizers) < 2 else 1
+
+
+def _samples_of(step: StepCalls, micro_batches: int) -> int:
+    """Of a step's calls, of which each micro-batch may have several (of a model that is called twice on each sample)."""
+    if not step.training or step.training % micro_batches:
+        return step.samples if micro_batches > 1 else step.first_samples
+    return step.first_samples if micro_batches == 1 else step.samples * micro_batches // step.training
+
+
+def _batch_text(samples: int, micro_batches: int) -> str:
+    cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
+    return f"a step of a process trains on {samples}{cut}, by the first dimension of the first tensor that its model is given"
+
+
+def _sizes(seen: Seen) -> ParameterSizes:
+    """Of the models that were called, and of what the optimizers train beside them."""
+    modules: Sequence[nn.Module] = seen.told.ddp or seen.calls.modules
+    parameters: dict[int, Tensor] = {id(one): one for module in modules for one in module.parameters()}
+    if not seen.told.ddp:
+        parameters |= {id(one): one for one in seen.trained}
+    buffers = {id(one): one for module in modules for one in module.buffers()}
+    return tensor_sizes(parameters.values(), buffers.values())
+
+
+def _findings(seen: Seen) -> list[Finding]:
+    """What is to be told of this process's measurement beside its batch."""
+    found, told = [], seen.told
+    if seen.own_profiler.seen:
+        traced = seen.traced is not None and seen.traced.complete
+        found.append(
+            AttachCode.SCRIPT_PROFILES.finding(
+                "the script uses torch.profiler itself: "
+                + ("its steps were traced before that" if traced else "no trace")
+            )
+        )
+    if seen.ended_early is not None:
+        found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(_early_text(seen)))
+    if seen.traced is not None and (steps := seen.traced.interrupted_steps):
+        found.append(
+            AttachCode.TRACED_BESIDE_OTHER_WORK.finding(
+                f"in {steps} traced steps the model was called in evaluation mode"
+            )
+        )
+    if len(seen.optimizers) > 1:
+        found.append(
+            AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(
+                f"{len(seen.optimizers)} optimizers step ({', '.join(seen.optimizers)}): steps end with the first one's"
+            )
+        )
+    if told.group_size is not None and told.group_size < told.devices:
+        found.append(
+            AttachCode.REDUCED_IN_GROUPS.finding(f"gradients are reduced among {told.group_size} of {told.devices}")
+        )
+    if told.unknown_hook is not None:
+        found.append(AttachCode.HOOK_NOT_KNOWN.finding(f"gradients travel through {told.unknown_hook}"))
+    return found
+
+
+def _early_text(seen: Seen) -> str:
+    timed, asked = len(seen.timed.calls), seen.settings.steps
+    rest = "no trace" if seen.traced is None or not seen.traced.complete else "no counters of DDP's"
+    return f"{seen.ended_early}: {timed} of {asked} steps were timed, {rest}"
+
+
+def _on_gpus(seen: Seen) -> bool:
+    return seen.device.type == "cuda" and seen.told.strategy == "dp"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _nccl_engine(seen: Seen) -> str | None:
+    if seen.place.world_size == 1 or seen.device.type != "cuda":
+        return None
+    return type(distributed.distributed_c10d._get_default_group()._get_backend(seen.device)).__name__
+
+
+def model_name(modules: Iterable[nn.Module]) -> str:
+    """The classes of a script's models, such as ``GPT``."""
+    found = [inner_module(module) for module in modules]
+    names = [type(inner_module(getattr(module, "module", module))).__name__ for module in found]
+    return " and ".join(dict.fromkeys(names)) or "a model that was not seen"

@@ -1,0 +1,115 @@
+"""The strategy of a script, told from the modules that wrap its models."""
+
+import json
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from dpscope.profiling.records.matrix import Amp, CommHook
+from dpscope.profiling.records.run import CellOptions, CellStrategy
+
+_HOOKS: dict[str, CommHook] = {
+    "fp16_compress_hook": "fp16",
+    "bf16_compress_hook": "bf16",
+    "powerSGD_hook": "powersgd",
+}
+_MIB = 1 << 20
+
+
+class Constructed:
+    """Notes every DDP and DataParallel module when it is constructed, and each communication hook by its name."""
+
+    def __init__(self) -> None:
+        self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.hooks: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._originals: list[tuple[type, str, Any]] = []
+
+    def listen(self) -> None:
+        """Note what is constructed from now on."""
+        for kind in (DistributedDataParallel, DataParallel):
+            self._replace(kind, "__init__", self._note_module)
+        self._replace(DistributedDataParallel, "register_comm_hook", self._note_hook)
+
+    def stop(self) -> None:
+        """Leave torch's classes as they were."""
+        for kind, name, original in self._originals:
+            setattr(kind, name, original)
+        self._originals.clear()
+
+    def _replace(self, kind: type, name: str, note: Any) -> None:
+        original = kind.__dict__[name]
+        self._originals.append((kind, name, original))
+
+        @wraps(original)
+        def noting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, *args, **kwargs)
+            note(module, *args, **kwargs)
+            return result
+
+        setattr(kind, name, noting)
+
+    def _note_module(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.modules.add(module)
+
+    def _note_hook(self, module: nn.Module, state: object, hook: object, *args: Any, **kwargs: Any) -> None:
+        self.hooks[module] = str(getattr(hook, "__name__", type(hook).__name__))
+
+
+@dataclass(frozen=True)
+class ToldStrategy:
+    """What wraps a script's models."""
+
+    strategy: CellStrategy
+    devices: int
+    ddp: tuple[DistributedDataParallel, ...]
+    group_size: int | None  # of the group in which gradients are reduced; None without one
+    unknown_hook: str | None  # a communication hook whose bytes dpscope cannot tell
+
+
+def tell_strategy(
+    modules: Iterable[nn.Module], trained: Iterable[Tensor], constructed: Constructed, world_size: int
+) -> ToldStrategy:
+    """The strategy of the models that hold `trained`, the optimizers' parameters: `modules` are the outermost of some."""
+    parts = [part for module in modules for part in module.modules()]
+    own = {id(parameter) for parameter in trained}
+    wrapping = [one for one in constructed.modules if any(id(parameter) in own for parameter in one.parameters())]
+    ddp = tuple(dict.fromkeys(part for part in (*parts, *wrapping) if isinstance(part, DistributedDataParallel)))
+    groups = {one.process_group.size() for one in ddp}
+    hook = next((name for one, name in constructed.hooks.items() if name not in _HOOKS), None)
+    replicated = [part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1]
+    if any(_is_sharded(part) for part in parts):
+        return ToldStrategy("fsdp", world_size, (), None, None)
+    if ddp:
+        return ToldStrategy("ddp", world_size, ddp, min(groups), hook)
+    if replicated:
+        return ToldStrategy("dp", len(replicated[0].device_ids), (), None, None)
+    return ToldStrategy("custom" if world_size > 1 else "single", world_size, (), None, None)
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Whether it is a module of either kind of FSDP."""
+    return any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(module).__mro__)
+
+
+def options_of(told: ToldStrategy, constructed: Constructed, micro_batches: int, amp: Amp | None) -> CellOptions:
+    """How the script departs from its strategy's defaults, as far as that can be seen."""
+    if not told.ddp:
+        return CellOptions(accumulate=micro_batches, amp=amp)
+    model = told.ddp[0]
+    cap = None if getattr(model, "bucket_bytes_cap_default", True) else model.bucket_bytes_cap / _MIB
+    further = {"find_unused_parameters": True} if model.find_unused_parameters else {}
+    return CellOptions(
+        bucket_mb=cap,
+        comm_hook=_HOOKS.get(constructed.hooks.get(model, ""), "none"),
+        gradient_as_bucket_view="on" if model.gradient_as_bucket_view else "off",
+        static_graph="on" if getattr(model, "static_graph", False) else "off",
+        broadcast_buffers="on" if model.broadcast_buffers else "off",
+        accumulate=micro_batches,
+        amp=amp,
+        ddp_args=" ".join(f"{name}={json.dumps(value)}" for name, value in further.items()) or "default",
+    )

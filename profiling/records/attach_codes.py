@@ -1,0 +1,62 @@
+"""Findings about a script that was measured as it is (`dpscope attach`)."""
+
+from dpscope.profiling.records.finding import FindingCode
+
+
+class AttachCode(FindingCode):
+    """Findings about a script that was measured as it is: what could not be seen of it, or not be measured."""
+
+    SCRIPT_ENDED_EARLY = (
+        "script_ended_early",
+        "warning",
+        "The script ended before it was measured whole: what was measured by then is all there is.",
+        "attach with fewer --warmup and --steps, or let the script train longer",
+    )
+    SCRIPT_PROFILES = (
+        "script_profiles",
+        "warning",
+        "The script uses a profiler of its own, beside which none of dpscope's can run: its steps are timed and not traced.",
+        "switch the script's profiler off, or read its traces with `dpscope analyze`",
+    )
+    BATCH_AS_SEEN = (
+        "batch_as_seen",
+        "info",
+        "The batch of a script is what was seen: the first dimension of the first tensor that its model is called with.",
+        "say it with --batch-size if that is not the number of samples",
+    )
+    BATCH_NOT_SEEN = (
+        "batch_not_seen",
+        "warning",
+        "No batch could be seen, so every step counts as one sample of each device: samples per second are steps.",
+        "say the samples per device and step with --batch-size",
+    )
+    STEPS_LEFT_OUT = (
+        "steps_left_out",
+        "info",
+        "Steps in which the script did something beside training, such as validation, or trained on another batch are left out.",
+        "nothing to do",
+    )
+    TRACED_BESIDE_OTHER_WORK = (
+        "traced_beside_other_work",
+        "warning",
+        "The script did something beside training, such as validation, within its traced steps, which are longer for it.",
+        "attach again with other --warmup or --steps, so that the traced steps fall between two validations",
+    )
+    STEPS_OF_FIRST_OPTIMIZER = (
+        "steps_of_first_optimizer",
+        "info",
+        "The script has several optimizers: a step ends when the one that stepped first has stepped.",
+        "nothing to do; --steps-by tells steps otherwise",
+    )
+    REDUCED_IN_GROUPS = (
+        "reduced_in_groups",
+        "info",
+        "DDP reduces gradients within groups that are smaller than the job.",
+        "nothing to do; the cell's devices are all of the job's",
+    )
+    HOOK_NOT_KNOWN = (
+        "hook_not_known",
+        "info",
+        "DDP has a communication hook of the script's own: how many bytes it must move is not known, and not checked.",
+        "nothing to do",
+    )

@@ -1,0 +1,102 @@
+"""Scripts of two processes that train together, attached to as torchrun would start them."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import USER_MODELS
+
+WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
+GRADIENT_BYTES = 4 * (16 * 64 + 64 + 64 * 4 + 4)  # of two linear layers, 1,348 floats
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def two_processes(command: list[str]) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of each of two ranks, started without torchrun, which takes seconds more."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={
+                **os.environ,
+                **place,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "GROUP_RANK": "0",
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = [process.communicate(timeout=240) for process in ranks]
+    return [(process.returncode, *texts) for process, texts in zip(ranks, ended, strict=True)]
+
+
+@pytest.mark.process
+def test_two_ranks_with_accumulation_validation_loader_workers_and_uneven_inputs(tmp_path: Path) -> None:
+    script = str(USER_MODELS / "attached_training.py")
+    attach = [sys.executable, "-m", "dpscope.launch.attach", "--out", str(tmp_path / "run"), *WINDOWS]
+    for status, output, errors in two_processes([*attach, script, "1", "raise"]):
+        assert status == 1
+        assert output.endswith("trained\n")
+        assert errors.endswith("ValueError: theirs\n")
+        assert errors.count('  File "') == 2  # main and what calls it: nothing of dpscope's above them
+        assert "dpscope:" not in errors  # it was measured whole before that
+    run = load_run(tmp_path / "run")
+    (data,) = run.measured
+    assert data.cell.name == "ddp-d2-b8-bucket-1mb-accumulate-2"
+    assert data.communication_known
+    assert {rank.model.gradient_bytes for _, rank in data.ranks} == {GRADIENT_BYTES}
+    assert [rank.blocks[0].samples for _, rank in data.ranks] == [
+        8 * 7,
+        8 * 7,
+    ]  # the step with the validation is left out
+    reduced = data.collectives[data.collectives["kind"] == "all_reduce"]
+    per_step = reduced[reduced["bytes"] > 64].groupby(["rank", "step"])["bytes"].sum()  # Join's own are of a few bytes
+    assert set(per_step) == {GRADIENT_BYTES}
+    assert len(data.counter_checks) == 2
+    assert all(check.buckets_equal for check in data.counter_checks)
+    assert "steps_left_out" in {finding.code for finding in data.findings}
+
+
+@pytest.mark.process
+def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path: Path) -> None:
+    script = str(USER_MODELS / "attached_training.py")
+    attach = [
+        sys.executable,
+        "-m",
+        "dpscope.launch.attach",
+        "--out",
+        str(tmp_path / "run"),
+        "--warmup",
+        "5",
+        "--steps",
+        "500",
+    ]
+    ended = two_processes([*attach, script, "0", "exit"])
+    assert [status for status, _, _ in ended] == [3, 3]
+    assert (
+        ended[0][2]
+        == "dpscope: the script called os._exit(3): 25 of 500 steps were timed; what was measured is saved\n"
+    )
+    (planned,) = RunFolder(tmp_path / "run").manifest().plan
+    ((_, repeat),) = RunFolder(tmp_path / "run").done_repeats(planned.cell)
+    assert [rank.blocks[0].steps for rank in repeat.ranks()] == [
+        24,
+        26,
+    ]  # 30 and 32, less 5 and the one with the validation
+    assert not list((tmp_path / "run" / "cells").glob(".tmp-*"))

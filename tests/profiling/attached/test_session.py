@@ -1,0 +1,364 @@
+"""Scripts of one process, measured as they are: what is a step, what is a batch, and what comes in between."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpscope.profiling.attached.session import Session
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.watch import Active, watch_steps
+from dpscope.profiling.records.run import Cell, RankResult
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
+
+WARMUP, TIMED = 5, 4
+WHOLE = WARMUP + TIMED + 4  # two steps under a tracer that discards, one traced and the one before it
+
+
+@contextmanager
+def attached(out: Path, notes: list[str], **settings: object) -> Iterator[Session]:
+    chosen = {"warmup_steps": WARMUP, "steps": TIMED, "traced_steps": 1, **settings}
+    session = Session(AttachSettings(out=out, script="train.py", **chosen), notes.append)  # type: ignore[arg-type]
+    session.listen()
+    try:
+        yield session
+    finally:
+        session.close("the script ended")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def loss_of(model: nn.Module, samples: int) -> Tensor:
+    loss: Tensor = model(torch.ones(samples, 3)).sum()
+    return loss
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, samples: int = 8, micro_batches: int = 1
+) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            loss_of(model, samples // micro_batches).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
+    """The only cell of a run, its only repeat and the only process of it."""
+    (planned,) = RunFolder(out).manifest().plan
+    ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
+    (rank,) = repeat.ranks()
+    return planned.cell, repeat, rank, repeat.samples([rank])
+
+
+def codes(rank: RankResult) -> set[str]:
+    return {finding.code for finding in rank.findings}
+
+
+def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Path) -> None:
+    notes: list[str] = []
+    model = Net()
+    with attached(tmp_path, notes) as session:
+        optimizer = torch.optim.AdamW(model.parameters())
+        train(model, optimizer, WHOLE - 1)
+        assert not session.saved
+        train(model, optimizer, 1)
+        assert session.saved  # at the end of the last traced step: nothing is lost if the script is killed now
+        assert not model._forward_pre_hooks
+        train(model, optimizer, 3)
+    cell, repeat, rank, samples = measured(tmp_path)
+    assert cell.name == "single-d1-b8"
+    assert list(samples["measuring_pass"]) == ["timed"] * TIMED + ["traced"] * 2
+    assert list(samples["samples"]) == [8] * (TIMED + 2)
+    assert rank.blocks[0].samples == 8 * TIMED
+    assert rank.blocks[0].duration_s * 1e6 >= samples[samples["measuring_pass"] == "timed"]["step_us"].sum() * 0.999
+    assert samples["data_wait_us"].isna().all()  # nobody measured it: missing, not 0
+    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (
+        8,
+        32,
+    )  # 3 x 2 weights and 2 biases, 4 bytes each
+    assert len(repeat.traces()) == 1
+    assert codes(rank) == {"batch_as_seen"}
+    manifest = RunFolder(tmp_path).manifest()
+    assert (manifest.script, manifest.config.workload.model) == ("train.py", "Net")
+    assert notes == []
+
+
+def test_a_second_job_is_the_next_repeat_and_another_batch_another_cell(tmp_path: Path) -> None:
+    for samples in (8, 8, 2):
+        with attached(tmp_path, []):
+            model = Net()
+            train(model, torch.optim.SGD(model.parameters()), WHOLE, samples)
+    run = RunFolder(tmp_path)
+    assert {one.cell.name: len(run.done_repeats(one.cell)) for one in run.manifest().plan} == {
+        "single-d1-b2": 1,
+        "single-d1-b8": 2,
+    }
+
+
+def test_micro_batches_are_told_by_backward_passes(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), WHOLE, samples=8, micro_batches=4)
+    cell, _, rank, _ = measured(tmp_path)
+    assert (cell.batch_size, cell.options.accumulate) == (8, 4)
+    assert rank.blocks[0].samples == 8 * TIMED
+
+
+def test_a_model_that_is_called_twice_on_each_sample_is_no_accumulation(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(WHOLE):
+            (loss_of(model, 8) + loss_of(model, 8)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    cell, _, _, _ = measured(tmp_path)
+    assert (cell.batch_size, cell.options.accumulate) == (8, 1)
+
+
+def test_steps_of_two_optimizers_end_with_the_first(tmp_path: Path) -> None:
+    generator, discriminator = Net(), nn.Linear(2, 1)
+    with attached(tmp_path, []):
+        first = torch.optim.SGD(discriminator.parameters())
+        second = torch.optim.Adam(generator.parameters())
+        for _ in range(WHOLE):
+            for made in (torch.ones(5, 2), generator(torch.ones(5, 3)).detach()):
+                discriminator(made).sum().backward()
+            first.step()
+            discriminator(generator(torch.ones(5, 3))).sum().backward()
+            second.step()
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.batch_size, cell.options.accumulate) == (5, 1)
+    assert (samples["measuring_pass"] == "timed").sum() == TIMED
+    assert "steps_of_first_optimizer" in codes(rank)
+    assert rank.model.parameter_count == 8 + 3  # both: what is trained is what optimizers hold
+
+
+def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
+    with attached(tmp_path, [], steps=5):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for step in range(WHOLE + 1):
+            train(model, optimizer, 1)
+            if step in (WARMUP + 1, WARMUP + 6):  # between the second and third timed step, and while it is traced
+                model.eval()
+                with torch.no_grad():
+                    loss_of(model, 100)
+                model.train()
+    _, _, rank, samples = measured(tmp_path)
+    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 1, 3, 4]
+    assert (rank.blocks[0].steps, rank.blocks[0].samples) == (4, 32)
+    assert rank.blocks[0].duration_s == pytest.approx(samples["step_us"][:4].sum() / 1e6)
+    assert {"steps_left_out", "traced_beside_other_work"} <= codes(rank)
+
+
+def test_what_is_in_every_step_is_part_of_it(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(WHOLE):
+            model.eval()
+            with torch.no_grad():
+                loss_of(model, 100)  # such as the episode that a policy plays before it is trained
+            model.train()
+            train(model, optimizer, 1)
+    _, _, rank, samples = measured(tmp_path)
+    assert (samples["measuring_pass"] == "timed").sum() == TIMED
+    assert "steps_left_out" not in codes(rank)
+
+
+def test_short_last_batches_are_left_out_and_ever_changing_ones_count_as_their_mean(tmp_path: Path) -> None:
+    for name, sizes in {"last": [8, 8, 3, 8], "changing": [8, 7, 6, 3]}.items():
+        with attached(tmp_path / name, []):
+            model = Net()
+            optimizer = torch.optim.SGD(model.parameters())
+            for size in (*([8] * WARMUP), *sizes, 8, 8, 8, 8):
+                train(model, optimizer, 1, size)
+    assert measured(tmp_path / "last")[2].blocks[0].samples == 24
+    assert measured(tmp_path / "changing")[0].batch_size == 6
+
+
+def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with attached(tmp_path, notes):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), WARMUP + 2)
+    _, repeat, rank, samples = measured(tmp_path)
+    assert (len(samples), rank.blocks[0].steps, repeat.traces()) == (2, 2, [])
+    assert "script_ended_early" in codes(rank)
+    assert notes == ["the script ended: 2 of 4 steps were timed; what was measured is saved"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [(0, "no step was seen"), (WARMUP, "nothing was measured: 5 steps were seen")]
+)
+def test_a_script_without_a_timed_step_leaves_nothing_but_one_line(tmp_path: Path, steps: int, told: str) -> None:
+    notes: list[str] = []
+    with attached(tmp_path / "run", notes):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), steps)
+    assert len(notes) == 1
+    assert told in notes[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_with_its_own_profiler_is_timed_only(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        with torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2)) as theirs:
+            for _ in range(WHOLE):
+                train(model, optimizer, 1)
+                theirs.step()
+    _, repeat, rank, samples = measured(tmp_path)
+    assert (len(samples), repeat.traces()) == (TIMED, [])
+    assert "script_profiles" in codes(rank)
+
+
+def test_a_profiler_that_the_script_starts_while_dpscope_traces_wins(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WARMUP + TIMED + 2)
+        with torch.profiler.profile() as theirs:
+            train(model, optimizer, 3)
+    _, repeat, rank, _ = measured(tmp_path)
+    assert repeat.traces() == []
+    assert "script_profiles" in codes(rank)
+    assert any("SGD" in event.key for event in theirs.key_averages())  # and is whole
+
+
+def test_stop_after_ends_the_script_once_it_is_measured(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(SystemExit) as ended, attached(tmp_path, [], stop_after=True):
+        train(model, optimizer, 1000)
+    assert ended.value.code == 0
+    assert len(measured(tmp_path)[1].traces()) == 1
+
+
+def test_steps_by_forward_need_no_optimizer_of_torchs(tmp_path: Path) -> None:
+    with attached(tmp_path, [], steps_by="forward"):
+        model = Net()
+        for _ in range(WHOLE + 1):  # a step ends where the next one begins
+            loss_of(model, 6).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+                    parameter.grad = None
+    cell, repeat, rank, _ = measured(tmp_path)
+    assert cell.name == "single-d1-b6"
+    assert (rank.blocks[0].samples, len(repeat.traces())) == (6 * TIMED, 1)
+
+
+def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Active, "session", None)
+    monkeypatch.setattr("atexit.register", lambda function, *arguments: None)
+    with pytest.raises(ValueError, match="watch_steps needs out"):
+        next(watch_steps([1]))
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    loader = DataLoader(TensorDataset(torch.ones(4 * WHOLE, 3)), batch_size=4)
+    for epoch in range(2):
+        for (inputs,) in watch_steps(loader, out=tmp_path, warmup=WARMUP, steps=TIMED, traced_steps=1):
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+            if epoch:
+                break
+    cell, repeat, _, samples = measured(tmp_path)
+    assert cell.name == "single-d1-b4"
+    assert (len(samples), len(repeat.traces())) == (TIMED + 2, 1)
+    assert Active.session is not None
+    Active.session.close("the script ended")
+
+
+def test_batch_size_and_precision_are_told(tmp_path: Path) -> None:
+    with attached(tmp_path, [], batch_size=5):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(WHOLE):
+            with torch.autocast("cpu", torch.bfloat16):
+                train(model, optimizer, 1)
+    cell, _, rank, _ = measured(tmp_path)
+    assert (cell.batch_size, cell.options.amp, rank.blocks[0].samples) == (5, "bf16", 5 * TIMED)
+    assert "batch_as_seen" not in codes(rank)
+
+
+def test_a_model_without_tensors_has_no_batch_and_says_so(tmp_path: Path) -> None:
+    class Scalar(Net):
+        def forward(self, times: int) -> Tensor:  # type: ignore[override]
+            return super().forward(torch.ones(3)) * times
+
+    with attached(tmp_path, []):
+        model = Scalar()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(WHOLE):
+            model(2).sum().backward()
+            optimizer.step()
+    cell, _, rank, _ = measured(tmp_path)
+    assert (cell.batch_size, rank.blocks[0].samples) == (1, TIMED)
+    assert "batch_not_seen" in codes(rank)
+
+
+def test_what_fails_in_dpscope_ends_the_measurement_and_not_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("dpscope.profiling.attached.session.save_process", lambda *_: 1 / 0)
+    with attached(tmp_path, notes):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), WHOLE + 2)
+    assert len(notes) == 1
+    assert "ZeroDivisionError" in notes[0]
+    assert notes[0].endswith("the script goes on without it")
+
+
+def test_a_child_of_the_script_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with attached(tmp_path, []) as session:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WARMUP + 1)
+        with monkeypatch.context() as in_the_child:
+            in_the_child.setattr("os.getpid", lambda: 0)
+            train(model, optimizer, 1)
+            session.close("a loader's worker ended")
+        assert not (tmp_path / "manifest.json").exists()
+    assert measured(tmp_path)[2].blocks[0].steps == 1
+
+
+def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_path: Path) -> None:
+    graphs: list[int] = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    with attached(tmp_path, []):
+        model: Any = torch.compile(Net(), backend=counting, fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters())
+        step = torch.compile(optimizer.step, backend=counting)
+        for _ in range(WHOLE):
+            optimizer.zero_grad()
+            model(torch.ones(8, 3)).sum().backward()
+            step()
+    cell, repeat, rank, _ = measured(tmp_path)
+    assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
+    assert len(graphs) <= 3  # the model's and the optimizer's: hooks that come and go compile nothing again
+    assert RunFolder(tmp_path).manifest().config.workload.model == "Net"
