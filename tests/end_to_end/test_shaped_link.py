@@ -1,0 +1,90 @@
+"""Two hosts on a link of 200 Mbit/s: what gloo's traces tell of bandwidth and of readiness, beside what is known of both."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.output.traced_report import TraceRequest, report_of_traces
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.machine.link_text import parse_link
+from tests.helpers import hosts as own_hosts
+from tests.helpers import paced_ddp
+from tests.helpers.hosts import several_hosts, why_no_hosts
+from tests.helpers.paths import ROOT
+
+pytestmark = pytest.mark.process
+GB_PER_S = 0.2 / 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if (why := why_no_hosts()) is not None:
+        pytest.skip(why)
+    place = tmp_path_factory.mktemp("shaped")
+    with several_hosts(2, rate="200mbit") as hosts:
+        program = [sys.executable, str(ROOT / "tests/helpers/paced_ddp.py")]
+        jobs = [
+            host.start([*program, str(rank), hosts[0].address, str(place)], stderr=subprocess.PIPE)
+            for rank, host in enumerate(hosts)
+        ]
+        told = [job.communicate(timeout=240)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], told
+    return place
+
+
+@pytest.fixture(scope="module")
+def analysis(folder: Path) -> TraceAnalysis:
+    return analyze_traces(sorted(folder.glob("*.json")))
+
+
+def test_the_link_s_rate_is_read_from_collectives_that_share_it(folder: Path, analysis: TraceAnalysis) -> None:
+    """TCP leaves some 1.5% of 0.025 GB/s to headers; two collectives in flight at once do not halve it."""
+    report = report_of_traces(analysis, sorted(folder.glob("*.json")), TraceRequest(parse_link("200Mb/s")))
+    (row,) = report.comparison.table.to_dict("records")
+    assert row["busbw_gb_per_s"] == pytest.approx(0.985 * GB_PER_S, rel=0.05)
+    # 4 x 2.5 MB over 0.025 GB/s: 400 ms
+    assert row["ring_us"] == pytest.approx(paced_ddp.LAYERS * paced_ddp.LAYER_BYTES / GB_PER_S / 1e3)
+    assert row["transfer_of_link"] == pytest.approx(0.985, rel=0.05)
+    assert (analysis.collectives.loc[analysis.collectives["kind"] == "all_reduce", "concurrent"] > 0).any()
+
+
+def test_buckets_are_ready_when_their_gradients_are(folder: Path, analysis: TraceAnalysis) -> None:
+    """Gaps between buckets, beside those that the job noted itself; queued ones did not start for hundreds of milliseconds."""
+    table = analysis.collectives[analysis.collectives["kind"] == "all_reduce"]
+    compared, queued = 0, 0
+    for rank in range(2):
+        noted = json.loads((folder / f"ready_{rank}.txt").read_text())[4:]
+        own = table[table["rank"] == rank]
+        traced = [step.sort_values("ready_us") for _, step in own.groupby("step") if len(step) == paced_ddp.LAYERS]
+        for times_ns, step in zip(noted, traced, strict=False):
+            expected_us = [(later - earlier) / 1e3 for earlier, later in pairwise(times_ns)]
+            read_us = [later - earlier for earlier, later in pairwise(step["ready_us"].astype(float))]
+            assert read_us == pytest.approx(expected_us, abs=15e3)
+            compared += 1
+            queued += int((step["start_us"] - step["ready_us"] > 50e3).any())
+    assert compared >= 4
+    assert queued >= 4  # where they started is no answer
+
+
+def test_hosts_are_gone_whatever_happens() -> None:
+    if (why := why_no_hosts()) is not None:
+        pytest.skip(why)
+    started = []
+
+    def interrupted() -> None:
+        with several_hosts(3) as hosts:
+            started.append(hosts[2].start(["sleep", "600"]))
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        interrupted()
+    (sleeping,) = started
+    assert sleeping.wait(timeout=10) < 0
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"dpscope-{os.getpid()}-" not in listed
+    assert own_hosts.why_no_hosts() is None
