@@ -4,6 +4,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -255,7 +256,7 @@ def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], 
     """A column that only these rows have a value in."""
     column = np.full(len(events), NONE, dtype=np.int64)
     if len(rows):
-        column[rows] = _integers([value(events[row]) for row in rows.tolist()])
+        column[rows] = _integers(list(map(value, map(events.__getitem__, rows.tolist()))))
     return column
 
 
@@ -268,12 +269,8 @@ def _device(event: Event) -> int:
     return event.pid if isinstance(event.pid, int) and 0 <= event.pid <= MOST_ORDINAL else NONE
 
 
-def _correlation(event: Event) -> int:
-    return event.args.correlation
-
-
-def _bytes(event: Event) -> int:
-    return event.args.bytes
+_correlation: Callable[[Event], int] = attrgetter("args.correlation")  # of a hundred thousand events: no call of Python
+_bytes: Callable[[Event], int] = attrgetter("args.bytes")
 
 
 def _integers(values: list[Any]) -> IntColumn:
