@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.analysis.text.units import counted
@@ -24,6 +25,9 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there
 
+_NO_CONTENTION = (
+    "a calibration under load: computing is taken to be no slower beside a collective, two in flight to share the link"
+)
 TYPICAL = 3  # profiles that a prediction is the mean of
 _LEAST_SPREAD = 0.005
 _ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells
@@ -60,6 +64,7 @@ def base_of_run(path: Path, cell_name: str | None) -> AskedBase:
     tensors = [one.bytes for one in sizes.parameter_tensors]
     job = _joined([job_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     calibration = read_json_if_there(run.folder.calibration_path, Calibration)
+    ratios = contention_of(calibration, data.cell.devices)
     options = data.cell.options
     medians = [float(np.median(one)) for one in data.step_samples()]
     windows = data.whole_windows()
@@ -82,7 +87,9 @@ def base_of_run(path: Path, cell_name: str | None) -> AskedBase:
         largest=max(one.cell.devices for one in run.measured),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
-        lacks=job.lacks,
+        gamma=max(0.0, ratios.compute.value - 1) if ratios is not None else 0.0,
+        slowdown=max(1.0, ratios.two_in_flight.value) if ratios is not None else 2.0,
+        lacks=job.lacks if ratios is not None else (*job.lacks, _NO_CONTENTION),
     )
     base = _as_untraced(base)
     sources = cost_sources(run.manifest, None, calibration)

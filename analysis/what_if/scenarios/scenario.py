@@ -1,7 +1,7 @@
 """What is asked (a scenario) and what it is asked of (a base): plain data, no torch. Microseconds, bytes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.base import measured_conditions
@@ -69,11 +69,11 @@ class Base:
     own_error: float | None = None
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
-    gamma: float = 0.0
+    gamma: float = 0.0  # how much slower computing is while a collective runs
     traced: Compute = (
         AS_IT_WAS  # by what the trace's times are scaled, so that the replay is as long as the untraced step
     )
-    slowdown: float = 2.0
+    slowdown: float = 2.0  # how much longer each of two collectives in flight takes than alone
     lacks: tuple[str, ...] = ()
 
     _prepared: dict[tuple[int, Compute], Prepared] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -93,7 +93,10 @@ class Base:
     def replayed(self, profile: StepProfile) -> Replayed:
         """One of the profiles replayed as it was measured, once."""
         if id(profile) not in self._replayed:
-            self._replayed[id(profile)] = replay(self.prepared(profile, self.traced), measured_conditions(profile))
+            alike = replace(measured_conditions(profile), gamma=self.gamma, slowdown=self.slowdown)
+            self._replayed[id(profile)] = replay(
+                self.prepared(profile, self.traced), alike
+            )  # so that contention cancels
         return self._replayed[id(profile)]
 
     def buckets(self, profile: StepProfile, bucketing: Bucketing, hook: str, made: "MadeBuckets") -> Buckets:

@@ -79,6 +79,14 @@ def test_lateness_grows_with_the_ranks() -> None:
     assert said(devices=8, jitter=0.1)[0] - still == pytest.approx(32.8, abs=0.3)
 
 
+def test_contention_counts_for_what_a_scenario_adds() -> None:
+    # 20 us of each collective lie beside computing in base and scenario alike: nothing changes; on 4 devices 10 us more of the
+    # first bucket's 30 do, at half as much again: 5 us
+    loaded = replace(BASE, gamma=0.5)
+    assert said(loaded)[0] == pytest.approx(230)
+    assert said(loaded, devices=4)[0] == pytest.approx(240 + 5)
+
+
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     widths = []
     for devices in (2, 4, 8, 16):
