@@ -16,6 +16,7 @@ from dpscope.analysis.figures.batch import batch_figure
 from dpscope.analysis.figures.communication import measured_and_estimated
 from dpscope.analysis.figures.scaling import scaling
 from dpscope.analysis.figures.step import phase_split, step_split
+from dpscope.analysis.figures.study import study
 from dpscope.analysis.figures.style import STYLE
 from dpscope.analysis.figures.waits import waits
 from dpscope.analysis.figures.waterfall import waterfall
@@ -40,6 +41,8 @@ CAPTIONS = {
     "link and the link's specification say of such sizes, as far as they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
     "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count.",
+    "study": "A study's result at a glance: speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
+    "intervals, those of accuracy the range over seeds. Thin lines: Amdahl's law through the strong point of most devices.",
     **training_figures.TRAINING_CAPTIONS,
 }
 
@@ -55,6 +58,7 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
         "communication": measured_and_estimated,
         "busbw": lambda run, _: bandwidths(run, sources),
         "scaling": scaling,
+        "study": study,
     }
     with mpl.rc_context(STYLE):
         drawn = {name: draw(run, comparison) for name, draw in drawers.items()}

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscope.analysis.report.printed import PrintedReport
-from dpscope.analysis.text.terminal import print_table
+from dpscope.analysis.text.terminal import folded, print_table
 from dpscope.analysis.text.units import counted, sentence
 from dpscope.profiling.records.finding import Finding
 
@@ -26,7 +26,7 @@ def print_summary(console: Console, report: PrintedReport, page: Path, findings:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for label, answer in zip(_LABELS, report.answers, strict=True):
-        grid.add_row(label, Text(answer))
+        grid.add_row(label, folded(answer))
     console.print(grid)
     print_table(console, report.summary)
     if findings:
@@ -42,7 +42,7 @@ def _print_worst(console: Console, findings: Sequence[Finding]) -> None:
     console.print()
     grid = Table.grid(padding=(0, 1))
     for one in grave[:MOST_FINDINGS]:
-        grid.add_row(Text(one.severity, style=_STYLES[one.severity]), Text(_short(one)))
+        grid.add_row(Text(one.severity, style=_STYLES[one.severity]), folded(_short(one)))
     console.print(grid)
     more = len(grave) - MOST_FINDINGS
     if more > 0:

@@ -93,7 +93,7 @@ SECTIONS = (
         "learning",
         "Accuracy beside speed",
         "Did the faster strategies learn as well, and how long did each take to get there?",
-        ("training_accuracy", "training_loss"),
+        ("study", "training_accuracy", "training_loss"),
         ("learning", *TRAINING_TABLES),
     ),
     Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),

@@ -54,6 +54,7 @@ def print_table(console: Console, table: TextTable) -> None:
                 escape(table.headings[index]),
                 justify="left" if index == 0 else "right",
                 vertical="bottom",
+                overflow="fold",
                 width=_width(table, index),
             )
         for row in table.rows:
@@ -84,13 +85,18 @@ def _fitting(table: TextTable, width: int) -> list[list[int]]:
     return groups
 
 
+def folded(text: str, style: str = "") -> Text:
+    """Text that goes on in the next line where a word, such as a path, has no room: nothing of it is cut."""
+    return Text(text, style=style, overflow="fold")
+
+
 def print_missing(console: Console, reasons: Iterable[str]) -> None:
     """Why values are missing, once for all tables."""
     console.print()
     console.print(Text("NA, and why", style="bold"))
     rows = Table.grid(padding=(0, 1))
     for reason in reasons:
-        rows.add_row("-", Text(reason, style="dim"))
+        rows.add_row("-", folded(reason, "dim"))
     console.print(rows)
 
 
@@ -100,7 +106,7 @@ def print_findings(console: Console, findings: Iterable[Finding]) -> None:
     console.print(Text("Findings", style="bold"))
     rows = Table.grid(padding=(0, 1))
     for finding in findings:
-        said = Text(f"{sentence(finding.message)} ")
+        said = folded(f"{sentence(finding.message)} ")
         said.append(sentence(finding.next_step), style="dim")
         rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), said)
     console.print(rows)

@@ -61,6 +61,8 @@ def print_checks(checks: list[Check], console: Console) -> bool:
     table = Table("check", "status", "found", "what to do")
     for check in checks:
         table.add_row(check.name, f"[{styles[check.status]}]{check.status}[/]", check.detail, check.next_step)
+    for column in table.columns:
+        column.overflow = "fold"  # a path is never cut
     console.print(table)
     return all(check.status != "failed" for check in checks)
 

@@ -24,26 +24,34 @@ def test_the_notebook_runs_in_a_kernel_that_starts_in_its_folder() -> None:
     text["cells"].append({**text["cells"][1], "id": "last", "source": last})
     notebook = nbformat.reads(json.dumps(text), as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT / "examples")}}).execute()
-    *times, ddp, dp, single = ast.literal_eval(notebook.cells[-1].outputs[0]["data"]["text/plain"])
+    *times, ddp, dp, shared, whole = ast.literal_eval(notebook.cells[-1].outputs[0]["data"]["text/plain"])
     assert times == pytest.approx([11_989.021, 12_300.029, 22_587.442], abs=0.01)
-    assert (ddp, dp, single) == ("ddp-d2-b8", "dp-host-d2-b8", "single-d1-b8")
+    assert (ddp, dp, shared, whole) == ("ddp-d2-b128", "dp-host-d2-b128", "single-d1-b128", "single-d1-b256")
     sources = "".join(cell.source for cell in notebook.cells)
     assert set(re.findall(r"dpscope[\w.]*", sources)) - {"dpscope"} == {"dpscope.analysis"}
 
 
-def test_the_example_run_makes_a_report_from_two_repeats(tmp_path: Path) -> None:
+def test_the_example_run_is_small_and_holds_all_that_was_asked_for() -> None:
+    files = [path for path in (ROOT / "examples" / "run_cpu").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 2e6
+    run = load_run(ROOT / "examples" / "run_cpu")
+    assert {len(cell.results) for cell in run.cells.values()} == {4}
+    assert {result.status for cell in run.cells.values() for result in cell.results} == {"ok"}
+
+
+def test_the_example_run_makes_a_report_from_four_repeats(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
     run = load_run(tmp_path / "run")
-    assert {repeat for repeat, _ in run.cells["ddp-d2-b8"].ranks} == {0, 1}
+    assert {repeat for repeat, _ in run.cells["ddp-d2-b128"].ranks} == {0, 1, 2, 3}
     page = write_report(make_report(run))
     assert page.stat().st_size > 10_000
     table = pd.read_csv(tmp_path / "run" / "report" / "comparison.csv").set_index("cell")
-    assert table.loc["ddp-d2-b8", "step_count"] == 20  # 10 timed steps in each of 2 repeats
-    # median of the 20 per-step means over the two ranks, from the stored samples alone
+    assert table.loc["ddp-d2-b128", "step_count"] == 80  # 20 timed steps in each of 4 repeats
+    # median of the 80 per-step means over the two ranks, from the stored samples alone
     samples = pd.concat(
         pd.read_parquet(path).assign(repeat=path.parent.name)
-        for path in (tmp_path / "run" / "cells" / "ddp-d2-b8").glob("repeat*/samples_*.parquet")
+        for path in (tmp_path / "run" / "cells" / "ddp-d2-b128").glob("repeat*/samples_*.parquet")
     )
     timed = samples[samples["measuring_pass"] == "timed"]
     by_hand = timed.groupby(["repeat", "step"])["step_us"].mean().median()
-    assert table.loc["ddp-d2-b8", "step_us"] == pytest.approx(by_hand)
+    assert table.loc["ddp-d2-b128", "step_us"] == pytest.approx(by_hand)

@@ -9,7 +9,7 @@ import pytest
 from dpscope.analysis.output.plugin_traces import write_plugin_copies
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, write_trace
-from tests.helpers.paths import DATA, ROOT
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.tensorboard_pages import get, running, serving
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -51,7 +51,7 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_run_in_tensorboard(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     with running("-m", "dpscope.launch.cli", "tensorboard", tmp_path / "run", "--port", "0") as address:
         expected = {"report", "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"}
         assert set(get(address, "data/runs", until=lambda runs: len(runs) >= 4)) == expected

@@ -14,12 +14,12 @@ from dpscope.analysis.traces.merge.inputs import traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.trace_rules import violations
 
 pytestmark = pytest.mark.process
 
-RUN = ROOT / "examples/run_cpu"
+RUN = EXAMPLE_RUN
 
 
 def merge(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -16,12 +16,12 @@ from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, gloo_trace, relabel, write_trace
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trace_rules import violations
 
 V100 = sorted((ROOT / "tests/data/v100x8_ddp_dlrm").glob("*.json.gz"))
 A100 = [ROOT / "tests/data/a100x2_ddp_resnet50_rank0.json.gz"]
-GLOO = sorted((ROOT / "examples/run_cpu/cells/ddp-d2-b8/repeat0/traces").glob("*.json.gz"))
+GLOO = sorted((EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces").glob("*.json.gz"))
 Event = dict[str, Any]
 
 

@@ -12,11 +12,11 @@ from dpscope.analysis.what_if.replay.replay import Prepared, replay
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
 from tests.helpers.made_traces import operator, write
-from tests.helpers.paths import DATA, ROOT
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = sorted((DATA / "v100x8_ddp_dlrm").glob("*.json.gz"))
-EXAMPLE = ROOT / "examples" / "run_cpu" / "cells" / "ddp-d2-b8"
+EXAMPLE = EXAMPLE_RUN / "cells" / "ddp-d2-b8"
 
 
 def of_two_ranks(folder: Path, options: DdpOptions | None) -> JobProfile:

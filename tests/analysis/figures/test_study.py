@@ -1,0 +1,52 @@
+"""The figure of a study: its three panels, from a comparison with speedups and accuracies."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import pytest
+from matplotlib.patches import Rectangle
+
+from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
+from dpscope.analysis.figures.study import draw_study
+from dpscope.analysis.stats.samples import Estimate
+
+# Strong scaling of a global batch of 64: 1.6x on 2 and 2.5x on 4 devices. Karp-Flatt on 4: (1/2.5 - 1/4) / (3/4) = 0.2.
+STRONG = ScalingSeries(
+    "ddp",
+    "",
+    "strong",
+    64,
+    (
+        ScalingPoint("ddp-d2-b32", 2, Estimate(1.6, 1.5, 1.7, 20), 0.25),
+        ScalingPoint("ddp-d4-b16", 4, Estimate(2.5, 2.4, 2.6, 20), 0.2),
+    ),
+    None,
+)
+TRAINED = [("single", 1, 91.0, 90.5, 91.4), ("ddp", 2, 90.0, 89.0, 90.8), ("ddp", 4, None, None, None)]
+
+
+def comparison(trained: Sequence[tuple[object, ...]], scaling: tuple[ScalingSeries, ...] = (STRONG,)) -> Comparison:
+    names = ("strategy", "devices", "test_accuracy_percent", "test_accuracy_percent_min", "test_accuracy_percent_max")
+    table = pd.DataFrame(trained, columns=list(names)).convert_dtypes()
+    return Comparison(table=table, reasons={}, gaps=(), scaling=scaling, target_efficiency=0.8)
+
+
+def test_speedup_efficiency_and_accuracy_stand_side_by_side() -> None:
+    figure = draw_study(comparison([*TRAINED, TRAINED[1]]))  # two cells that the same training stands for
+    assert figure is not None
+    left, middle, right = figure.axes
+    assert {"ideal", "Amdahl, 20% serial"} <= {str(line.get_label()) for line in left.lines}
+    (amdahl,) = [line for line in left.lines if str(line.get_label()).startswith("Amdahl")]
+    assert list(amdahl.get_ydata())[-1] == pytest.approx(2.5)  # type: ignore[arg-type]
+    efficiency = [list(line.get_ydata()) for line in middle.lines if len(list(line.get_ydata())) == 2]  # type: ignore[arg-type]
+    assert [80.0, 62.5] in [[pytest.approx(one) for one in pair] for pair in efficiency]  # 1.6 / 2, 2.5 / 4
+    assert "target efficiency" in {str(line.get_label()) for line in middle.lines}
+    bars = [bar.get_height() for bar in right.patches if isinstance(bar, Rectangle)]
+    assert bars == [91.0, 90.0]
+    assert [text.get_text() for text in right.get_xticklabels()] == ["single\n1 device", "ddp\n2 devices"]
+
+
+def test_a_study_needs_both_speedups_and_accuracies() -> None:
+    assert draw_study(comparison(TRAINED, scaling=())) is None
+    assert draw_study(comparison(TRAINED[2:])) is None
