@@ -33,7 +33,7 @@ def test_it_lists_and_writes(run: Path) -> None:
 def test_wrong_use_is_one_line(run: Path) -> None:
     for arguments, said in (
         (["bundle", "mine", "-o", "b.tar"], "b.tar does not end in .zip"),
-        (["bundle", "nowhere"], "nowhere is not a run folder"),
+        (["bundle", "nowhere"], "nowhere does not exist"),
     ):
         with pytest.raises(DpscopeError, match=said) as raised:
             CliRunner().invoke(app, arguments, catch_exceptions=False)
