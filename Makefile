@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_OUT ?= runs/demo
 # Jobs mostly start up and wait: files of tests run side by side. PYTEST_ARGS= runs them one after another.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --durations=15
 # What is held against DDP's own clock has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py
 

@@ -19,7 +19,6 @@ from dpscope.analysis.epoch_times.baselines import (
 from dpscope.analysis.epoch_times.bounded_values import Bounded
 from dpscope.analysis.epoch_times.table import EpochTime
 
-QUANTITIES = ("speedup", "efficiency", "communication_seconds", "compute_seconds", "effective_bandwidth")
 UNITS = {
     "speedup": "1",
     "efficiency": "1",

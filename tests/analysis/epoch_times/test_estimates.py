@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.epoch_times.bounded_values import Bounded
-from dpscope.analysis.epoch_times.estimates import QUANTITIES, EpochEstimate, estimates
+from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate, estimates
 from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from tests.helpers.paths import PUBLISHED
 
@@ -231,7 +231,7 @@ def test_any_table_gives_ordered_bounds_or_a_reason(tmp_path: Path, rows: list[t
     found = estimates(table(tmp_path, text.getvalue()))
     assert len(found) >= 10 * int((frame["devices"] > 1).sum())
     for estimate in found:
-        assert estimate.quantity in QUANTITIES
+        assert estimate.quantity in UNITS
         assert estimate.reason
         if estimate.value is None:
             assert (estimate.low, estimate.high, estimate.sound) == (None, None, False)

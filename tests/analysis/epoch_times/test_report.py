@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.epoch_times.estimates import QUANTITIES, EpochEstimate
+from dpscope.analysis.epoch_times.estimates import UNITS, EpochEstimate
 from dpscope.analysis.epoch_times.report import run_estimate
 from dpscope.analysis.text.text_table import markdown_table
 from tests.helpers.paths import PUBLISHED
@@ -23,7 +23,7 @@ def test_json_holds_estimates_and_findings() -> None:
     assert len(content["estimates"]) == 32 * 10
     for estimate in content["estimates"]:
         assert list(estimate) == list(EpochEstimate._fields)
-        assert estimate["quantity"] in QUANTITIES
+        assert estimate["quantity"] in UNITS
     for finding in content["findings"]:
         assert set(finding) == {"severity", "code", "message", "next_step"}
     sound = [
