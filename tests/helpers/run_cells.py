@@ -105,7 +105,7 @@ def all_reduces(
             {
                 "repeat": repeat, "rank": rank, "device": 0, "step": step, "kind": "all_reduce", "group_size": cell.devices,
                 "bytes": size, "start_us": ready, "duration_us": transfer, "transfer_us": transfer, "wait_us": 0.0,
-                "group": "0", "sequence": order, "order": order,
+                "group": "0", "sequence": order, "order": order, "match": step * len(buckets) + order,
             }
             for repeat in range(repeats)
             for rank in range(cell.devices)
