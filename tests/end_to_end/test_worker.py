@@ -49,7 +49,7 @@ def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
 def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     """Two nodes, both this host: what each saves is its own, and together they are one run."""
     out = tmp_path / "run"
-    begun = out / "cells" / "ddp-d2-b2" / "repeat0"  # by an attempt with both processes on one node, which was killed
+    begun = out / "cells" / "ddp-d2-n2-b2" / "repeat0"  # by an attempt that was killed, its rank 1 on node 0
     for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
         (begun / name).parent.mkdir(parents=True, exist_ok=True)
         (begun / name).write_text("left")
@@ -74,7 +74,7 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     run = RunFolder(out)
     (planned,) = run.manifest().plan
     ((repeat, folder),) = run.done_repeats(planned.cell)
-    assert (planned.cell.name, repeat) == ("ddp-d2-b2", 0)
+    assert (planned.cell.name, repeat) == ("ddp-d2-n2-b2", 0)
     assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [
         (0, 0, 0, 2),
         (1, 1, 0, 2),
@@ -90,7 +90,7 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     # Each node's processes share that node's cores alone, at least two shares of them.
     assert first.threads == second.threads == max(1, usable_cores() // 2)
     report = make_report(load_run(out))
-    row = report.comparison.table.set_index("cell").loc["ddp-d2-b2"]
+    row = report.comparison.table.set_index("cell").loc["ddp-d2-n2-b2"]
     assert (row.devices, row.step_count) == (2, 3)
     assert row.communication_us > 0
     assert row.transfer_us > 0  # of collectives matched over both nodes
