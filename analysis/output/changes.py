@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from dpscope.analysis.output.analyze import load_any
+from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
+from dpscope.analysis.output.history import history_table, in_order
 from dpscope.analysis.runs.changes import (
     change_table,
     compare_runs,
@@ -16,8 +19,9 @@ from dpscope.analysis.runs.changes import (
     setting_findings,
     undecided_findings,
 )
-from dpscope.analysis.text.terminal import print_findings, print_tables
-from dpscope.analysis.text.text_table import OutputFormat
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.terminal import print_findings, print_table, print_tables
+from dpscope.analysis.text.text_table import OutputFormat, TextTable
 from dpscope.analysis.training.comparison import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.tables import difference_table
@@ -27,13 +31,14 @@ from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
+ChangeFormat = OutputFormat | Literal["github", "junit"]
 NO_REGRESSION, REGRESSION = 0, 1
 NOT_COMPARABLE = NotComparableError.exit_status
 DEFAULT_SHARE = 0.05  # --fail-over
 
 
 def print_comparison(
-    before: Path, after: Path, share: float | None, output_format: OutputFormat, console: Console, force: bool = False
+    before: Path, after: Path, share: float | None, output_format: ChangeFormat, console: Console, force: bool = False
 ) -> int:
     """Two runs side by side; the exit status.
 
@@ -45,32 +50,69 @@ def print_comparison(
     if not (is_run_folder(before) or is_run_folder(after)) and holds_epochs(before) and holds_epochs(after):
         if share is not None:
             raise DpscopeError("--fail-over judges measured steps, and these folders hold trainings alone; omit it")
+        if output_format in ("json", "github", "junit"):
+            raise DpscopeError(
+                f"--format {output_format} tells of measured steps, and these folders hold trainings alone; omit it"
+            )
         return _compare_learning(before, after, output_format, console, force)
-    runs = load_any(before), load_any(after)
-    if (runs[0].recorded is None) != (runs[1].recorded is None):
+    return _judge(load_any(before), load_any(after), share, output_format, console, force)
+
+
+def print_history(
+    paths: Sequence[Path], share: float | None, output_format: ChangeFormat, console: Console, force: bool = False
+) -> int:
+    """Three runs or more in the order of time, and the last one judged against the one before; the exit status as of two."""
+    runs = in_order([load_any(path) for path in paths])
+    for run in runs[1:]:
+        first = runs[0]
+        _check_models(first.path, run.path, first.manifest.config.workload, run.manifest.config.workload, force)
+    return _judge(runs[-2], runs[-1], share, output_format, console, force, history_table(runs))
+
+
+def _judge(
+    before: RunData,
+    after: RunData,
+    share: float | None,
+    output_format: ChangeFormat,
+    console: Console,
+    force: bool,
+    history: TextTable | None = None,
+) -> int:
+    if (before.recorded is None) != (after.recorded is None):
         raise NotComparableError(
-            f"{before} and {after}: one is a run and the other traces alone, whose steps nothing timed without the tracer; "
+            f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
             "name two runs, or the traces of two jobs"
         )
-    if runs[0].recorded is not None:
-        _check_models(before, after, runs[0].manifest.config.workload, runs[1].manifest.config.workload, force)
-    changes = compare_runs(*runs)
+    if before.recorded is not None and after.recorded is not None:
+        _check_models(before.path, after.path, before.recorded.config.workload, after.recorded.config.workload, force)
+    changes = compare_runs(before, after)
     share = DEFAULT_SHARE if share is None else share
     worse = regressions(changes, share)
-    print_tables([change_table(changes)], output_format, console)
-    if runs[0].training and runs[1].training:
-        _print_learning_changes(runs[0].training, runs[1].training, output_format, console)
-    differ = setting_findings(*runs)
-    unjudged = [*lost_findings(*runs), *undecided_findings(changes)]
-    _tell([*differ, *unjudged], output_format, console)
+    differ = setting_findings(before, after)
+    unjudged = [*lost_findings(before, after), *undecided_findings(changes)]
+    status = REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
+    status = NOT_COMPARABLE if differ and not force else status
+    found = Judgement(changes, worse, [*differ, *unjudged], status, history)
+    if output_format in ("json", "github", "junit"):
+        sys.stdout.write(judgement_text(found, output_format) + "\n")
+        return status
     if output_format == "table":
-        cells = ", ".join(change.cell for change in worse)
-        console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
-        if detection := detection_text(changes):
-            console.print(detection, highlight=False, soft_wrap=True)
-    if differ and not force:
-        return NOT_COMPARABLE
-    return REGRESSION if worse else NOT_COMPARABLE if unjudged else NO_REGRESSION
+        _print_verdict(found, share, console)
+    shown = [history] if history is not None else []
+    print_tables([*shown, change_table(changes)], output_format, console)
+    if before.training and after.training:
+        _print_learning_changes(before.training, after.training, output_format, console)
+    _tell(found.findings, output_format, console)
+    return status
+
+
+def _print_verdict(found: Judgement, share: float, console: Console) -> None:
+    """The answer first: what got slower, a row per cell, what would have been seen."""
+    cells = ", ".join(change.cell for change in found.worse)
+    console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
+    if detection := detection_text(found.changes):
+        console.print(detection, highlight=False, soft_wrap=True)
+    print_table(console, verdict_table(found.changes))
 
 
 def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:
@@ -81,7 +123,7 @@ def _check_models(before: Path, after: Path, one: Workload, other: Workload, for
         )
 
 
-def _compare_learning(before: Path, after: Path, output_format: OutputFormat, console: Console, force: bool) -> int:
+def _compare_learning(before: Path, after: Path, output_format: ChangeFormat, console: Console, force: bool) -> int:
     first, second = load_training(before), load_training(after)
     if first.manifest and second.manifest:
         _check_models(before, after, first.manifest.config.workload, second.manifest.config.workload, force)
@@ -92,7 +134,7 @@ def _compare_learning(before: Path, after: Path, output_format: OutputFormat, co
 
 
 def _print_learning_changes(
-    before: TrainingData, after: TrainingData, output_format: OutputFormat, console: Console
+    before: TrainingData, after: TrainingData, output_format: ChangeFormat, console: Console
 ) -> list[Finding] | None:
     """What changed in the trainings of two folders, and what differs in their settings; None: no cell was trained alike."""
     table = difference_table("What changed in learning", compare_trained_cells(before, after))
@@ -104,7 +146,7 @@ def _print_learning_changes(
     return findings
 
 
-def _tell(findings: Sequence[Finding], output_format: OutputFormat, console: Console) -> None:
+def _tell(findings: Sequence[Finding], output_format: ChangeFormat, console: Console) -> None:
     """Findings on standard error, a line each, and on a terminal's table also where people look for them."""
     for finding in findings:
         sys.stderr.write(f"dpscope: {finding.message}; {finding.next_step}\n")

@@ -36,7 +36,7 @@ _VERDICTS: dict[Verdict, str] = {  # of a ratio of times, as they are shown
 STEP = "step"
 _MORE_REPEATS = 5  # what a comparison that saw too little is told to measure, or twice as many as it had
 TRACED_STEP = "traced step"  # of jobs known by their traces alone, whose steps nothing else timed
-_JUDGED = (STEP, TRACED_STEP)
+JUDGED = (STEP, TRACED_STEP)
 COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
 
 
@@ -123,7 +123,7 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
     return [
         change
         for change in changes
-        if change.quantity in _JUDGED
+        if change.quantity in JUDGED
         and change.verdict == "above"
         and change.ratio.value is not None
         and change.ratio.value > 1 + fail_over
@@ -133,9 +133,7 @@ def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
 def detection_text(changes: Iterable[Change]) -> str | None:
     """What the steps' comparison could have seen, and what more repeats would; None where no step has an interval."""
     seen = [
-        (change.detectable, change)
-        for change in changes
-        if change.quantity in _JUDGED and change.detectable is not None
+        (change.detectable, change) for change in changes if change.quantity in JUDGED and change.detectable is not None
     ]
     if not seen:
         return None
@@ -155,7 +153,7 @@ def _share(value: float | None) -> str:
 
 def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
     """A warning where a step has no interval: it cannot be found slower, however much slower it is."""
-    steps = [change for change in changes if change.quantity in _JUDGED]
+    steps = [change for change in changes if change.quantity in JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if not without and steps:
         return []

@@ -84,13 +84,18 @@ def _is_run(path: Path) -> bool:
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="a run folder")],
-    after: Annotated[Path, typer.Argument(help="another, of the same cells")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="run folders of the same cells, or the traces of two jobs; of three runs or more the last is judged"
+        ),
+    ],
     fail_over: Annotated[
         str | None, typer.Option(help="exit with 1 if a step got slower beyond noise by more than this")
     ] = None,
     output_format: Annotated[
-        Literal["table", "csv", "markdown", "latex"], typer.Option("--format", help="what to print")
+        Literal["table", "json", "csv", "markdown", "latex", "github", "junit"],
+        typer.Option("--format", help="what to print; github: for a job's summary page"),
     ] = "table",
     force: Annotated[
         bool,
@@ -100,11 +105,15 @@ def compare(
     """Say what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged."""
     from rich.console import Console
 
-    from dpscope.analysis.output.changes import print_comparison
+    from dpscope.analysis.output.changes import print_comparison, print_history
     from dpscope.analysis.runs.changes import parse_share
 
+    if len(paths) < 2:
+        raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")
     share = None if fail_over is None else parse_share(fail_over)
-    raise typer.Exit(print_comparison(before, after, share, output_format, Console(), force))
+    if len(paths) > 2:
+        raise typer.Exit(print_history(paths, share, output_format, Console(), force))
+    raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, Console(), force))
 
 
 def merge(

@@ -5,11 +5,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.output.changes import print_comparison, print_history
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -81,3 +84,81 @@ def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> N
     with pytest.raises(NotComparableError, match="no measured cell in common") as nothing:
         print_comparison(before, run_of(tmp_path / "ddp", DDP), None, "table", QUIET)
     assert nothing.value.exit_status == 3
+
+
+def later(folder: Path, name: str, begun: str, factor: float, *cells: str, model: str | None = None) -> Path:
+    """The example begun at another time, its steps so many times as long."""
+    place = run_of(folder / name, *cells, change=lambda config: config.update({"model": model} if model else {}))
+    path = place / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "created_at": begun}))
+    for samples in place.rglob("samples_*.parquet"):
+        table = pd.read_parquet(samples)
+        table["step_us"] *= factor
+        table.to_parquet(samples)
+    return place
+
+
+def test_the_verdict_comes_first_and_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    before = run_of(tmp_path / "before", SINGLE, DDP)
+    after = later(tmp_path, "after", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
+    console = Console(file=io.StringIO(), width=80)
+    assert print_comparison(before, after, None, "table", console) == 1
+    shown = console.file.getvalue().strip().splitlines()  # type: ignore[attr-defined]
+    assert shown[0] == f"Slower by more than 0.05: {SINGLE}, {DDP}"
+    start = next(index for index, line in enumerate(shown) if line.startswith("Verdict"))
+    assert start < 6
+    rows = shown[start : start + 5]
+    assert sum(line.startswith((SINGLE, DDP)) and " slower " in line and " 3.000 " in line for line in rows) == 2
+    assert max(map(len, rows)) <= 80
+
+
+def test_json_github_and_junit_say_what_the_exit_status_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run_of(tmp_path / "before", SINGLE, DDP)
+    slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
+    lost = run_of(tmp_path / "lost", SINGLE)
+
+    def said(after: Path, output_format: Any) -> tuple[int, str]:
+        return print_comparison(before, after, None, output_format, QUIET), capsys.readouterr().out
+
+    status, text = said(slower, "json")
+    content = json.loads(text)
+    assert (status, content["status"], content["verdict"]) == (1, 1, "regression")
+    assert content["regressions"] == [SINGLE, DDP]
+    step = next(one for one in content["changes"] if one["quantity"] == "step")
+    assert step["ratio"] == pytest.approx(3.0)
+    assert step["ratio_low"] < 3.0 < step["ratio_high"]
+    status, text = said(slower, "github")
+    assert (status, text.splitlines()[0]) == (1, "### dpscope compare: regression")
+    assert "<details><summary>Every quantity</summary>" in text
+    status, text = said(slower, "junit")
+    suite = ElementTree.fromstring(text)
+    assert (status, suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == (1, "2", "2", "0")
+    assert [len(case.findall("failure")) for case in suite] == [1, 1]
+    status, text = said(before, "junit")
+    assert (status, ElementTree.fromstring(text).attrib["failures"]) == (0, "0")
+    status, text = said(lost, "junit")
+    assert (status, ElementTree.fromstring(text).attrib["errors"]) == (3, "1")
+    assert f"{DDP} cannot be judged" in text
+
+
+def test_several_runs_are_a_history_and_the_last_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named in any order, told in that of time; the last is three times as slow as the one before it."""
+    first = later(tmp_path, "first", "2030-01-01T00:00:00+00:00", 2.0, SINGLE)
+    second = later(tmp_path, "second", "2030-01-02T00:00:00+00:00", 1.0, SINGLE)
+    third = later(tmp_path, "third", "2030-01-03T00:00:00+00:00", 3.0, SINGLE)
+    assert print_history([third, first, second], None, "json", QUIET) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert [row["run"] for row in content["history"]] == ["first", "second", "third"]
+    heading = next(name for name in content["history"][0] if name.startswith(SINGLE))
+    times = [float(row[heading]) for row in content["history"]]
+    assert [times[0] / times[1], times[2] / times[1]] == pytest.approx([2.0, 3.0], rel=0.01)
+    assert print_history([first, second], None, "json", QUIET) == 0  # faster
+    capsys.readouterr()
+    other = later(tmp_path, "other", "2030-01-04T00:00:00+00:00", 1.0, SINGLE, model="resnet18_cifar")
+    with pytest.raises(DpscopeError, match="different models do not compare"):
+        print_history([first, second, other], None, "table", QUIET)
+    with pytest.raises(DpscopeError, match="different models do not compare"):
+        print_comparison(first, other, None, "table", QUIET)
+    assert print_comparison(first, other, None, "json", QUIET, force=True) == 0

@@ -155,8 +155,7 @@ ALWAYS: dict[str, dict[str, str]] = {
     },
     "analyze": {"paths": WHAT, "output_format": "it says what is printed"},
     "compare": {
-        "before": WHAT,
-        "after": WHAT,
+        "paths": WHAT,
         "output_format": "it says what is printed",
         "force": "a permission: whether it is needed is known when both runs are read",
     },

@@ -1,13 +1,34 @@
 """What a run times before its cells: which collectives, on how many devices, at which sizes; and what is there already."""
 
+import io
+from collections.abc import Callable
+from pathlib import Path
+
 import msgspec
+import pytest
+from rich.console import Console
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.measuring.calibration import calibrated_sizes, calibration_seconds, plan_calibration
+from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.launch.measuring import calibration as calibration_module
+from dpscope.launch.measuring.calibration import (
+    calibrate_first,
+    calibrated_sizes,
+    calibration_seconds,
+    of_this_machine,
+    plan_calibration,
+    stored_calibration,
+)
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run import Environment
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import calibration
 
 RESNET = SIZES["resnet18_cifar"]  # 11,173,962 parameters: 44.7 MB of gradients
@@ -79,3 +100,75 @@ def test_it_takes_seconds() -> None:
     assert one.sizes == one.chosen_sizes
     # 50.1 MB at 6 sizes x 13 calls x 2 collectives over 0.5 GB/s: 2.6 s; 26.2 MB x 5 calls x 10 iterations: 2.6 s; 5 s to start
     assert 10 < calibration_seconds(one) < 10.5
+
+
+RUN_HERE = RunFolder(EXAMPLE_RUN).manifest().environment
+SETTINGS = CalibrationSettings(device="cpu", devices=(2,), chosen_sizes=(4096, 65536))
+
+
+def timed(*pairs: tuple[str, int], environment: Environment = RUN_HERE) -> Calibration:
+    """What a job measured, here unless said otherwise."""
+    return msgspec.structs.replace(holding(*pairs), environment=environment, source="measured")
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Finding, ...]]:
+    """`calibrate_first` into a run folder, with a job that ends as told."""
+
+    def calibrate(result: Calibration | Exception) -> tuple[Finding, ...]:
+        def ended(*_: object) -> Calibration:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        monkeypatch.setattr(calibration_module, "run_calibration", ended)
+        return calibrate_first(RunFolder(tmp_path), SETTINGS, RUN_HERE, Console(file=io.StringIO()))
+
+    return calibrate
+
+
+def pairs_in(folder: Path) -> set[tuple[str, int]]:
+    stored = stored_calibration(RunFolder(folder))
+    return {(point.collective, point.devices) for point in stored.points} if stored is not None else set()
+
+
+def test_a_failed_calibration_is_a_finding_and_ends_nothing(
+    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
+) -> None:
+    (finding,) = first(DpscopeError("calibration failed, nothing is saved: rank 1 was killed"))
+    assert (finding.code, finding.severity) == ("calibration_failed", "warning")
+    assert "rank 1 was killed" in finding.message
+    assert not (tmp_path / "calibration.json").exists()
+    assert first(timed(("all_reduce", 2))) == ()
+    (finding,) = first(DpscopeError("again"))  # what is there already stays
+    assert pairs_in(tmp_path) == {("all_reduce", 2)}
+
+
+def test_ctrl_c_ends_the_run_and_saves_no_half(first: Callable[..., tuple[Finding, ...]], tmp_path: Path) -> None:
+    """The first one is kept; the one that was stopped adds nothing, and the run ends as its signal says."""
+    first(timed(("all_reduce", 2)))
+    with pytest.raises(StoppedError, match="stopped"):
+        first(StoppedError("stopped by SIGINT", 130))
+    assert pairs_in(tmp_path) == {("all_reduce", 2)}
+
+
+def test_a_resumed_run_adds_what_it_lacks(first: Callable[..., tuple[Finding, ...]], tmp_path: Path) -> None:
+    first(timed(("all_reduce", 2), ("broadcast", 2)))
+    first(timed(("all_reduce", 4)))
+    assert pairs_in(tmp_path) == {("all_reduce", 2), ("broadcast", 2), ("all_reduce", 4)}
+    rest = planned("cpu", stored_calibration(RunFolder(tmp_path)))
+    assert rest is not None
+    assert (rest.devices, rest.collectives) == ((4,), ("broadcast",))
+
+
+def test_another_machine_s_calibration_is_neither_used_nor_added_to(
+    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
+) -> None:
+    other = msgspec.structs.replace(RUN_HERE, cpu_name="another processor")
+    write_json(tmp_path / "calibration.json", timed(("all_reduce", 2), ("broadcast", 2), environment=other))
+    stored = stored_calibration(RunFolder(tmp_path))
+    assert of_this_machine(stored, RUN_HERE) is None
+    assert of_this_machine(stored, other) == stored
+    assert of_this_machine(holding(("all_reduce", 2)), RUN_HERE) is not None  # logs do not tell theirs
+    first(timed(("all_reduce", 2)))
+    assert pairs_in(tmp_path) == {("all_reduce", 2)}
