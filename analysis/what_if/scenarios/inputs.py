@@ -1,10 +1,10 @@
 """From a scenario to what a replay runs under: buckets, their costs, lateness, compute; or the reason why that is not known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.what_if.links.costs import TRACED, Cost, Costs
+from dpscope.analysis.what_if.links.costs import Cost, Costs
 from dpscope.analysis.what_if.replay.base import late_us
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, bucket_bytes, bucket_ends
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions
@@ -72,16 +72,15 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     if reasons:
         return reasons[0]
     known = [one for one in found if isinstance(one, Cost)]
-    carried = (
-        _carried_ratio(base, profile, costs) if scenario.links.intra is None and scenario.links.inter is None else 1.0
-    )
+    if scenario.links.intra is None and scenario.links.inter is None:
+        known = _as_in_the_run(base, profile, place, sizes, known, costs)
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
     later = _later_us(base, scenario, place)
     late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
     conditions = Conditions(
         bucket_ends=ends,
-        latency_us=tuple(one.latency_us * carried * scenario.latency_factor for one in known),
-        transfer_us=tuple(one.transfer_us * carried * scenario.transfer_factor for one in known),
+        latency_us=tuple(one.latency_us * scenario.latency_factor for one in known),
+        transfer_us=tuple(one.transfer_us * scenario.transfer_factor for one in known),
         late_us=late if place.devices > 1 else (0.0,) * len(ends),
         other_us=others,
         passes=passes_of(base, scenario),
@@ -105,14 +104,30 @@ def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) 
     ]
 
 
-def _carried_ratio(base: Base, profile: StepProfile, costs: Costs) -> float:
-    """What the base's own collectives took over what the same source says of them: common errors cancel."""
-    said = [costs.cost("all_reduce", one.bytes, base.devices, base.per_node) for one in profile.buckets]
-    known = [one for one in said if isinstance(one, Cost)]
-    if len(known) < len(said) or not known or any(one.source == TRACED for one in known):
-        return 1.0
-    ratio = sum(one.cost_us for one in profile.buckets) / max(sum(one.total_us for one in known), 1e-9)
-    return ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0
+def _as_in_the_run(
+    base: Base, profile: StepProfile, place: Place, sizes: list[float], said: list[Cost], costs: Costs
+) -> list[Cost]:
+    """Costs on the links that were measured: the base's own buckets as they were measured, others in proportion to these.
+
+    What the base's collectives took over what the same source says of them is carried on: common errors cancel.
+    """
+    own = [one.cost_us for one in profile.buckets]
+    measured = [one.bytes for one in profile.buckets]
+    if (
+        place == Place(base.devices, base.per_node)
+        and len(sizes) == len(measured)
+        and np.allclose(sizes, measured, rtol=1e-6)
+    ):
+        factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in zip(own, said, strict=True)]
+    else:
+        model = [costs.cost("all_reduce", size, base.devices, base.per_node) for size in measured]
+        known = [one.total_us for one in model if isinstance(one, Cost)]
+        ratio = sum(own) / sum(known) if known and len(known) == len(own) and sum(known) > 0 else 1.0
+        factors = [ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0] * len(said)
+    return [
+        replace(one, latency_us=one.latency_us * factor, transfer_us=one.transfer_us * factor)
+        for one, factor in zip(said, factors, strict=True)
+    ]
 
 
 def _other_us(kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs) -> float:

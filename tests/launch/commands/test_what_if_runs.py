@@ -1,0 +1,100 @@
+"""`dpscope whatif` of a run folder and of traces: what is printed, written and refused."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dpscope.launch.cli import app
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import DATA, EXAMPLE_RUN
+
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+
+
+def whatif(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["whatif", *map(str, arguments)])
+
+
+def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
+    told = json.loads(whatif(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off", "--format", "json").stdout)
+    said = told["predictions"]
+    assert [(one["devices"], one["scenario"]["overlap"]) for one in said] == [
+        (2, "on"),
+        (2, "off"),
+        (4, "on"),
+        (4, "off"),
+    ]
+    assert set(said[0]) >= {
+        *("devices", "nodes", "batch_size", "step_us", "low_us", "high_us", "exposed_us"),
+        *("efficiency", "bound_by", "rests_on", "reason"),
+    }
+    assert said[0]["step_us"] == pytest.approx(told["base"]["step_us"])
+    assert abs(told["base"]["replay_error"]) <= 0.01
+    assert said[0]["low_us"] < said[0]["step_us"] < said[0]["high_us"]
+    assert (
+        said[2]["high_us"] / said[2]["low_us"] > said[0]["high_us"] / said[0]["low_us"]
+    )  # further from what was measured
+
+
+def test_the_terminal_says_the_base_its_error_and_what_is_worth_most() -> None:
+    text = " ".join(whatif(EXAMPLE_RUN, "--devices", "4").stdout.split())
+    assert "Base: ddp-d2-b8, 2 devices" in text
+    assert "replayed with an error of" in text
+    assert "No other cell of this run tells how wrong this method is here." in text
+    assert "What is worth most on 4 devices, each alone:" in text
+
+
+def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
+    trace, figure = tmp_path / "step.json.gz", tmp_path / "efficiency.svg"
+    ended = whatif(EXAMPLE_RUN, "--devices", "2,4", "--trace", trace, "--figure", figure, "--format", "csv")
+    assert ended.exit_code == 0, ended.exception
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = {one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert names == {"measured: ddp-d2-b8", "predicted: devices 2"}
+    assert {one["name"] for one in events if one["ph"] == "X"} >= {"forward and backward", "all_reduce", "broadcast"}
+    assert "<svg" in figure.read_text()[:600]
+
+
+def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
+    text = " ".join(whatif(A100, "--devices", "4", "--jitter", "3%").stdout.split())
+    assert "1 of 2 ranks: transfers are upper bounds" in text
+    assert "no host gaps -171" in text  # its launches, of a step of 222 ms: what the README of the data says of it
+    refused = json.loads(whatif(A100, "--devices", "2", "--intra", "NVLink 3", "--format", "json").stdout)
+    assert refused["predictions"][0]["step_us"] is None
+    assert "the host bounds this step" in refused["predictions"][0]["reason"]
+
+
+def test_the_inverse_is_answered_in_a_sentence() -> None:
+    text = " ".join(whatif(EXAMPLE_RUN, "--solve", "bucket-mb").stdout.split())
+    assert "MiB are alike" in text  # 1,072 bytes of gradients are one bucket, whatever the cap
+    text = " ".join(whatif(EXAMPLE_RUN, "--solve", "faster", "--need", "step-ms=0.001").stdout.split())
+    assert "cannot be reached at any device speed" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--inter", "100"], "--inter: '100' has no unit: write 100GB/s"),
+        (["--jitter", "3"], "--jitter '3' has no unit: write 3%"),
+        (["--devices", "0"], "--devices '0': give whole numbers of 1 or more"),
+        (["--bucket-mb", "-1"], "--bucket-mb '-1': give a number above 0"),
+        (["--overlap", "maybe"], "--overlap 'maybe': choose from on, off"),
+        (["--solve", "luck"], "--solve 'luck': choose from inter"),
+        (["--solve", "inter"], "--solve inter needs a target"),
+        (["--solve", "inter", "--need", "efficiency=95"], "an efficiency is at most 1"),
+        (["--solve", "inter", "--need", "speed=2"], "give efficiency=0.95 or step-ms=100"),
+        (["--solve", "bucket-mb", "--devices", "2,4"], "--solve answers for one scenario"),
+        (["--cell", "ddp-d8-b8"], "has no measured cell ddp-d8-b8; it has"),
+        (["--cell", "single-d1-b8"], "cannot be the base"),
+        (["--trace", "step.txt"], "must end in .json"),
+        (["--figure", "nowhere/x.png"], "nowhere does not exist"),
+    ],
+)
+def test_wrong_use_of_a_run_is_one_line(arguments: list[str], expected: str) -> None:
+    ended = whatif(EXAMPLE_RUN, *arguments)
+    assert isinstance(ended.exception, DpscopeError)
+    assert expected in str(ended.exception)
+    assert "\n" not in str(ended.exception)
