@@ -18,7 +18,6 @@ class StepCalls:
     """The calls of one step."""
 
     training: int = 0  # with gradients, in training mode: one for each micro-batch
-    unsynchronised: int = 0  # of them under DDP's no_sync
     other: int = 0  # without gradients and in evaluation mode, as in a validation loop
     samples: int = 0  # of the training calls
     first_samples: int = 0  # of the first of them
@@ -78,12 +77,14 @@ class ModelCalls:
         if self._on_training is not None:
             self._on_training()
         step = self._step
-        samples = _first_dimension((args, kwargs)) or 0
+        first = args[0] if args else None  # what most models are given, without a look further
+        samples = (
+            first.shape[0] if isinstance(first, Tensor) and first.dim() else _first_dimension((args, kwargs))
+        ) or 0
         if step.training == 0:
             step.first_samples = samples
         step.training += 1
         step.samples += samples
-        step.unsynchronised += not getattr(inner_module(module), "require_backward_grad_sync", True)
         if self.precision is None and torch.is_autocast_enabled(self._device_type):
             half = torch.get_autocast_dtype(self._device_type) == torch.float16
             self.precision = "fp16" if half else "bf16"
