@@ -136,7 +136,7 @@ def test_without_its_statistics_single_agrees_as_well(tmp_path: Path) -> None:
 def test_a_rank_that_skips_its_average_is_named_at_its_step(sound: Sound, tmp_path: Path) -> None:
     found = report_with("skipped_average", DDP, sound, tmp_path / "run")
     assert set(found) == {"ranks_apart"}
-    assert f"{DDP}: from step 3 on rank 1 has gradients of its own" in found["ranks_apart"]
+    assert f"{DDP}: from step 3 on rank 1 has different gradients" in found["ranks_apart"]
 
 
 def test_a_sampler_without_set_epoch_is_named_at_the_second_epochs_first_step(sound: Sound, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_the_rank_that_is_apart_is_named(wrong: int) -> None:
     assert (result.same_bits, result.first_step, result.what, result.ranks_apart) == (False, 1, "gradient", (wrong,))
     errors = [finding.message for finding in report.findings if finding.severity == "error"]
     assert len(errors) == 1
-    assert f"ddp-d2-b2: from step 1 on rank {wrong} has gradients of its own" in errors[0]
+    assert f"ddp-d2-b2: from step 1 on rank {wrong} has different gradients" in errors[0]
 
 
 def samples(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
