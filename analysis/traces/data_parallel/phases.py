@@ -86,7 +86,7 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "step": attribution.steps.numbers[step],
             "phase": name,
             "time_us": intervals.length(intervals.union(events.start_us[rows], events.end_us[rows])),
-            "exposed_us": exposed_us[step, device, phase],
+            "exposed_us": exposed_us.get((step, device, phase)),  # unknown of a step without a window
             "copied_bytes": int(events.bytes[copies].sum()) if (events.bytes[copies] >= 0).all() else None,
             "collective_count": len(collectives),
             "collective_bytes": _collective_bytes(attribution, launches, collectives, name, devices),

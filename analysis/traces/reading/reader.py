@@ -106,7 +106,7 @@ def read_events(
         decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on, unread_bytes > _HOPELESS_BYTES)
         decoded.subtracted_us = base.subtracted_us
         text.unfinished = decoded.unfinished
-        has_events = any(codec.is_event(event) for event in decoded.events)
+        has_events = any(map(codec.is_event, decoded.events))
         unread_bytes = 0 if has_events else unread_bytes + len(chunk)
         any_event = any_event or has_events
         use(decoded)
