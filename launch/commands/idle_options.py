@@ -61,11 +61,12 @@ _PLAN_ALONE = "--dry-run prints the plan and makes no report"
 IDLE: dict[str, tuple[Idle, ...]] = {
     "run": (
         Idle(
-            ("verbose", "quiet", "open_page", "link", "target_efficiency"),
+            ("verbose", "quiet", "open_page", "link", "target_efficiency", "wandb", "wandb_online"),
             lambda values: values["dry_run"],
             _PLAN_ALONE,
         ),
         _ONE_DETAIL,
+        Idle(("wandb",), lambda values: values["wandb_online"], "--wandb-online mirrors already; give one of them"),
         Idle(("repeats",), lambda values: values["detect"] is not None, "--detect chooses the repeats of each cell"),
         Idle(("detect_limit",), lambda values: values["detect"] is None, "it limits --detect, which is not given"),
         Idle(

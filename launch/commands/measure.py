@@ -1,13 +1,16 @@
 """The commands that measure this machine: `dpscope run`, `dpscope calibrate`, `dpscope doctor`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.ending import exit_after
 from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.profiling.mirrors.wandb_cells import CellMirror
 
 
 def run(
@@ -56,6 +59,8 @@ def run(
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     open_page: options.OpenPage = False,
+    wandb: options.Wandb = False,
+    wandb_online: options.WandbOnline = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
     flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
@@ -77,6 +82,7 @@ def run(
     if dry_run:
         describe_plan(settings, out, console, fresh)
         return
+    mirror = _cell_mirror(wandb_online) if wandb or wandb_online else None
     if detect is None:
         outcome = run_sweep(settings, out, fresh, console)
     else:
@@ -84,10 +90,29 @@ def run(
         outcome = run_until_detected(settings, out, fresh, console, change, limit_s)
     from dpscope.analysis.output.analyze import Targets, show_run
 
-    exit_after(outcome, lambda: show_run(out, Targets(), console, detail, open_page=open_page), console)
+    def shown() -> bool:
+        sound = show_run(out, Targets(), console, detail, open_page=open_page)
+        if mirror is not None:
+            from dpscope.analysis.output.analyze import report_of
+            from dpscope.analysis.output.cell_summaries import cell_summaries
+
+            mirror.write(out, cell_summaries(report_of(out, Targets())))
+        return sound
+
+    exit_after(outcome, shown, console)
 
 
-_NOT_SETTINGS = ("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet", "open_page")
+def _cell_mirror(online: bool) -> "CellMirror":
+    """Imported only where it is asked for."""
+    from dpscope.profiling.mirrors.wandb_cells import cell_mirror
+
+    return cell_mirror(online)
+
+
+_NOT_SETTINGS = (
+    *("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet", "open_page"),
+    *("wandb", "wandb_online"),
+)
 
 
 def calibrate(

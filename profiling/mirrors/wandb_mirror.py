@@ -27,11 +27,38 @@ def wandb_mirror(run: Path, config: TrainConfig | None, online: bool = False) ->
     Raises DpscopeError, before anything is trained, where wandb is not installed, the user's WANDB_MODE is none, or an
     online run cannot log in.
     """
+    wandb, mode = open_wandb(online)
+    return TrainingMirror(lambda first: _WandbRun(wandb, mode, run, first, config))
+
+
+def open_wandb(online: bool) -> tuple[Any, WandbMode]:
+    """The package, logged in where runs are sent; raises DpscopeError as `wandb_mirror` does."""
     mode = wandb_mode(online)
     wandb = _import_wandb(mode)
     if mode == "online":
         _log_in(wandb)
-    return TrainingMirror(lambda first: _WandbRun(wandb, mode, run, first, config))
+    return wandb, mode
+
+
+def start_run(wandb: Any, mode: WandbMode, run: Path, name: str, group: str, config: dict[str, Any]) -> Any:
+    """A wandb run below a run folder.
+
+    The same id for the same name there: what is resumed or measured again is one run to wandb.
+    """
+    run_id = hashlib.sha256(f"{run.resolve()}/{name}".encode()).hexdigest()[:12]
+    for earlier in (run / "wandb").glob(f"offline-run-*-{run_id}"):
+        shutil.rmtree(earlier)
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "dpscope"),
+        dir=str(run),
+        id=run_id,
+        name=name,
+        group=group,
+        config=config,
+        mode=mode,
+        resume="allow" if mode == "online" else None,
+        settings=wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True),
+    )
 
 
 def wandb_mode(online: bool) -> WandbMode:
@@ -63,23 +90,7 @@ def _log_in(wandb: Any) -> None:
 class _WandbRun:
     def __init__(self, wandb: Any, mode: WandbMode, run: Path, first: EpochRecord, config: TrainConfig | None) -> None:
         name = f"{first.cell}-seed{first.seed}"
-        # The same id for a training that is resumed: to wandb both parts are one run.
-        run_id = hashlib.sha256(f"{run.resolve()}/{name}".encode()).hexdigest()[:12]
-        for earlier in (run / "wandb").glob(f"offline-run-*-{run_id}"):
-            shutil.rmtree(earlier)
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "dpscope"),
-            dir=str(run),
-            id=run_id,
-            name=name,
-            group=first.cell,
-            config=training_settings(first, config),
-            mode=mode,
-            resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(
-                silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True
-            ),
-        )
+        self._run = start_run(wandb, mode, run, name, first.cell, training_settings(first, config))
 
     def epoch(self, record: EpochRecord) -> None:
         self._run.log(training_scalars(record), step=record.epoch)

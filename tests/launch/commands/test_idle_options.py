@@ -109,6 +109,8 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("calibrate", [], (["--in-place"],)),
     ("compare", ["TRAINED", "TRAINED"], (["--fail-over", "5%"],)),
     ("train", ["--wandb-online"], (["--wandb"],)),
+    ("run", ["--wandb-online"], (["--wandb"],)),
+    ("run", ["--dry-run"], (["--wandb"], ["--wandb-online"])),
     *(
         (command, ["--data", "digits"], (["--data-dir", "x"], ["--download"], ["--samples", "9"]))
         for command in ("run", "train", "equal")
