@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from dpscope.analysis.costs.collective_streams import run_collectives
 from dpscope.analysis.traces.reading.event_table import Category, EventTable
 from dpscope.analysis.what_if.profiles.gradients import NODE
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
 from dpscope.profiling.records import range_names as phases
 
+_CORRECTIONS = 40
 _QUEUED_US = 50.0  # longer than this after it was ready, a collective waited for another
 
 
@@ -90,6 +92,24 @@ def as_replayed(measured: list[MeasuredBucket], start_gap_us: float, turn_us: fl
         found.append(replace(one, cost_us=max(0.0, one.end_us - start)))
         free = max(start, one.end_us) + turn_us
     return found
+
+
+def shared_as_replayed(measured: list[MeasuredBucket], start_gap_us: float, servers: int) -> list[MeasuredBucket]:
+    """The buckets of several servers with costs at which a replay ends each as nearly as it can where it was measured to end.
+
+    What one costs moves the ends of those beside it, so the costs are moved by what the replay misses, time and again.
+    """
+    ready = [one.ready_us + start_gap_us + one.late_us for one in measured]
+    costs = np.array([one.cost_us for one in measured])
+    wanted = np.array([one.end_us for one in measured])
+    best, least = costs, math.inf
+    for _ in range(_CORRECTIONS):
+        _, ends = run_collectives(ready, [0.0] * len(ready), costs.tolist(), servers)
+        off = wanted - np.array(ends)
+        if np.abs(off).max(initial=0.0) < least:
+            best, least = costs, float(np.abs(off).max(initial=0.0))
+        costs = np.maximum(costs + off / servers, 0.0)
+    return [replace(one, cost_us=float(cost)) for one, cost in zip(measured, best, strict=True)]
 
 
 def _column(rows: pd.DataFrame, name: str) -> np.ndarray:
