@@ -1,0 +1,148 @@
+"""`dpscope whatif` beside measured steps on shaped links: network namespaces, real gloo, a paced model. Bounded; needs root.
+
+python benchmarks/what_if_network.py [OUT] [--quick]
+
+One base is traced (two hosts, link unshaped, 5 MiB buckets). Every other cell is predicted from it and the link's rate alone,
+then measured. A rate is taken at 0.985 of what tc shapes to: TCP's and Ethernet's headers at an MTU of 9000.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run
+from dpscope.analysis.what_if.links.costs import Links
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.hosts import Host, several_hosts, why_no_hosts
+
+ROOT = Path(__file__).resolve().parents[1]
+PAYLOAD = 0.985
+BATCH = 4
+CELL_TIMEOUT_S = 150
+AS_THE_BASE = Scenario()
+PORT = 29511
+
+
+@dataclass(frozen=True)
+class ShapedCell:
+    """What is measured: hosts, the rate of each (Mbit/s, None unshaped), and the worker's further options."""
+
+    hosts: int = 2
+    mbit: int | None = None
+    options: tuple[str, ...] = ("--bucket-mb", "5")
+    scenario: Scenario = AS_THE_BASE  # what it is beside hosts and rate
+
+    @property
+    def name(self) -> str:
+        rate = "unshaped" if self.mbit is None else f"{self.mbit} Mbit/s"
+        return f"{self.hosts} hosts, {rate}, {' '.join(self.options).replace('--', '')}"
+
+    @property
+    def asked(self) -> Scenario:
+        """As a scenario of the base."""
+        if self.mbit is None:
+            return self.scenario
+        rate = LinkRate(self.mbit / 8e3 * PAYLOAD, f"{self.mbit} Mbit/s", "tc")
+        merged = {name: getattr(self.scenario, name) for name in ("bucket_mb", "overlap", "hook", "accumulate")}
+        return Scenario(devices=self.hosts, per_node=1, links=Links(inter=rate), jitter=None, **merged)
+
+
+BASE = ShapedCell()
+CELLS = (
+    ShapedCell(mbit=1000),
+    ShapedCell(mbit=500),
+    ShapedCell(mbit=200),
+    ShapedCell(mbit=1000, options=("--bucket-mb", "2"), scenario=Scenario(bucket_mb=2.0)),
+    ShapedCell(mbit=1000, options=("--bucket-mb", "25"), scenario=Scenario(bucket_mb=25.0)),
+    ShapedCell(mbit=1000, options=("--bucket-mb", "5", "--overlap", "off"), scenario=Scenario(overlap=False)),
+    ShapedCell(mbit=500, options=("--bucket-mb", "5", "--comm-hook", "fp16"), scenario=Scenario(hook="fp16")),
+    ShapedCell(mbit=500, options=("--bucket-mb", "5", "--accumulate", "2"), scenario=Scenario(accumulate=2)),
+    ShapedCell(hosts=3, mbit=1000),
+    ShapedCell(hosts=4, mbit=1000),
+    ShapedCell(hosts=4, mbit=500),
+    ShapedCell(hosts=3, mbit=500),
+)
+QUICK = CELLS[1], CELLS[3], CELLS[8]
+
+
+def main(arguments: Sequence[str]) -> int:
+    if (why := why_no_hosts()) is not None:
+        sys.stdout.write(f"skipped: {why}\n")
+        return 0
+    places = [one for one in arguments if not one.startswith("--")]
+    out = Path(places[0]) if places else Path(tempfile.mkdtemp(prefix="what_if_network_"))
+    measure(BASE, out / "base")
+    asked = base_of_run(out / "base", None)
+    sys.stdout.write(f"base: {asked.base.step_us / 1e3:.1f} ms, {BASE.name}\n")
+    errors, same = [], []
+    for index, cell in enumerate(QUICK if "--quick" in arguments else CELLS):
+        predicted = predict(asked.base, cell.asked, asked.costs)
+        measured = measure(cell, out / f"cell{index}")
+        off = (predicted.step_us or float("nan")) / measured - 1
+        errors.append(abs(off))
+        same.append(abs(asked.base.step_us / measured - 1))
+        sys.stdout.write(f"{cell.name}: {_told(asked, predicted.step_us, measured, off)}\n")
+        sys.stdout.flush()
+    sys.stdout.write(
+        f"{len(errors)} cells: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 4 and 10%) | "
+        f"nothing changes {100 * np.median(same):.1f}%\n"
+    )
+    return 0
+
+
+def _told(asked: AskedBase, predicted_us: float | None, measured_us: float, off: float) -> str:
+    shown = "NA" if predicted_us is None else f"{predicted_us / 1e3:.1f}"
+    rule = 100 * (asked.base.step_us / measured_us - 1)
+    return f"measured {measured_us / 1e3:.1f} ms, predicted {shown} ({100 * off:+.1f}%), nothing changes {rule:+.1f}%"
+
+
+def measure(cell: ShapedCell, out: Path) -> float:
+    """The median step, microseconds, of a cell that is run on hosts of its own."""
+    with several_hosts(cell.hosts, rate=None if cell.mbit is None else f"{cell.mbit}mbit") as hosts:
+        jobs = [_started(host, number, hosts, cell, out) for number, host in enumerate(hosts)]
+        ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
+    assert not any(ended), f"{cell.name} failed: read {out}"
+    run = RunFolder(out)
+    folder = next(iter(sorted((out / "cells").glob("*/repeat0"))))
+    planned = next(one.cell for one in run.manifest().plan if one.cell.name == folder.parent.name)
+    repeat = run.repeat(planned, 0)
+    samples = repeat.samples(repeat.ranks())
+    return float(samples.loc[samples["measuring_pass"] == "timed", "step_us"].median())
+
+
+def _started(host: Host, number: int, hosts: Sequence[Host], cell: ShapedCell, out: Path) -> "subprocess.Popen[str]":
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--nproc-per-node=1"]
+    torchrun += [f"--node-rank={number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
+    worker = ["-m", "dpscope.launch.worker", "--strategy", "ddp", "--batch-size", str(BATCH), "--device", "cpu"]
+    worker += [
+        "--steps",
+        "10",
+        "--traced-steps",
+        "4",
+        "--warmup",
+        "5",
+        "--threads",
+        "1",
+        "--model",
+        "paced_models:paced",
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    told = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT / 'tests' / 'user_models'}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    with open(out.parent / f"{out.name}_{number}.log", "w") as log:
+        return host.start([*torchrun, *worker, *cell.options, "--out", str(out)], env=told, stdout=log, stderr=log)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
