@@ -82,7 +82,7 @@ def test_operators_that_communicate_without_kernels_never_read_as_no_communicati
 def test_events_of_no_step_are_counted_and_left_out(tmp_path: Path) -> None:
     generated = ddp_trace(0, 2, DdpOptions(unlaunched=True))
     (finding,) = [one for one in analyzed(tmp_path, generated).findings if one.code == "events_of_no_step"]
-    assert f": {generated.expected.unlaunched_count} ({generated.expected.unlaunched_us:.1f} us" in finding.message
+    assert f": {generated.expected.unlaunched_count} ({generated.expected.unlaunched_us:.1f} µs" in finding.message
     other = tmp_path / "other"
     other.mkdir()
     assert "events_of_no_step" not in {one.code for one in analyzed(other, ddp_trace(0, 2)).findings}
