@@ -38,19 +38,19 @@ def test_the_example_run_is_small_and_holds_all_that_was_asked_for(tmp_path: Pat
     assert sum(path.stat().st_size for path in stored) < 2e6
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
     run = load_run(tmp_path / "run")
-    assert {len(cell.results) for cell in run.cells.values()} == {4}
+    assert {len(cell.results) for cell in run.cells.values()} == {5}
     assert {result.status for cell in run.cells.values() for result in cell.results} == {"ok"}
 
 
-def test_the_example_run_makes_a_report_from_four_repeats(tmp_path: Path) -> None:
+def test_the_example_run_makes_a_report_from_five_repeats(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
     run = load_run(tmp_path / "run")
-    assert {repeat for repeat, _ in run.cells["ddp-d2-b128"].ranks} == {0, 1, 2, 3}
+    assert {repeat for repeat, _ in run.cells["ddp-d2-b128"].ranks} == {0, 1, 2, 3, 4}
     page = write_report(make_report(run))
     assert page.stat().st_size > 10_000
     table = pd.read_csv(tmp_path / "run" / "report" / "comparison.csv").set_index("cell")
-    assert table.loc["ddp-d2-b128", "step_count"] == 80  # 20 timed steps in each of 4 repeats
-    # median of the 80 per-step means over the two ranks, from the stored samples alone
+    assert table.loc["ddp-d2-b128", "step_count"] == 100  # 20 timed steps in each of 5 repeats
+    # median of the 100 per-step means over the two ranks, from the stored samples alone
     samples = pd.concat(
         pd.read_parquet(path).assign(repeat=path.parent.name)
         for path in (tmp_path / "run" / "cells" / "ddp-d2-b128").glob("repeat*/samples_*.parquet")

@@ -214,7 +214,7 @@ def test_formulas_hold_the_numbers_that_give_their_result() -> None:
     assert one[2] == "alpha + S/B = 10.0 µs + 4.00 MB / 2 GB/s"
     assert one[3:] == ("calibration", "2.01 ms", "2.50 ms", "-19.6")  # 2010 / 2500 - 1
     schedule = rows["DDP's schedule, exposed communication"]
-    assert "ready 0.0 µs, takes 2.01 ms, ends 2.01 ms" in schedule[2]
+    assert "ready 0.0 µs, takes 2.01 ms alone, ends 2.01 ms" in schedule[2]
     assert schedule[4:] == ("2.01 ms", "2.50 ms", "-19.6")
 
 

@@ -57,7 +57,7 @@ def test_from_one_device_to_two() -> None:
     # 65 samples on two devices are 33 each: one is repeated.
     assert told(checkpoint(SINGLE), DDP) == (
         "ddp-d2-b4 with seed 0 goes on from the end of epoch 2 of single-d1-b8: gradients are summed in another order, "
-        "so that results differ in their last digits from this step on; the global batches stay the same, divided among "
+        "so results differ in their last digits from this step on; the global batches stay the same, divided among "
         "other devices; batch norm, if the model has it, takes its statistics over 4 samples instead of 8; "
         "1 sample(s) are repeated an epoch instead of 0; "
         "rank 1 had no random numbers (of dropout) yet and draw them anew from the seed."

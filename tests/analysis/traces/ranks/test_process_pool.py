@@ -181,11 +181,13 @@ def test_a_cancelled_future_is_told(job: Path) -> None:
 
 
 INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
 from dpscope.analysis.traces.ranks import process_pool
 from tests.helpers.pool_work import mark_and_wait
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it
 process_pool.START_BYTES = 1
 process_pool._usable_cores = lambda: 2
 marks = [Path(sys.argv[1], name) for name in "ab"]
