@@ -134,7 +134,7 @@ def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
     return None if processes is None else tuple(process.pid for process in processes)
 
 
-def collect_environment(nvml: Any | None, on_gpus: bool = False) -> Environment:
+def collect_environment(nvml: Any | None, on_gpus: bool) -> Environment:
     """This machine as it is now. Imports torch; `on_gpus`: GPUs that NVML does not know, as AMD's, are named by torch."""
     import torch
 

@@ -11,7 +11,9 @@ from dpscope.profiling.records.run import DeviceState, Environment
 
 @pytest.fixture(scope="module")
 def here() -> Environment:
-    return msgspec.structs.replace(collect_environment(None), settings={"NCCL_ALGO": "Ring"}, driver_version="550")
+    return msgspec.structs.replace(
+        collect_environment(None, on_gpus=False), settings={"NCCL_ALGO": "Ring"}, driver_version="550"
+    )
 
 
 def told(then: Environment, now: Environment, *partly: str) -> list[str]:

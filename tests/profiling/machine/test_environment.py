@@ -142,7 +142,7 @@ def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.Mon
     found = [finding.code for finding in machine_findings(environment, "cuda", 2)]
     assert found == ["device_state_unknown", "mixed_devices"]
     assert [finding.code for finding in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
-    assert collect_environment(None).accelerators == ()  # of a run on the CPU
+    assert collect_environment(None, on_gpus=False).accelerators == ()  # of a run on the CPU
 
 
 def test_torch_for_rocm_tells_so() -> None:
@@ -160,17 +160,17 @@ CHANGES_RESULTS = (
 @pytest.mark.parametrize("name", CHANGES_RESULTS)
 def test_variables_that_change_results_are_recorded_and_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(name, raising=False)
-    without = collect_environment(None)
+    without = collect_environment(None, on_gpus=False)
     monkeypatch.setenv(name, "1")
-    differences = variable_differences(without, collect_environment(None))
+    differences = variable_differences(without, collect_environment(None, on_gpus=False))
     assert [(one.what, one.then, one.now) for one in differences] == [(name, "unset", "1")]
 
 
 def test_a_variable_that_changes_nothing_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = collect_environment(None)
+    without = collect_environment(None, on_gpus=False)
     for name in ("HIP_VISIBLE_DEVICES", "PYTORCH_KERNEL_CACHE_PATH", "CUDA_HOME"):
         monkeypatch.setenv(name, "elsewhere")
-    assert variable_differences(without, collect_environment(None)) == []
+    assert variable_differences(without, collect_environment(None, on_gpus=False)) == []
 
 
 def test_a_gpu_off_the_bus_is_a_finding() -> None:
@@ -196,7 +196,7 @@ def test_a_gpu_off_the_bus_is_a_finding() -> None:
 
 
 def test_gpus_that_nothing_is_known_of_are_a_finding() -> None:
-    here = collect_environment(None)
+    here = collect_environment(None, on_gpus=False)
     assert [finding.code for finding in machine_findings(here, "cuda", 1)] == ["device_state_unknown"]
     assert machine_findings(here, "cpu", 1) == []
     two = msgspec.structs.replace(here, accelerators=device_states(TwoGpuNvml(Name=("A100", "H100")), ()))
@@ -217,16 +217,16 @@ def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPa
     for gpus, gb_per_s in (((0, 1), 300.0), ((1, 2), 31.508)):
         visible = tuple(DeviceState(index=index, uuid=uuids[gpu]) for index, gpu in enumerate(gpus))
         monkeypatch.setattr(environment_module, "device_states", lambda *_, visible=visible: visible)
-        links = collect_environment(nvml).interconnect
+        links = collect_environment(nvml, on_gpus=True).interconnect
         assert links is not None
         rate = group_rate(links, range(2))
         assert rate is not None
         assert rate.gb_per_s == pytest.approx(gb_per_s, abs=1e-3)
-    assert collect_environment(None).interconnect is None
+    assert collect_environment(None, on_gpus=False).interconnect is None
 
 
 def test_this_machine() -> None:
-    environment = collect_environment(None)
+    environment = collect_environment(None, on_gpus=False)
     assert environment.cpu_count >= 1
     assert environment.torch_version is not None
     assert environment.accelerators == ()
