@@ -81,6 +81,8 @@ class Comparison:
     decisive: str = ""  # of traces alone: the sentence that says what communication costs
     of_traces: bool = False  # no run was measured: one job, known by its traces alone
     calibrated_later: bool = False  # the calibration was made when the run had begun
+    calibrated_engine: str | None = None  # class that ran NCCL in the calibration
+    other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
 
 
 def compare(
@@ -122,7 +124,17 @@ def compare(
         decisive=_decisive(run),
         of_traces=run.recorded is None,
         calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
+        calibrated_engine=calibration.nccl_engine if calibration is not None else None,
+        other_engines=_other_engines(run, calibration),
     )
+
+
+def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, str]:
+    """The cells that ran on another of torch's NCCL engines than their calibration, each with its engine."""
+    if calibration is None or calibration.nccl_engine is None:
+        return {}
+    ran = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
+    return {cell: engine for cell, engine in ran if engine not in (None, calibration.nccl_engine)}
 
 
 def _decisive(run: RunData) -> str:

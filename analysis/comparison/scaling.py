@@ -93,8 +93,8 @@ def scaling_series(
         kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
         for scaling, batch in kinds:
             if batch in single_device_baselines(cell):
-                spread_wider = cell.nodes > fewest[cell.strategy, cell.variant, cell.devices, cell.batch_size]
-                variant = f"{cell.variant} over {cell.nodes} nodes".strip() if spread_wider else cell.variant
+                spread_wider = data.nodes > fewest[cell.strategy, cell.variant, cell.devices, cell.batch_size]
+                variant = f"{cell.variant} over {data.nodes} nodes".strip() if spread_wider else cell.variant
                 groups.setdefault((cell.strategy, variant, scaling, batch), []).append(data)
     return tuple(
         _series(*key, single_device_baselines(group[0].planned)[key[3]], group, spread) for key, group in groups.items()
@@ -107,9 +107,9 @@ def _fewest_nodes(measured: Sequence[CellData]) -> dict[tuple[CellStrategy, str,
     The same devices over more nodes (2 x 2 beside 1 x 4) are a series of their own.
     """
     fewest: dict[tuple[CellStrategy, str, int, int], int] = {}
-    for cell in (data.planned for data in measured):
-        key = (cell.strategy, cell.variant, cell.devices, cell.batch_size)
-        fewest[key] = min(cell.nodes, fewest.get(key, cell.nodes))
+    for data in measured:
+        key = (data.planned.strategy, data.planned.variant, data.cell.devices, data.planned.batch_size)
+        fewest[key] = min(data.nodes, fewest.get(key, data.nodes))
     return fewest
 
 
@@ -158,7 +158,7 @@ def _speedup(alone: Sequence[Samples], repeats: Sequence[Samples], devices: int,
 def scaling_choices(measured: Sequence[CellData], spread: Spread) -> tuple[ScalingChoice, ...]:
     """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the same devices."""
     planned = [(one.planned, one) for one in measured]
-    by_key = {(cell.strategy, (cell.variant, cell.nodes), cell.devices, cell.batch_size): one for cell, one in planned}
+    by_key = {(cell.strategy, (cell.variant, one.nodes), cell.devices, cell.batch_size): one for cell, one in planned}
     choices = []
     for (strategy, variant, devices, batch), weak in by_key.items():
         strong = by_key.get((strategy, variant, devices, batch // devices))

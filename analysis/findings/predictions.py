@@ -79,6 +79,19 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
         if off or single:
             yield _off_finding(values, off, single, shared_cores)
     yield from _lacking(comparison)
+    yield from _other_engines(comparison)
+
+
+def _other_engines(comparison: Comparison) -> Iterator[Finding]:
+    """Which cells a calibration of another engine predicts."""
+    by_calibration = comparison.table.loc[comparison.table["prediction_source"].eq("calibration").fillna(False), "cell"]
+    for engine in sorted(set(comparison.other_engines.values())):
+        cells = [cell for cell in by_calibration if comparison.other_engines.get(cell) == engine]
+        if cells:
+            yield RunCode.CALIBRATION_OTHER_ENGINE.finding(
+                f"{', '.join(cells)} ran on {engine}, and the calibration on {comparison.calibrated_engine}: a collective may "
+                "take another time there."
+            )
 
 
 def _off_finding(values: CellValues, off: list[str], single: list[CollectivePrediction], shared_cores: bool) -> Finding:

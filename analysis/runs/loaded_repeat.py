@@ -23,12 +23,22 @@ class LoadedRepeat:
 
 
 def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
-    """The repeats of a cell that have a result, in order, one after another: no two of them are in memory at once."""
+    """The repeats of a cell that have a result, in order, one after another: no two of them are in memory at once.
+
+    Runs of older versions may hold repeats over other numbers of nodes: those unlike the first are left out.
+    """
+    nodes = None
     for index, folder in run.repeats(cell):
         result = folder.result()
         if result is None:
             continue
-        yield LoadedRepeat(index, folder, result) if result.status != "ok" else _done(cell, index, folder, result)
+        one = LoadedRepeat(index, folder, result) if result.status != "ok" else _done(cell, index, folder, result)
+        own = len({rank.node for rank in one.ranks})
+        nodes = nodes or own
+        if own not in (0, nodes):
+            unlike = f"it ran on {own} node{'s' * (own > 1)}, the first one on {nodes}: they are no repeats of one cell"
+            one = LoadedRepeat(index, folder, result, missing_parts=unlike)
+        yield one
 
 
 def _done(cell: Cell, index: int, folder: RepeatFolder, result: CellResult) -> LoadedRepeat:

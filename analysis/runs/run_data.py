@@ -65,8 +65,9 @@ class CellData:
 
     @property
     def nodes(self) -> int:
-        """Hosts that it spans; traces alone do not tell, and count as one's."""
-        return self.cell.nodes if isinstance(self.cell, Cell) else 1
+        """Hosts that it spans, by its processes where the cell is of an older version; traces count as one's."""
+        told = self.cell.nodes if isinstance(self.cell, Cell) else 1
+        return max(told, len({rank.node for _, rank in self.ranks}))
 
     @property
     def measured(self) -> bool:
@@ -256,7 +257,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
 
 
 def _incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
-    next_step = f"files were lost after it was measured: {MEASURE_AGAIN}"
+    next_step = f"if files were lost: {MEASURE_AGAIN}; if it ran on other nodes: keep it in a run of its own"
     return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
 
 

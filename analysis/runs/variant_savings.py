@@ -41,7 +41,7 @@ def variant_savings(run: RunData) -> list[VariantSaving]:
         _saving(option, having, without, spread)
         for without in run.measured
         for having in run.measured
-        if (option := _only_option(having.planned, without.planned)) is not None
+        if having.nodes == without.nodes and (option := _only_option(having.planned, without.planned)) is not None
     ]
 
 

@@ -51,6 +51,7 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
         source="measured",
         settings=settings,
         backend=measured.backend,
+        nccl_engine=measured.nccl_engine,
         environment=environment,
         device_names=measured.device_names,
         points=measured.points,

@@ -38,6 +38,7 @@ class TimedCollectives(Stored, frozen=True, kw_only=True):
     points: tuple[CalibrationPoint, ...]
     left_out: tuple[NotTimed, ...]
     contention: tuple[Contention, ...] = ()
+    nccl_engine: str | None = None  # class that ran NCCL
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
 
     from dpscope.launch.calibration.collective_timing import time_collective
     from dpscope.launch.calibration.contention import time_contention
+    from dpscope.launch.jobs.process_group import nccl_engine
 
     device = _join(settings, place)
     points: list[CalibrationPoint] = []
@@ -84,7 +86,7 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
             if any((one.collective, one.devices) == ("all_reduce", subgroup.devices) for one in points):
                 contention.append(time_contention(settings, subgroup, report))
         distributed.barrier()
-    backend = distributed.get_backend()
+    backend, engine = distributed.get_backend(), nccl_engine(device)
     distributed.destroy_process_group()
     cuda = settings.device == "cuda"
     count = max(settings.devices)
@@ -96,6 +98,7 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
         points=tuple(points),
         left_out=tuple(left_out),
         contention=tuple(contention),
+        nccl_engine=engine,
     )
 
 

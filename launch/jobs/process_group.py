@@ -12,7 +12,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.profiling.machine.environment import ENGINE_VARIABLE
+from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engine
 from dpscope.profiling.records.matrix import NcclEngine
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
@@ -74,15 +74,22 @@ def choose_nccl_engine(engine: NcclEngine) -> None:
     if engine == "default":
         return
     c10d = distributed.distributed_c10d
-    has_both = hasattr(c10d, "ProcessGroupNCCL2") and hasattr(c10d, "_register_builtin_nccl_backend")
-    if not has_both:
+    value = "0" if engine == "legacy" else "1"
+    if not hasattr(c10d, "ProcessGroupNCCL2"):
         if engine == "legacy":
             return
         raise DpscopeError(
             f"--nccl-engine {engine}: torch {torch.__version__} does not have it; omit it, or use legacy"
         )
+    if not hasattr(c10d, "_register_builtin_nccl_backend"):  # private: a later torch may have another way
+        if default_engine(distributed, os.environ) == ENGINES[engine]:
+            return
+        raise DpscopeError(
+            f"--nccl-engine {engine}: dpscope cannot choose it in torch {torch.__version__}; omit it and set "
+            f"{ENGINE_VARIABLE}={value} for the whole run"
+        )
     before = os.environ.get(ENGINE_VARIABLE)
-    os.environ[ENGINE_VARIABLE] = "0" if engine == "legacy" else "1"
+    os.environ[ENGINE_VARIABLE] = value
     try:
         c10d._register_builtin_nccl_backend()
     finally:

@@ -124,14 +124,14 @@ def calibrate_first(
 ) -> tuple[Finding, ...]:
     """Time what `settings` names and add it to the run folder's calibration; a failure is a finding, told to the user.
 
-    What another machine's calibration holds is not added to. Raises StoppedError where a signal ends it.
+    What another machine's or another NCCL engine's calibration holds is not added to. Raises StoppedError where a signal ends it.
     """
     if settings is None:
         return ()
     try:
         measured = run_calibration(settings, console)
         stored = stored_calibration(run)
-        if stored is not None and _same_machine(stored, environment):
+        if stored is not None and _same_machine(stored, environment) and stored.nccl_engine == measured.nccl_engine:
             measured = _together(stored, measured)
         write_json(run.calibration_path, measured)
     except StoppedError:

@@ -134,6 +134,7 @@ class Calibration(Stored, frozen=True):
     )  # by device count; a count whose link is unknown is not in it
     findings: tuple[Finding, ...] = ()
     nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, where it was told
+    nccl_engine: str | None = None  # class that ran NCCL; None: gloo, logs, or an older version of dpscope
 
     def nodes_of(self, devices: int) -> int | None:
         """Hosts that the ranks of a device count were on: one where dpscope measured, in a log as it tells; None: untold."""

@@ -172,6 +172,13 @@ class RunCode(FindingCode):
         "The calibration lacks a collective that the run uses, so exposed communication is not predicted there.",
         "calibrate all that the run uses",
     )
+    CALIBRATION_OTHER_ENGINE = (
+        "calibration_other_engine",
+        "info",
+        "Cells ran on another of torch's NCCL engines than the calibration that predicts them.",
+        "calibrate on the engine that the cells use: set TORCH_DIST_USE_NCCL2 to 0 (ProcessGroupNCCL) or 1 (ProcessGroupNCCL2) "
+        "for dpscope calibrate",
+    )
     STRONG_OR_WEAK = (
         "strong_or_weak",
         "info",

@@ -77,7 +77,9 @@ def collective_kind(name: str) -> str | None:
 def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row: IntColumn) -> npt.NDArray[np.uint8]:
     """The kinds, with copies that a call for two devices launched (hipMemcpyPeerAsync) as peer copies, whatever their names.
 
-    ROCm's tracer calls a copy from one device to another and one within a device alike: CopyDeviceToDevice.
+    ROCm's tracer calls a copy from one device to another and one within a device alike: CopyDeviceToDevice. What
+    hipMemcpyAsync launched stays a copy: Kineto writes both addresses and one device, of which neither tells the other
+    device (libkineto, RocprofActivity_inl.h, RoctracerActivity_inl.h).
     """
     peer_call = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)
     launched = (launch_row >= 0) & peer_call[events.name[np.maximum(launch_row, 0)]] if len(events) else launch_row >= 0

@@ -1,6 +1,7 @@
 """Predictions of a real run folder beside what it measured, from calibrations that hold more or less of what it used."""
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -66,3 +67,29 @@ def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -
     report = make_report(run, calibration=made(run, BOTH, later_s))
     notes = report.tables["predictions"].notes
     assert any("not forecasts" in note for note in notes) is (later_s > 0)
+
+
+@pytest.mark.parametrize(
+    ("ran", "calibrated", "told"),
+    [
+        ("ProcessGroupNCCL2", "ProcessGroupNCCL", 1),
+        ("ProcessGroupNCCL2", "ProcessGroupNCCL2", 0),
+        ("ProcessGroupNCCL2", None, 0),  # an older calibration does not tell
+        (None, "ProcessGroupNCCL", 0),  # gloo
+    ],
+)
+def test_a_prediction_from_another_engine_says_so(
+    run: RunData, ran: str | None, calibrated: str | None, told: int
+) -> None:
+    cells = {
+        name: replace(
+            data, ranks=tuple((at, msgspec.structs.replace(rank, nccl_engine=ran)) for at, rank in data.ranks)
+        )
+        for name, data in run.cells.items()
+    }
+    source = msgspec.structs.replace(made(run, BOTH), nccl_engine=calibrated)
+    report = make_report(replace(run, cells=cells), calibration=source)
+    found = [one for one in report.findings if one.code == "calibration_other_engine"]
+    assert len(found) == told
+    for one in found:
+        assert one.message.startswith("ddp-d2-b8 ran on ProcessGroupNCCL2, and the calibration on ProcessGroupNCCL")

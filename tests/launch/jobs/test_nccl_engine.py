@@ -56,6 +56,32 @@ def test_an_older_torch_has_the_legacy_engine_alone(monkeypatch: pytest.MonkeyPa
         choose_nccl_engine("nccl2")
 
 
+def torch_with(**functions: object) -> SimpleNamespace:
+    """torch.distributed of a torch that has both engines, and these functions besides."""
+    engines = SimpleNamespace(ProcessGroupNCCL2=object, **functions)
+    return SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True, distributed_c10d=engines)
+
+
+def test_the_engine_is_registered_anew_under_its_value_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    seen: list[str | None] = []
+    both = torch_with(_register_builtin_nccl_backend=lambda: seen.append(os.environ.get(ENGINE_VARIABLE)))
+    monkeypatch.setattr(process_group, "distributed", both)
+    choose_nccl_engine("nccl2")
+    choose_nccl_engine("legacy")
+    assert (seen, os.environ.get(ENGINE_VARIABLE)) == (["1", "0"], None)
+
+
+def test_a_torch_without_the_private_function_runs_its_default_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.setattr(process_group, "distributed", torch_with())
+    choose_nccl_engine("nccl2")  # is the default
+    with pytest.raises(DpscopeError, match=r"--nccl-engine legacy: dpscope cannot choose it .* TORCH_DIST_USE_NCCL2=0"):
+        choose_nccl_engine("legacy")
+    monkeypatch.setenv(ENGINE_VARIABLE, "0")
+    choose_nccl_engine("legacy")
+
+
 @pytest.mark.parametrize(
     ("both", "variable", "nccl", "engine"),
     [

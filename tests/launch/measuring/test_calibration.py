@@ -172,3 +172,16 @@ def test_another_machine_s_calibration_is_neither_used_nor_added_to(
     assert of_this_machine(holding(("all_reduce", 2)), RUN_HERE) is not None  # logs do not tell theirs
     first(timed(("all_reduce", 2)))
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
+
+
+def test_another_engine_s_times_are_not_put_beside_these(
+    first: Callable[..., tuple[Finding, ...]], tmp_path: Path
+) -> None:
+    def by(engine: str, *pairs: tuple[str, int]) -> Calibration:
+        return msgspec.structs.replace(timed(*pairs), nccl_engine=engine)
+
+    first(by("ProcessGroupNCCL", ("all_reduce", 2)))
+    first(by("ProcessGroupNCCL", ("broadcast", 2)))
+    assert pairs_in(tmp_path) == {("all_reduce", 2), ("broadcast", 2)}
+    first(by("ProcessGroupNCCL2", ("all_reduce", 4)))
+    assert pairs_in(tmp_path) == {("all_reduce", 4)}
