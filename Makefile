@@ -51,6 +51,7 @@ bench: $(VENV)/.installed .venv-bench/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/_tools/published_docs.py
+	$(BIN)/python docs/_tools/cell_values.py
 	$(BIN)/python docs/_tools/links_docs.py
 	$(BIN)/python docs/_tools/columns_docs.py
 	$(BIN)/python docs/_tools/commands_docs.py

@@ -1,7 +1,8 @@
 """The tables of data-parallel studies: `dpscope analyze RUN --tables`. What was not measured is not printed, and says why.
 
 1. epoch seconds and speedup, at fixed batch per device and at fixed global batch; 2. compute and communication of an epoch,
-measured beside each estimate; 3. bandwidth and utilisation; 4. results, a row a cell; 5. epochs with and without data loading.
+measured beside each estimate; 3. bandwidth and utilisation; 4. results, a row a cell; 5. epochs with and without data loading;
+6. what others published of the same cells, where the run names a table of it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.report.published_table import TITLE as PUBLISHED_TITLE
+from dpscope.analysis.report.published_table import MeasuredValue, published_table
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import TextTable
@@ -69,6 +72,7 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
             ),
         )
     ]
+    drawn.append((PUBLISHED_TITLE, *published_table(run, builder.published())))
     lines = (f"{title}: {line}" for title, _, missing in drawn for line in missing)
     return Study(tuple(table for _, table, _ in drawn if table is not None), tuple(dict.fromkeys(lines)))
 
@@ -143,9 +147,9 @@ class _Builder:
             StudyQuantity("devices", lambda data: data.cell.devices, 0, "devices"),
             StudyQuantity("epoch [s]", self._epoch, 2, "step_us"),
             *self.weak()[1:],
-            self._told("efficiency, same b [%]", "weak_efficiency", 1, 100.0),
+            self._efficiency("efficiency, same b [%]", self.weak()[1]),
             *self.strong()[1:],
-            self._told("efficiency, same G [%]", "strong_efficiency", 1, 100.0),
+            self._efficiency("efficiency, same G [%]", self.strong()[1]),
             self._told("test accuracy [%]", "test_accuracy_percent", 2, 1.0),
         )
 
@@ -157,6 +161,24 @@ class _Builder:
             StudyQuantity("with loading [s]", self._epoch, 2, "step_us"),
             StudyQuantity("without [s]", self._epoch_of("step_without_wait_us"), 2, "step_without_wait_us"),
         )
+
+    def published(self) -> dict[tuple[str, str], MeasuredValue]:
+        """What stands beside each quantity of PublishedValue, by what is fixed as devices are added."""
+        alike = {
+            "epoch_seconds": (self._epoch, "s"),
+            "compute_seconds": (self._epoch_of("compute_us"), "s"),
+            "communication_seconds": (self._told("", "communication_epoch_us", 3, 1e-6).value, "s"),
+            "effective_bandwidth": (self._told("", "communication_gb_per_s", None, 1.0).value, "GB/s"),
+            "utilisation": (self._told("", "communication_of_link", 1, 100.0).value, "%"),
+            "test_accuracy": (self._told("", "test_accuracy_percent", 2, 1.0).value, "%"),
+        }
+        return {
+            **{(name, fixed): one for name, one in alike.items() for fixed in ("global", "per_device")},
+            ("speedup", "global"): (self.strong()[1].value, "1"),
+            ("speedup", "per_device"): (self.weak()[1].value, "1"),
+            ("efficiency", "global"): (self._efficiency("", self.strong()[1], 1.0).value, "1"),
+            ("efficiency", "per_device"): (self._efficiency("", self.weak()[1], 1.0).value, "1"),
+        }
 
     def epoch_notes(self) -> tuple[str, ...]:
         how = "measured whole epochs" if self._whole else "median step time x steps per epoch, not a measured epoch"
@@ -224,7 +246,7 @@ class _Builder:
                     rows.append((strategy, str(devices), one.heading, *entries))
                     shown.add(one.heading)
         missing = list(self._why(one for one in quantities if one.heading not in shown))
-        headings = ("strategy", "devices", "quantity", *(f"{letter} = {size}" for size in batches))
+        headings = ("strategy", "devices", "quantity", *(f"{letter}={size}" for size in batches))
         return (TextTable(title, headings, tuple(rows), tuple(notes)) if rows else None), missing
 
     def _why(self, missing: Iterator[StudyQuantity]) -> Iterator[str]:
@@ -245,6 +267,15 @@ class _Builder:
         single = single_device_baselines(self._run, data.cell).get(batch_size)
         base, own = self._seconds[single.cell.name] if single is not None else None, self._epoch(data)
         return base / own if base is not None and own else None
+
+    def _efficiency(self, heading: str, speedup: StudyQuantity, factor: float = 100.0) -> StudyQuantity:
+        """The speedup in the column before, over N: of the same epochs."""
+
+        def value(data: CellData) -> float | None:
+            known = speedup.value(data)
+            return None if known is None else factor * known / data.cell.devices
+
+        return StudyQuantity(heading, value, 1, speedup.column)
 
     def _told(self, heading: str, column: str, digits: int | None, factor: float) -> StudyQuantity:
         def value(data: CellData) -> float | None:
@@ -268,4 +299,7 @@ def _shown(quantity: StudyQuantity, data: CellData) -> str:
     value = quantity.value(data)
     if value is None:
         return NA
-    return f"{value:.3g}" if quantity.digits is None else f"{value:.{quantity.digits}f}"
+    decimals = quantity.digits
+    if decimals is None or 0 < abs(value) < 10.0 ** (1 - decimals):  # of which they would leave one digit or none
+        return f"{value:.3g}"
+    return f"{value:.{decimals}f}"

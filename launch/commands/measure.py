@@ -53,6 +53,7 @@ def run(
     calibrate: options.Calibrate = None,
     link: options.Link = None,
     target_efficiency: options.TargetEfficiency = None,
+    published: options.Published = None,
     out: options.Out = options.DEFAULT_OUT,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,

@@ -124,6 +124,10 @@ CalibrationFile = Annotated[
 ]
 ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
+Published = Annotated[
+    str | None,
+    typer.Option(help="a CSV file of values that others published of such cells: --tables shows them beside"),
+]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Figures = Annotated[
     str | None,
@@ -224,7 +228,7 @@ OPTION_GROUPS = {
         ),
         *("min_bytes", "max_bytes", "eval_batch_size", "checkpoint_steps", "max_restarts", "timeout", "device"),
     ),
-    "Models and targets": ("calibrate", "calibration", "link", "target_efficiency", "target_accuracy"),
+    "Models and targets": (*("calibrate", "calibration", "link", "target_efficiency", "target_accuracy", "published"),),
     "Files and output": (
         *(
             "config",

@@ -83,7 +83,8 @@ def _open_manifest(
     asked = settings_of(description.config)
     findings = tuple(one for one in had.findings if one.code != PlanCode.CALIBRATION_FAILED)
     config = with_settings(had.config, **{name: asked[name] for name in MAY_CHANGE})
-    kept = msgspec.structs.replace(had, config=config, findings=(*findings, *failures), repeats_by_cell=repeats_by_cell)
+    told = {"findings": (*findings, *failures), "repeats_by_cell": repeats_by_cell, "published": manifest.published}
+    kept = msgspec.structs.replace(had, config=config, **told)
     if kept != had:
         write_json(run.manifest_path, kept)
     return kept

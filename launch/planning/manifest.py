@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.cells import plan_findings
+from dpscope.launch.planning.published import published_of, read_published
 from dpscope.launch.workload.data_files import normalisation
 from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
@@ -28,6 +29,8 @@ def new_manifest(
     """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it."""
     environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda")
     findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
+    table = config.reporting.published
+    published = read_published(Path(table)) if table is not None else ()
     return Manifest(
         schema_version=SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
@@ -39,6 +42,7 @@ def new_manifest(
         plan=tuple(plan),
         normalisation=normalisation(config.workload),
         findings=(*machine_findings(environment, kind, max(config.matrix.devices)), *findings),
+        published=tuple(published_of(published, config.workload, [one.cell for one in plan])),
     )
 
 

@@ -1,6 +1,7 @@
 """From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
 
 import difflib
+import os.path
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import msgspec
 
 from dpscope.launch.planning import variants
 from dpscope.launch.planning.idle_settings import check_idle, idle_settings
+from dpscope.launch.planning.published import read_published
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
 from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches
@@ -42,6 +44,9 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     given, origins = given_settings(config_path, flags, setting_names(RunConfig))
     if given.get("link") is not None:
         given["link"] = _checked_link(str(given["link"]), origins["link"])
+    if given.get("published") is not None:
+        beside = config_path.parent if config_path is not None and flags.get("published") is None else Path()
+        given["published"] = _checked_published(beside / str(given["published"]), origins["published"])
     workload = build_part(Workload, given, origins)
     config = RunConfig(
         workload=workload,
@@ -163,6 +168,12 @@ def _checked_link(text: str, origin: str) -> str:
     except ValueError as error:
         raise DpscopeError(f"{origin} {error}") from error
     return text
+
+
+def _checked_published(path: Path, origin: str) -> str:
+    """The path of a table of published values; raises DpscopeError for one that is none."""
+    read_published(path, origin)
+    return os.path.normpath(path)
 
 
 def build_matrix(given: dict[str, object], origins: dict[str, str], amp: Amp) -> Matrix:

@@ -96,6 +96,7 @@ class Reporting(ConfigPart, frozen=True):
 
     link: str | None = None  # what the user says of the link between the devices, such as 100Gb/s
     target_efficiency: float | None = None  # 0..1, what findings judge against
+    published: str | None = None  # a CSV file of values that others published of such cells
 
     def checks(self) -> list[SettingCheck]:
         return [

@@ -150,6 +150,35 @@ class Environment(Stored, frozen=True):
     )
 
 
+PublishedQuantity = Literal[
+    "epoch_seconds",
+    "speedup",
+    "efficiency",
+    "compute_seconds",
+    "communication_seconds",
+    "effective_bandwidth",
+    "utilisation",
+    "test_accuracy",
+]
+
+
+class PublishedValue(Stored, frozen=True):
+    """What somebody published of a cell: of which, what, and who says so. `fixed` tells what stays the same as devices are added."""
+
+    source: str
+    hardware: str
+    model: str  # as --model names it
+    data: str  # as --data names it
+    strategy: Literal["single", "dp", "ddp"]
+    devices: int
+    batch_size: int  # per device
+    fixed: Literal["global", "per_device"]
+    quantity: PublishedQuantity
+    value: float  # in `unit`
+    unit: str
+    method: str  # how its authors obtained it
+
+
 class Manifest(Stored, frozen=True):
     """`manifest.json`: written once, by the sweep (or by a worker started by hand)."""
 
@@ -171,6 +200,7 @@ class Manifest(Stored, frozen=True):
     repeats_by_cell: dict[str, int] = msgspec.field(
         default_factory=dict
     )  # those --detect chose; else the measurement's repeats
+    published: tuple[PublishedValue, ...] = ()  # what others published of these cells, where a table of it was named
 
 
 class TimedBlock(Stored, frozen=True):

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from docs._tools.cell_values import as_csv, cell_values
+from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
-from tests.helpers.paths import ROOT
+from examples.published.audit.table import read_claims
+from tests.helpers.paths import PUBLISHED, ROOT
 
 STUDIES = sorted(path for path in (ROOT / "examples" / "studies").glob("*.toml") if path.stem != "d_train")
 
@@ -47,3 +50,10 @@ def test_the_small_settings_of_each_are_planned(study: Path, tmp_path: Path) -> 
     assert "ddp-d2-b8" in ended.stdout
     assert "dp-host-d2-b8" in ended.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_the_published_values_by_cell_are_those_of_the_published_tables() -> None:
+    times, claims = read_epoch_times(PUBLISHED / "epoch_times.csv"), read_claims(PUBLISHED / "derived_values.csv")
+    made = as_csv(cell_values(times.rows, claims))
+    assert made.count("epoch_seconds") == sum(row.epoch_seconds is not None for row in times.rows) == 65
+    assert made == (PUBLISHED / "cell_values.csv").read_text()

@@ -1,14 +1,17 @@
 """The tables of studies, from the example run: what is shown is what was measured, what is not says why."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.report.classic_tables import Study, classic_tables
-from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.profiling.records.run import PublishedQuantity, PublishedValue
 from tests.helpers.paths import EXAMPLE_RUN
 
 NAMES = ("single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8")
@@ -83,3 +86,69 @@ def test_the_command_prints_them_and_keeps_data_apart(capsys: pytest.CaptureFixt
     printed = capsys.readouterr()
     assert "Not printed" not in printed.out
     assert "no test accuracy [%]: nothing was trained here" in printed.err
+
+
+def published(quantity: PublishedQuantity, value: float, unit: str = "s", **other: object) -> PublishedValue:
+    """A value of the example run's DDP cell; `other` overrides."""
+    told = {
+        "source": "a report", "hardware": "4x L4", "model": "tiny_models:tiny", "data": "synthetic", "strategy": "ddp",
+        "devices": 2, "batch_size": 8, "fixed": "per_device", "quantity": quantity, "value": value, "unit": unit,
+        "method": "by its clock", **other,
+    }  # fmt: skip
+    return msgspec.convert(told, PublishedValue)
+
+
+def with_published(run: RunData, *values: PublishedValue) -> RunData:
+    reporting = msgspec.structs.replace(run.manifest.config.reporting, published="others.csv")
+    config = msgspec.structs.replace(run.manifest.config, reporting=reporting)
+    return replace(run, recorded=msgspec.structs.replace(run.manifest, config=config, published=values))
+
+
+def test_published_values_stand_beside_those_of_the_same_cell(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    told = with_published(
+        run,
+        published("epoch_seconds", 56.3),
+        published("speedup", 1.8, unit="1"),
+        published("utilisation", 1.25, unit="%"),
+        published("epoch_seconds", 17.41, strategy="dp"),  # of nn.DataParallel, which dp-host is not
+        published("epoch_seconds", 17.41, batch_size=16),
+    )
+    tables = classic_tables(told, compare(told))
+    (table,) = [one for one in tables.tables if one.title.startswith("Published")]
+    (epochs,) = [
+        one for one in tables.tables if one.title.startswith("Epoch seconds and speedup at fixed batch per device")
+    ]
+    epoch, speedup = entry(epochs, "ddp", "epoch [s]"), entry(epochs, "ddp", "speedup T_1(b)/T_N(b)")
+    assert [row[0] for row in table.rows] == ["ddp-d2-b8"] * 3
+    assert [(row[1], *row[3:]) for row in table.rows] == [
+        ("epoch", "56.3 s", "by its clock", "a report (4x L4)"),
+        ("speedup, same batch per device", "1.8", "by its clock", "a report (4x L4)"),
+        ("utilisation", "1.25%", "by its clock", "a report (4x L4)"),
+    ]
+    assert float(table.rows[0][2].removesuffix(" s")) == pytest.approx(epoch, abs=6e-3)
+    assert float(table.rows[1][2]) == pytest.approx(speedup, abs=6e-3)
+    assert table.rows[2][2] == "NA"  # no link is known
+    assert "no verdict" in table.notes[0]
+    assert not any("others.csv" in line for line in tables.left_out)
+
+
+def test_a_table_without_these_cells_is_said_in_a_line(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    told = with_published(run)
+    assert [line for line in classic_tables(told, compare(told)).left_out if line.startswith("Published")] == [
+        "Published values of the same cells (other hardware): others.csv has no cell that was measured: the same model, data, "
+        "strategy, devices and batch"
+    ]
+    assert not any("Published" in line for line in classic_tables(run, compare(run)).left_out)  # nothing was asked for
+
+
+def test_an_efficiency_is_the_speedup_beside_it_over_its_devices(
+    study: tuple[Study, dict[str, dict[str, float]]],
+) -> None:
+    tables, _ = study
+    (table,) = [one for one in tables.tables if one.title == "Results"]
+    row = dict(zip(table.headings, table.rows[2], strict=True))
+    assert float(row["efficiency, same b [%]"]) == pytest.approx(100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3)

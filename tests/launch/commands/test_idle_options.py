@@ -138,6 +138,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("model", "data", "amp", "lr", "momentum", "weight_decay", "seed"), "every step depends on it"),
         **dict.fromkeys(("warmup", "steps", "epochs", "traced_steps"), "so much is measured of every cell"),
         "detect": "it chooses the repeats",
+        "published": "the manifest keeps what of it is of the run's cells, and --tables says where that is nothing",
         "timeout": "every job has this limit",
         "device": "it chooses the devices, also where auto would choose the same",
         "config": WHAT,
