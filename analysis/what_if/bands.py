@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
+from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.what_if.prediction import BAND
-
-Floats = npt.NDArray[np.float64]
 
 FARTHEST = 8.0  # times the largest measured device count: beyond it no number
 FEWEST_ROWS = 10  # below it the band is assumed, and said to be

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.text.units import counted
 from dpscope.analysis.what_if.bands import FARTHEST, Band, band_of
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.step_model import Design, StepModel, fit_step_model
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
-
-Floats = npt.NDArray[np.float64]
 
 FEWEST_PARALLEL = 2  # rows on several devices: one cannot tell growth from noise
 _BATCH_REACH = 2.0  # times the measured batches that t_1 is carried on

@@ -23,9 +23,8 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 from scipy.stats import norm
 
+from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.what_if.step_table import MeasuredStep
-
-Floats = npt.NDArray[np.float64]
 
 _STEP_SCALE = 0.06  # relative error of a step that counts as one unit of misfit
 _EXPOSED_SCALE = 1.2  # the same of exposed communication, in logarithms: it is noisier, and is not what is asked first

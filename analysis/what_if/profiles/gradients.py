@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
-from dpscope.analysis.what_if.replay.step_profile import Floats
 
 NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 _INNER = "torch::autograd::AccumulateGrad"

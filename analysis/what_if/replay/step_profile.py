@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from dpscope.analysis.stats.arrays import Floats
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
