@@ -60,12 +60,12 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/text profiling/records profiling/store",
-    "analysis/what_if/replay": "analysis/costs",
-    "analysis/what_if/profiles": "analysis/costs analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
+    "analysis/what_if/replay": "analysis/costs analysis/stats",
+    "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "analysis/what_if/replay profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
-    "analysis/what_if": "analysis/text profiling/store",
+    "analysis/what_if": "analysis/stats analysis/text profiling/store",
     "analysis/what_if/scenarios": "analysis/what_if analysis/what_if/links analysis/what_if/replay",
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
