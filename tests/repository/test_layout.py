@@ -61,8 +61,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/text profiling/records profiling/store",
     "analysis/what_if/replay": "analysis/costs analysis/stats",
-    "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
-    "analysis/what_if/replay profiling/records profiling/store",
+    "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
+    "analysis/traces/steps analysis/what_if/replay profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/what_if": "analysis/stats analysis/text profiling/store",

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from isal import igzip_lib
 
@@ -32,6 +32,11 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form
 _KINETO_CUT = b"\n  },"
 _ANY_CUT = re.compile(rb'\}\s*,\s*(?=\{\s*")')  # a quote within a string would be escaped
+_WINDOWS = (
+    1 << 12,
+    1 << 16,
+    1 << 40,
+)  # bytes at a chunk's end in which its last event is looked for, one after another
 _LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -139,15 +144,23 @@ def _chunks(rest: bytes, blocks: Iterator[bytes], text: TraceText, give_up: Call
         yield bytearray().join([*parts, b"]"])
 
 
-def _cuts(events: bytes) -> tuple[re.Pattern[bytes], ...]:
-    """Where an event may end, surest first: before an object that begins as the first event does, before any object."""
+class _Cut(NamedTuple):
+    """Where an event may end: before an object that begins with this key."""
+
+    key: bytes
+    pattern: re.Pattern[bytes]
+
+
+def _cuts(events: bytes) -> tuple[_Cut, ...]:
+    """Surest first: before an object that begins as the first event does, before any object."""
+    any_object = _Cut(b'"', _ANY_CUT)
     first = _FIRST_KEY.match(events)
     if first is None:
-        return (_ANY_CUT,)
-    return re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")"), _ANY_CUT
+        return (any_object,)
+    return _Cut(first[1], re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")")), any_object
 
 
-def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[bytes], ...], begin: int) -> int | None:
+def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[_Cut, ...], begin: int) -> int | None:
     """Offset of the brace that closes the last event known, or in other layouts thought, to be whole.
 
     Only from `begin` on: each byte is looked at once, however large an event grows.
@@ -157,9 +170,11 @@ def _last_cut(buffer: bytearray, kineto_layout: bool, cuts: tuple[re.Pattern[byt
         return found + len(_KINETO_CUT) - 2 if found >= 0 else None
     if buffer.find(b"{", begin) < 0 or _ANY_CUT.search(buffer, begin) is None:
         return None
-    for cut in cuts:
-        for start in (max(begin, len(buffer) - (1 << 16)), begin):
-            if matches := list(cut.finditer(buffer, start)):
+    for key, cut in cuts:
+        if buffer.find(key, begin) < 0:
+            continue
+        for window in _WINDOWS:
+            if matches := list(cut.finditer(buffer, max(begin, len(buffer) - window))):
                 return matches[-1].start()
     return None
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -76,7 +77,7 @@ class Codec(Generic[_Event]):
     lax_chunk: Callable[[_Text], list[_Event]]  # numbers may be strings
     one: Callable[[_Text], _Event]
     lenient: Callable[[bytes], _Event | None]
-    is_event: Callable[[_Event], bool]  # has a phase
+    is_event: Callable[[_Event], object]  # truly so: has a phase
     is_timed: Callable[[_Event], bool]  # has a start and a duration
 
 
@@ -152,7 +153,7 @@ def _event_codec(event_type: type[_Traced], args_type: type[EventArgs]) -> Codec
         lax_chunk=msgspec.json.Decoder(list[event_type], strict=False).decode,  # type: ignore[valid-type]
         one=msgspec.json.Decoder(event_type, strict=False).decode,
         lenient=lambda text: _lenient_event(text, event_type, args_type),
-        is_event=lambda event: bool(event.ph),
+        is_event=attrgetter("ph"),
         is_timed=lambda event: event.ts is not None and event.dur is not None,
     )
 

@@ -6,7 +6,6 @@ Five steps of 1000 us with one kernel of 100 us each, on one line or an event a 
 import contextlib
 import gzip
 import json
-import re
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -312,7 +311,7 @@ def test_text_given_back_is_not_searched_again_with_every_block(
     looked_at = []
     original = chunks._last_cut
 
-    def counting(buffer: bytearray, kineto: bool, cuts: tuple[re.Pattern[bytes], ...], begin: int) -> int | None:
+    def counting(buffer: bytearray, kineto: bool, cuts: tuple[chunks._Cut, ...], begin: int) -> int | None:
         looked_at.append(len(buffer) - begin)
         return original(buffer, kineto, cuts, begin)
 
@@ -325,3 +324,17 @@ def test_text_given_back_is_not_searched_again_with_every_block(
     trace = read_trace(path)
     assert len(trace.events) >= 1
     assert sum(looked_at) < 6 * len(text)  # each of 16 blocks from the start: (1 + .. + 16) / 16 = 8.5 times the text
+
+
+@pytest.mark.parametrize("behind", [100, 30_000, 200_000])
+def test_the_surest_cut_is_found_however_far_it_is_from_the_chunks_end(behind: int) -> None:
+    """Objects within an event's arguments begin with another key, and there are more of them behind the last cut."""
+    first = '{"ph": "X", "name": "a"}'
+    inner = '{"x": 0}, ' * (behind // 10)
+    text = f'{first}, {{"ph": "X", "args": [{inner}'.encode()
+    assert chunks._last_cut(bytearray(text), False, chunks._cuts(text), 0) == len(first) - 1
+
+
+def test_objects_without_the_first_events_key_are_cut_at_the_last() -> None:
+    text = b'{"": 0}, ' * 30_000
+    assert chunks._last_cut(bytearray(text), False, chunks._cuts(b'{"ph": "X"}'), 0) == 29_998 * 9 + 6
