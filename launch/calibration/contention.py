@@ -13,7 +13,7 @@ from dpscope.launch.calibration.collective_timing import Subgroup, slowest_us
 from dpscope.launch.calibration.settings import contended_bytes
 from dpscope.profiling.records.calibration import CalibrationSettings, Contention
 
-_CPU_SIDE, _GPU_SIDE = 128, 2048  # of the square matrices whose product is a piece: some 0.1 ms
+_CPU_SIDE, _GPU_SIDE = 128, 1024  # of the square matrices whose product is a piece: 0.1 ms at 20 TFLOP/s, and less
 _PIECES = 20  # at least, to time one
 _SLEEP_CYCLES = 2_000_000  # of GPU time, in which the host enqueues ahead
 
@@ -143,7 +143,9 @@ def _once_cuda(work: _Work) -> _Sample:
     torch.cuda.synchronize(work.device)
     beside_us, whole_us = (float(before.elapsed_time(one)) * 1e3 for one in (reduced, computed))
     beside = pieces - max(0.0, whole_us - beside_us) / piece_us  # pieces that ran while the collective did
-    return _Sample(alone_us, two_us, beside_us, piece_us, min(beside_us, whole_us) / max(1.0, beside))
+    # Of a collective that is over before one piece is, nothing can be told.
+    piece_beside_us = min(beside_us, whole_us) / beside if beside >= 1 else piece_us
+    return _Sample(alone_us, two_us, beside_us, piece_us, piece_beside_us)
 
 
 def _begin(work: _Work) -> torch.cuda.Event:

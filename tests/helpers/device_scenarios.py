@@ -1,0 +1,247 @@
+"""What dpscope does on devices, on the double of torch.cuda: run as a process of its own, which writes down what happened.
+
+    python -m tests.helpers.device_scenarios OUT
+
+OUT/told.json: by scenario its calls, each (what, device, ...), and the numbers that came out; `executed`: dpscope's lines.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.helpers import machine_scenarios
+from tests.helpers.executed_lines import executed_lines
+from tests.helpers.nvml_records import TwoGpuNvml
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.recorded_group import DoubleDataParallel, DoubleDdp, RecordedGroup
+from tests.helpers.recording_device import OnRecordingDevices, RecordingDevices, install
+
+UUIDS = ("bbbb", "aaaa", "cccc", "dddd")  # the first two in another order than NVML's, which does not know the others
+STEP_US = 125_000.0  # a forward's loss
+PIECE_US = 100.0  # a product of matrices
+BYTE_US = 1 / 1000  # a collective: 10 us and 1 GB/s
+DEVICES = RecordingDevices(count=4, uuids=UUIDS)
+GROUP = RecordedGroup(DEVICES, rank=1, world_size=2, script=lambda size: 10 + size * BYTE_US)
+
+
+def passes(strategy: str, out: Path, devices: int = 2, **workload: object) -> dict[str, Any]:
+    """One process of a cell from its start to its end: rank 1 of two under DDP, whose device is 1."""
+    from dpscope.launch.jobs.place import TorchrunPlace
+    from dpscope.launch.measuring.cell import run_cell
+    from dpscope.launch.measuring.worker_arguments import WorkerJob
+    from dpscope.launch.planning.run_config import load_config
+    from dpscope.profiling.records.run import Cell
+    from dpscope.profiling.store.files import read_json
+    from dpscope.profiling.store.folders import RunFolder
+
+    cell = Cell(strategy=strategy, devices=devices, batch_size=2)  # type: ignore[arg-type]
+    ddp = strategy == "ddp"
+    settings = {"model": "tiny_models:tiny", "steps": 3, "traced_steps": 1, "samples": 64, **workload}
+    job = WorkerJob(
+        config=load_config(None, settings),
+        cell=cell,
+        repeat=0,
+        kind="cuda",
+        threads=1,
+        folder=RunFolder(out).repeat(cell, 0),
+    )
+    job.folder.path.mkdir(parents=True)
+    place = TorchrunPlace(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0) if ddp else _alone()
+    told: list[str] = []
+
+    def report(state: str) -> None:
+        told.append(state)
+        DEVICES.note(f"pass: {state}")
+
+    DEVICES.used_bytes = [1000, 2000, 3000, 4000]
+    run_cell(job, place, 0.0, report)
+    rank = json.loads(job.folder.rank_path(place.node, place.rank).read_bytes())
+    samples = job.folder.samples(job.folder.ranks())
+    counters = job.folder.counters_path(place.node, place.rank)
+    return {
+        "rank": rank,
+        "passes": told,
+        "samples": samples[["measuring_pass", "step_us"]].values.tolist(),
+        "counted": len(read_json(counters, list)) if counters.exists() else 0,
+        "traces": [path.name for path in job.folder.traces()],
+    }
+
+
+def _alone() -> Any:
+    from dpscope.launch.jobs.place import TorchrunPlace
+
+    return TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
+
+
+def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
+    """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
+    DEVICES.work_us["mm"] = piece_us
+    from dpscope.launch.calibration.worker import _measure
+    from dpscope.launch.jobs.place import TorchrunPlace
+    from dpscope.profiling.records.calibration import CalibrationSettings
+
+    settings = CalibrationSettings(
+        device="cuda", devices=(2,), collectives=("all_reduce",), iterations=3, warmup_iterations=1,
+        chosen_sizes=(4096, 8192), timeout_s=900.0,
+    )  # fmt: skip
+    place = TorchrunPlace(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0)
+    timed = _measure(settings, place, lambda _: None)
+    ((contention,),) = (timed.contention,)
+    return {
+        "times_us": {point.size_bytes: point.times_us for point in timed.points},
+        "contention": {
+            name: getattr(contention, name) for name in contention.__struct_fields__ if name.endswith("_us")
+        },
+        "names": timed.device_names,
+        "uuids": timed.device_uuids,
+        "backend": timed.backend,
+        "engine": timed.nccl_engine,
+    }
+
+
+def steps(out: Path) -> dict[str, Any]:
+    """Three steps of 2, 3 and 4 ms on device 3, batches there after 0.5 ms, the device idle before."""
+    from dpscope.profiling.instruments.step_timer import StepCounts, time_block
+
+    device = torch.device("cuda", 3)
+    lengths = iter((2000.0, 3000.0, 4000.0))
+
+    def step(batch_arrived: Callable[[], None]) -> StepCounts:
+        DEVICES.synchronise(device)
+        DEVICES.host_us += 500
+        batch_arrived()
+        DEVICES.streams[3].queue(next(lengths) - 500)
+        return StepCounts(samples=4)
+
+    _, samples = time_block(step, 3, device, lambda: DEVICES.synchronise(device))
+    return {"step_us": [one.step_us for one in samples], "wait_us": [one.data_wait_us for one in samples]}
+
+
+def attached(out: Path) -> dict[str, Any]:
+    """A timed window of a script's own steps on device 2."""
+    from dpscope.profiling.attached.windows import TimedWindow
+
+    DEVICES.used_bytes[2] = 1000
+    window = TimedWindow(2, torch.device("cuda", 2))
+    window.begin()
+    for _ in range(2):
+        DEVICES.streams[2].queue(700.0)
+        window.step_ended(None)  # type: ignore[arg-type]
+    window.end()
+    return {"step_us": window.durations_us, "memory": [(one.device, one.allocated_bytes) for one in window.memory]}
+
+
+def failures(out: Path) -> dict[str, Any]:
+    """What a process writes down where memory ran out, as torch, cuBLAS and NCCL say it, or a collective was given up."""
+    from dpscope.launch.jobs.job_files import read_failures, write_failure
+
+    gib = 1 << 30
+    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+    watchdog = RuntimeError(
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+    )
+    used: dict[str, tuple[Exception, list[int]]] = {
+        "torch": (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), [gib] * 4),
+        "cublas_full": (cublas, [gib, 39 * gib, gib, gib]),
+        "cublas_free": (cublas, [gib] * 4),
+        "nccl": (RuntimeError("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)"), [39 * gib] * 4),
+        "given_up": (watchdog, [gib] * 4),
+    }
+    told = {}
+    DEVICES.deaf = {0}  # answers nothing any more
+    for name, (error, used_bytes) in used.items():
+        folder = out / name
+        folder.mkdir()
+        DEVICES.used_bytes = used_bytes
+        write_failure(folder, 0, 1, error)
+        (note,) = read_failures(folder)
+        told[name] = (note.kind, note.message, note.peer_lost)
+    DEVICES.deaf, DEVICES.used_bytes = set(), [0] * 4
+    return {"notes": told}
+
+
+def given_up(out: Path) -> dict[str, Any]:
+    """A collective that fails in the middle of a cell reaches whoever runs the cell."""
+    GROUP.failing = RuntimeError("Watchdog caught collective operation timeout")
+    try:
+        passes("ddp", out)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    finally:
+        torch.distributed.destroy_process_group()
+    return {"error": None}
+
+
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "single": lambda out: passes("single", out, devices=1),
+    "dp": lambda out: passes("dp", out),
+    "ddp": lambda out: passes("ddp", out),
+    "calibration": calibration,
+    "contention": lambda out: calibration(out, piece_us=2.0),
+    "steps": steps,
+    "attached": attached,
+    "failures": failures,
+    "given_up": given_up,
+    "machine": lambda out: machine_scenarios.machine(DEVICES),
+    "planning": lambda out: machine_scenarios.planning(DEVICES),
+}
+
+
+def _profile(activities: list[Any], **options: Any) -> torch.profiler.profile:
+    """torch's own of the CPU: without a driver it would fill the log for every event of a device."""
+    DEVICES.note("profile", None, sorted(activity.name for activity in activities))
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+
+@contextmanager
+def doubles_in_place() -> Iterator[None]:
+    """torch.cuda, torch.distributed and NVML doubled, tensors on the host, and a host's clock that only work moves."""
+    install(DEVICES)
+    GROUP.install()
+    from dpscope.launch.measuring import cell, cell_passes
+    from dpscope.launch.workload import strategies
+    from dpscope.profiling.instruments import trace_recorder
+
+    DoubleDdp.double = DoubleDataParallel.double = DEVICES
+    doubles: list[tuple[Any, str, Any]] = [
+        (strategies, "DistributedDataParallel", DoubleDdp),
+        (cell_passes, "DistributedDataParallel", DoubleDdp),
+        (strategies, "NamedDataParallel", DoubleDataParallel),
+        (cell, "open_nvml", TwoGpuNvml),
+        (cell_passes, "time", SimpleNamespace(monotonic=lambda: DEVICES.host_us / 1e6)),
+        (trace_recorder, "profile", _profile),
+    ]
+    for module, name, double in doubles:
+        setattr(module, name, double)
+    DEVICES.work_us = {"cross_entropy": STEP_US}
+    with OnRecordingDevices(DEVICES):
+        yield
+
+
+def main() -> None:
+    """Run every scenario."""
+    out = Path(sys.argv[1])
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    sys.path.insert(0, str(USER_MODELS))
+    executed: dict[str, set[int]] = {}
+    told: dict[str, Any] = {}
+    with doubles_in_place(), executed_lines(executed):
+        for name, scenario in SCENARIOS.items():
+            folder = out / name
+            folder.mkdir()
+            DEVICES.taken()
+            result = scenario(folder)
+            told[name] = {**result, "calls": DEVICES.taken()}
+    told["executed"] = {path: sorted(lines) for path, lines in executed.items()}
+    (out / "told.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

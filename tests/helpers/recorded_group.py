@@ -1,0 +1,117 @@
+"""A process group's recorder: `init_process_group` notes what it is asked for and makes torch's fake group of that size.
+
+Collectives take the scripted time on a stream of their own, as NCCL's do; their data stay as they are. DistributedDataParallel
+and DataParallel are doubles that note which devices they are given: torch's own need devices.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.helpers.recording_device import DoubleStream, RecordingDevices
+
+
+class DoubleWork:
+    """A collective under way."""
+
+    def __init__(self, double: RecordingDevices, index: int, done_us: float) -> None:
+        self._double, self._index, self._done_us = double, index, done_us
+
+    def wait(self) -> None:
+        """Makes the current stream wait, as NCCL's works do; the host goes on."""
+        self._double.stream_of(self._index).wait_until(self._done_us)
+
+
+class RecordedGroup:
+    """`script` says how long a collective of so many bytes takes; `failing` is raised by the next one."""
+
+    def __init__(self, double: RecordingDevices, rank: int, world_size: int, script: Callable[[int], float]) -> None:
+        self.rank, self.world_size, self.script = rank, world_size, script
+        self.failing: Exception | None = None
+        self._double = double
+        self._links = [DoubleStream(double, index, "nccl") for index in range(double.count)]
+        self._real = {
+            name: getattr(distributed, name)
+            for name in ("init_process_group", "barrier", "all_reduce", "broadcast", "destroy_process_group")
+        }
+
+    def install(self) -> None:
+        """Put the recorder in the place of torch.distributed's functions, for good."""
+        doubles: dict[str, Any] = {
+            "init_process_group": self._init,
+            "barrier": self._barrier,
+            "all_reduce": self._collective("all_reduce"),
+            "broadcast": self._collective("broadcast"),
+            "destroy_process_group": self._destroy,
+        }
+        for name, double in doubles.items():
+            setattr(distributed, name, double)
+
+    def _init(self, backend: str, timeout: Any = None, device_id: Any = None, **_: Any) -> None:
+        seconds = None if timeout is None else timeout.total_seconds()
+        self._double.note("init_process_group", None if device_id is None else device_id.index, backend, seconds)
+        self._real["init_process_group"]("fake", rank=self.rank, world_size=self.world_size, store=FakeStore())
+
+    def _destroy(self) -> None:
+        self._double.note("destroy_process_group")
+        self._real["destroy_process_group"]()
+
+    def _barrier(self, group: Any = None) -> None:
+        self._double.note("barrier")
+
+    def _collective(self, name: str) -> Callable[..., Any]:
+        def run(tensor: torch.Tensor, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any) -> Any:
+            if self.failing is not None:
+                error, self.failing = self.failing, None
+                raise error
+            size_bytes = tensor.numel() * tensor.element_size()
+            index = self._double.current
+            self._double.note(name, index, size_bytes)
+            link = self._links[index]
+            link.wait_until(self._double.stream_of().done_us)
+            work = DoubleWork(self._double, index, link.queue(self.script(size_bytes)))
+            if async_op:
+                return work
+            work.wait()
+            return None
+
+        return run
+
+
+class DoubleDdp(DistributedDataParallel):
+    """torch's own over the fake group, told of no device, its buckets reduced by a hook that notes their bytes."""
+
+    double: Any  # the RecordingDevices
+
+    @functools.wraps(DistributedDataParallel.__init__)  # type: ignore[misc]  # whose arguments dpscope looks up
+    def __init__(self, module: nn.Module, device_ids: list[int] | None = None, **kwargs: Any) -> None:
+        self.double.note("ddp", None if device_ids is None else device_ids[0])
+        super().__init__(module, **kwargs)
+        self.register_comm_hook(None, self._reduced)
+
+    def _reduced(self, state: Any, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        buffer = bucket.buffer()
+        self.double.note("bucket", None, buffer.numel() * buffer.element_size())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+
+class DoubleDataParallel(nn.Module):
+    """Notes its devices and runs the module once."""
+
+    double: Any  # the RecordingDevices
+
+    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+        super().__init__()
+        self.module = module
+        self.double.note("dp", None, device_ids)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Of the module."""
+        return self.module(*inputs)

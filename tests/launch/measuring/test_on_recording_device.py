@@ -1,0 +1,267 @@
+"""What runs on devices, on a double of torch.cuda: the order of its calls, the device of each, and the times by a scripted clock.
+
+One process runs every scenario of tests/helpers/device_scenarios.py; the double knows 4 devices. DDP's process is rank 1 of two.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.helpers.executed_lines import cuda_lines, guarded_lines
+from tests.helpers.paths import ROOT
+
+pytestmark = pytest.mark.process
+Call = tuple[Any, ...]
+LEAST_SHARE = 0.7  # of the lines that only run with CUDA
+STEP_US = 125_000.0
+WARM_UP = 12  # steps of 125 ms: 11, and one more until 1.5 s have passed
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("devices")
+    command = [sys.executable, "-m", "tests.helpers.device_scenarios", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    content: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    return content
+
+
+def calls(told: dict[str, Any], scenario: str, *names: str) -> list[Call]:
+    """A scenario's calls, of these names where any are given."""
+    return [tuple(call) for call in told[scenario]["calls"] if not names or call[0] in names]
+
+
+def in_pass(told: dict[str, Any], scenario: str, name: str) -> list[Call]:
+    """The calls from one pass's beginning to the next one's."""
+    found = calls(told, scenario)
+    began = found.index((f"pass: {name}", None)) + 1
+    rest = [call[0] for call in found[began:]]
+    ends = next(index for index, what in enumerate(rest) if what.startswith("pass: "))
+    return found[began : began + ends]
+
+
+def test_a_process_takes_its_devices_before_it_joins_and_no_other(told: dict[str, Any]) -> None:
+    order = [call[0] for call in calls(told, "ddp") if call[0] in ("set_device", "init_process_group", "ddp")]
+    assert order == ["set_device", "init_process_group", "ddp"]
+    assert calls(told, "ddp", "set_device", "init_process_group", "ddp") == [
+        ("set_device", 1), ("init_process_group", 1, "nccl", 120.0), ("ddp", 1),
+    ]  # fmt: skip
+    assert {call[1] for call in calls(told, "ddp")} <= {1, None}
+    assert {call[1] for call in calls(told, "single")} <= {0, None}
+    assert calls(told, "dp", "set_device", "dp") == [("set_device", 0), ("dp", None, [0, 1])]
+    assert calls(told, "single", "init_process_group", "barrier") == []
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
+def test_every_strategy_is_warmed_up_alike(told: dict[str, Any], strategy: str) -> None:
+    moved = [call for call in in_pass(told, strategy, "warm-up") if call[0] == "to"]
+    assert len(moved) == 2 * WARM_UP  # images and labels
+
+
+WAITED: dict[str, list[Call]] = {
+    "single": [("synchronize", 0)],
+    "dp": [("synchronize", 0), ("synchronize", 1)],
+    "ddp": [("synchronize", 1), ("barrier", None), ("synchronize", 1)],
+}
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
+def test_timed_steps_lie_between_two_waits_for_all_devices_and_processes(told: dict[str, Any], strategy: str) -> None:
+    first = 1 if strategy == "ddp" else 0
+    mark: Call = ("record", first, "default")
+    found = in_pass(told, strategy, "timed")
+    peaks = [("reset_peak", device) for _, device in dict.fromkeys(WAITED[strategy]) if device is not None]
+    steps: list[Call] = [mark]
+    for _ in range(3):
+        steps += [mark, ("to", first), ("to", first), *([("bucket", None, 1072)] if strategy == "ddp" else []), mark]
+    memory = [(name, device) for _, device in peaks for name in ("max_memory_allocated", "max_memory_reserved")]
+    assert found == [*peaks, *WAITED[strategy], *steps, *WAITED[strategy], *memory]
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
+def test_devices_are_waited_for_before_recording_and_nothing_is_left_to_it(told: dict[str, Any], strategy: str) -> None:
+    """Two warm-up steps under the tracer, a wait, two recorded steps, a wait."""
+    first = 1 if strategy == "ddp" else 0
+    order = [
+        call for call in in_pass(told, strategy, "traced") if call[0] in ("profile", "synchronize", "barrier", "to")
+    ]
+    step = [("to", first), ("to", first)]
+    waited = WAITED[strategy]
+    assert order == [
+        ("profile", None, ["CPU", "CUDA"]), *waited, *step, *step, *waited, *step, *step, *waited,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])
+def test_times_are_the_devices(told: dict[str, Any], strategy: str) -> None:
+    assert told[strategy]["samples"] == [["timed", STEP_US]] * 3 + [["traced", STEP_US]] * 2
+
+
+def test_memory_and_state_are_those_of_the_devices_that_ran(told: dict[str, Any]) -> None:
+    """Half of 1, 2 kB; NVML lists the first two devices in the other order, and by UUID they are told apart."""
+    memory = {
+        strategy: [
+            (one["device"], one["allocated_bytes"], one["reserved_bytes"]) for one in told[strategy]["rank"]["memory"]
+        ]
+        for strategy in ("single", "dp", "ddp")
+    }
+    assert memory == {"single": [(0, 500, 1000)], "dp": [(0, 500, 1000), (1, 1000, 2000)], "ddp": [(1, 1000, 2000)]}
+    for moment in ("device_states_before", "device_states_after"):
+        states = {name: told[name]["rank"][moment] for name in memory}
+        hot = {name: [(one["index"], one["temperature_c"]) for one in found] for name, found in states.items()}
+        assert hot == {"single": [(0, 83)], "dp": [(0, 83), (1, 41)], "ddp": [(1, 41)]}
+
+
+def test_what_is_saved_of_each_strategy(told: dict[str, Any]) -> None:
+    assert {name: told[name]["counted"] for name in ("single", "dp", "ddp")} == {"single": 0, "dp": 0, "ddp": 2}
+    assert [told[name]["traces"] for name in ("single", "ddp")] == [["0_0.pt.trace.json.gz"], ["0_1.pt.trace.json.gz"]]
+    assert told["ddp"]["passes"] == ["warm-up", "timed", "traced", "counters", "saving"]
+    assert (told["ddp"]["rank"]["nccl_engine"], told["single"]["rank"]["nccl_engine"]) == ("FakeProcessGroup", None)
+    assert calls(told, "ddp")[-2:] == [("barrier", None), ("destroy_process_group", None)]
+
+
+def test_collectives_are_timed_on_the_device_behind_a_small_one(told: dict[str, Any]) -> None:
+    """10 us and 1 GB/s: 14.096 and 18.192 us, nothing of the host's in them; three iterations in three shares."""
+    found = told["calibration"]
+    assert {size: pytest.approx(times) for size, times in found["times_us"].items()} == {
+        "4096": [14.096] * 3, "8192": [18.192] * 3,
+    }  # fmt: skip
+    assert (found["backend"], found["engine"]) == ("fake", "FakeProcessGroup")
+    assert found["uuids"] == ["bbbb", "aaaa"]
+    timed = calls(
+        told, "calibration", "init_process_group", "set_device", "barrier", "synchronize", "all_reduce", "record"
+    )
+    assert timed[:2] == [("set_device", 1), ("init_process_group", 1, "nccl", 120.0)]
+    began = timed.index(("barrier", None))
+    one = [("all_reduce", 1, 4), ("record", 1, "default"), ("all_reduce", 1, 4096), ("record", 1, "default")]
+    assert timed[began : began + 11] == [("barrier", None), ("synchronize", 1), *one, *one, ("synchronize", 1)]
+
+
+def test_contention_by_hand(told: dict[str, Any]) -> None:
+    """Two at once take the link in turn: 36.384 us. Beside computing it takes 18.192, less than one piece of 100: untold."""
+    found = {name: pytest.approx(values) for name, values in told["calibration"]["contention"].items()}
+    assert found == {
+        "alone_us": [18.192] * 3, "two_in_flight_us": [36.384] * 3, "beside_compute_us": [18.192] * 3,
+        "compute_alone_us": [100.0] * 3, "compute_beside_us": [100.0] * 3,
+    }  # fmt: skip
+    # Pieces of 2 us: of 20, which take 40 us, (40 - 18.192) / 2 run after the collective, the others within its 18.192 us.
+    assert told["contention"]["contention"]["compute_beside_us"] == pytest.approx([2.0] * 3)
+    aside = [call for call in calls(told, "calibration", "stream", "record") if "aside" in call or call[0] == "stream"]
+    assert aside == [("stream", 1), ("record", 1, "aside")] * 4  # a warm-up, three iterations
+
+
+def test_steps_and_waits_are_read_after_a_wait_for_the_device(told: dict[str, Any]) -> None:
+    assert told["steps"]["step_us"] == [2000.0, 3000.0, 4000.0]
+    assert told["steps"]["wait_us"] == [500.0, 500.0, 500.0]
+    assert {call[1] for call in calls(told, "steps")} == {3}
+    assert told["attached"]["step_us"] == [700.0, 700.0]
+    assert told["attached"]["memory"] == [[2, 500]]
+    assert {call[1] for call in calls(told, "attached")} == {2}
+
+
+def test_want_of_memory_is_told_apart_from_other_failures(told: dict[str, Any]) -> None:
+    """A device that answers nothing any more does not hide the one that is full."""
+    kinds = {name: note[0] for name, note in told["failures"]["notes"].items()}
+    assert kinds == {
+        "torch": "out_of_memory", "cublas_full": "out_of_memory", "cublas_free": "crashed", "nccl": "out_of_memory",
+        "given_up": "crashed",
+    }  # fmt: skip
+    assert told["failures"]["notes"]["nccl"][1].startswith("GPU memory over 90% full: RuntimeError: NCCL error")
+
+
+def test_a_collective_that_is_given_up_ends_the_cell_in_its_own_words(told: dict[str, Any]) -> None:
+    assert told["given_up"]["error"] == "Watchdog caught collective operation timeout"
+    last = calls(told, "given_up")[-4:]  # in warm-up, after the wait for all
+    assert last == [("barrier", None), ("synchronize", 1), ("tensor", 1), ("destroy_process_group", None)]
+
+
+def test_the_machine_is_told_by_torch_where_nvml_knows_no_gpu(told: dict[str, Any]) -> None:
+    found = told["machine"]
+    assert [(name, status) for name, status, _ in found["checks"]] == [
+        ("devices", "ok"), ("backends", "ok"), ("peer access", "warning"), ("driver", "ok"),
+    ]  # fmt: skip
+    assert found["checks"][2][2].startswith("1 of 12 ordered pairs have none")
+    assert "AMD's driver" in found["checks"][3][2]
+    assert (found["devices"], found["names"]) == (4, ["NVIDIA A100-SXM4-40GB"] * 4)
+    assert found["findings"] == ["device_state_unknown"]
+    assert found["emulated"] == ["NVIDIA A100-SXM4-40GB has no units for bf16: it is emulated there."]  # (7, 0) here
+    assert calls(told, "machine", "set_rng_state") == [("set_rng_state", 0, [0]), ("set_rng_state", 1, [1])]
+
+
+def test_doctor_s_all_reduce_sees_that_nothing_was_summed(told: dict[str, Any]) -> None:
+    assert told["machine"]["reduced"] == "an all-reduce over 2 processes gave 2, not 3"
+    order = [
+        call[0] for call in calls(told, "machine", "set_device", "init_process_group", "all_reduce", "synchronize")
+    ]
+    assert order == ["set_device", "init_process_group", "all_reduce", "synchronize", "synchronize"]
+
+
+def test_what_gpus_allow_is_planned_and_the_rest_refused(told: dict[str, Any]) -> None:
+    assert told["planning"]["counts"] == [2, 4]
+    assert told["planning"]["reduce_dtype"] == "torch.bfloat16"
+    one, frozen, without_ddp = told["planning"]["refused"]
+    assert one.startswith("--device cuda: one GPU is visible and a collective needs two")
+    assert frozen.startswith("--sync-batch-norm with --freeze-batch-norm")
+    assert without_ddp.startswith("--sync-batch-norm with --strategy single,dp")
+
+
+def test_the_share_of_the_lines_that_only_run_with_cuda(
+    told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = cuda_lines()
+    reached = {path: lines & set(told["executed"].get(path, ())) for path, lines in wanted.items()}
+    count, total = (sum(map(len, lines.values())) for lines in (reached, wanted))
+    missing = {path: sorted(wanted[path] - reached[path]) for path in wanted if wanted[path] - reached[path]}
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{count} of {total} lines that only run with CUDA are executed ({count / total:.0%}); not: {missing}\n"
+        )
+    assert total > 100
+    assert count / total >= LEAST_SHARE, missing
+
+
+EXAMPLE = """
+def both(device, kind, devices):
+    if device.type == "cuda":
+        first()  # cuda
+    else:
+        second()
+    if kind == "cpu":
+        return ()
+    third()  # cuda
+    torch.cuda.synchronize(device)  # cuda
+    return fourth()  # cuda
+
+def third():
+    return 3
+
+def _only():
+    nested = 1  # cuda
+    return nested  # cuda
+
+def choose(device, requested):
+    run = _only if device.type == "cuda" else _other
+    if requested == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return run
+    return 5  # cuda
+
+def _other():
+    torch.cuda.set_device(0)  # cuda
+    return [
+        one.index  # cuda
+        for one in devices
+        if one.type == "cuda"
+    ]
+"""
+
+
+def test_which_lines_only_run_with_cuda() -> None:
+    marked = {number for number, line in enumerate(EXAMPLE.splitlines(), 1) if "# cuda" in line}
+    assert len(marked) == 9
+    assert guarded_lines(EXAMPLE) == marked
