@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpscope.analysis.comparison.compare import compare
+    from dpscope.analysis.partials.merge import analyze_partials
+    from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
     from dpscope.analysis.traces.data_parallel.phases import dp_phases
@@ -33,6 +35,7 @@ __all__ = [
     "RankOrigin",
     "Scenario",
     "align_clocks",
+    "analyze_partials",
     "analyze_traces",
     "attribute",
     "base_of_run",
@@ -47,6 +50,7 @@ __all__ = [
     "predict",
     "read_trace",
     "read_traces",
+    "reduce_traces",
     "solve",
     "step_breakdown",
     "step_waits",
@@ -56,6 +60,8 @@ __all__ = [
 
 _HOMES = {
     "comparison.compare": "compare",
+    "partials.merge": "analyze_partials",
+    "partials.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",
     "traces.data_parallel.phases": "dp_phases",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dpscope.launch.commands import attach, learn, measure, read, share, what_if
+from dpscope.launch.commands import attach, learn, measure, read, reduce, share, what_if
 from dpscope.launch.commands.options import DefaultsInHelp
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -26,6 +26,7 @@ _command()(attach.attach)
 _command()(read.analyze)
 _command()(read.compare)
 _command()(read.merge)
+_command()(reduce.reduce)
 _command()(measure.calibrate)
 _command()(read.tensorboard)
 _command()(read.estimate)

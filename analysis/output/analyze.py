@@ -70,7 +70,9 @@ def load_any(path: Path) -> "RunData":
 
 
 def _holds_traces(path: Path) -> bool:
-    return path.is_file() or (not (path / "cells").is_dir() and any(path.rglob("*.json*")))
+    from dpscope.analysis.partials.merge import find_partials
+
+    return path.is_file() or (not (path / "cells").is_dir() and any((*path.rglob("*.json*"), *find_partials([path]))))
 
 
 def report_of(path: Path, targets: Targets) -> "Report":

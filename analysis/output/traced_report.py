@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dpscope.analysis.output.traces import few_of_each_kind, records, to_csv, to_tables, trace_content, trace_status
+from dpscope.analysis.partials.merge import analyze_partials, partials_among
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
@@ -50,7 +51,9 @@ class TraceRequest:
 
 
 def read_analysis(paths: Sequence[Path], max_bytes: int | None = None) -> TraceAnalysis:
-    """`analyze_traces`, telling on standard error how far it is."""
+    """`analyze_traces`, telling on standard error how far it is; or `analyze_partials`, where paths hold these."""
+    if partials_among(paths):
+        return analyze_partials(paths)
     with reading() as tell:
         limit = max_bytes or DEFAULT_MAX_BYTES
         return analyze_traces(paths, limit, progress=lambda done, of: tell(f"{done} of {of} read"))
@@ -159,6 +162,8 @@ def export_traces(paths: Sequence[Path], request: TraceRequest, out: Path | None
     """Write the TensorBoard folder of traces into `out`, or into a folder beside them that bears their name; returns it."""
     from dpscope.analysis.output.tensorboard import export_tensorboard
 
+    if partials := partials_among(paths):
+        raise DpscopeError(f"{partials[0]} is a partial: TensorBoard shows traces, which it does not hold; name these")
     analysis = read_analysis(paths)
     if analysis.cut_short:
         raise DpscopeError(f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again")

@@ -230,7 +230,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         matched.append(analysis.collectives.assign(repeat=repeat))
         dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
         copies.append(copies_between_devices(analysis).assign(repeat=repeat))
-        timelines = timelines or [(repeat, one.timeline) for one in analysis.summaries if one.timeline is not None]
+        timelines = timelines or [(repeat, one) for one in analysis.timelines]
         checks += _counter_checks(cell, done, loaded.ranks)
     data = CellData(
         cell=cell,
@@ -283,8 +283,8 @@ def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -
 
 
 def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
-    """`peer_copies` of every rank: rank, device, step, bytes, count."""
-    return _concatenated([summary.copy_bytes.assign(rank=summary.rank) for summary in analysis.summaries])
+    """`peer_copies` of every rank: rank, device, step, bytes, count; without columns where there are none."""
+    return analysis.copies if len(analysis.copies) else pd.DataFrame()
 
 
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:

@@ -21,7 +21,7 @@ def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
         collectives=analysis.collectives.assign(repeat=0),
         dp_phases=analysis.dp_phases.assign(repeat=0),
         copies=copies_between_devices(analysis).assign(repeat=0),
-        timelines=tuple((0, one.timeline) for one in analysis.summaries if one.timeline is not None),
+        timelines=tuple((0, one) for one in analysis.timelines),
         findings=analysis.findings,
         communication_known=all(one.communication_shown for one in analysis.summaries),
     )

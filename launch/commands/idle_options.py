@@ -43,6 +43,12 @@ def _any_run(values: OptionValues) -> bool:
     return any(_holds_run(path) or _holds_trainings(path) for path in values["paths"])
 
 
+def _any_partial(values: OptionValues) -> bool:
+    return any(
+        path.suffix == ".dpscope" or (path.is_dir() and any(path.rglob("*.dpscope"))) for path in values["paths"]
+    )
+
+
 def _trainings_alone(values: OptionValues) -> bool:
     path = values["paths"][0]
     return _holds_trainings(path) and not _holds_run(path)
@@ -104,6 +110,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "a run's tables are printed and nothing is written; omit --format and --tables",
         ),
         Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
+        Idle(("max_bytes",), _any_partial, "what was reduced is not read again; give it to dpscope reduce"),
         Idle(
             ("link", "calibration", "report", "target_efficiency"),
             _trainings_alone,
@@ -151,6 +158,9 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             lambda values: not any(map(_holds_run, values["paths"])),
             "it chooses a job of a run folder, and none is given",
         ),
+    ),
+    "reduce": (
+        Idle(("share", "jobs", "max_bytes"), _any_partial, "partials are joined by one task, and no trace is read"),
     ),
     "bundle": (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),),
     "whatif": (

@@ -42,6 +42,7 @@ MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 """The file that begins each folder, and what reads it; raises DpscopeError unless it is dpscope's of this version."""
 
+PARTIAL_KEY = "dpscope.partial"  # among the metadata of a partial's Parquet file, at its end
 BUNDLE_MARK = b"dpscope support bundle"  # the comment at the end of its ZIP file
 
 _HEAD_BYTES = 64 << 10
@@ -225,5 +226,6 @@ _MARKS: dict[str, Callable[[Path], bool]] = {
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
     ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path) or _beside_marked_png(path),
     ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path) or _beside_marked_png(path),
+    ".dpscope": lambda path: PARTIAL_KEY.encode() in _tail(path),
     ".zip": lambda path: path.read_bytes().endswith(BUNDLE_MARK),
 }

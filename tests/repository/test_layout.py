@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps profiling/records profiling/store",
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
+    "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
     "profiling/machine profiling/records profiling/store",
     "analysis/equality": "analysis/text profiling/records profiling/store",
-    "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/report analysis/runs "
+    "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/partials analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/text profiling/records profiling/store",
@@ -70,11 +71,12 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
     "profiling/machine profiling/records profiling/store",
-    "analysis": "analysis/comparison analysis/report analysis/runs analysis/traces/data_parallel analysis/traces/merge "
-    "analysis/traces/ranks analysis/traces/reading analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
+    "analysis": "analysis/comparison analysis/partials analysis/report analysis/runs "
+    "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
+    "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
     "profiling/store",
-    "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/report analysis/runs "
-    "analysis/stats analysis/text analysis/what_if analysis/what_if/answers "
+    "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/partials analysis/report "
+    "analysis/runs analysis/stats analysis/text analysis/traces/reading analysis/what_if analysis/what_if/answers "
     "launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training "
     "profiling/attached profiling/machine profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",

@@ -32,15 +32,21 @@ class StepCost:
     late_share: float | None = None  # of all waiting, 0..1
 
 
-def step_cost(steps: pd.DataFrame, collectives: pd.DataFrame, exposed: pd.DataFrame) -> StepCost | None:
-    """From the tables of `TraceAnalysis`; None where no step was traced or no process communicates with another."""
+def step_cost(
+    steps: pd.DataFrame, collectives: pd.DataFrame, exposed: pd.DataFrame, waits: pd.DataFrame | None = None
+) -> StepCost | None:
+    """From the tables of `TraceAnalysis`; None where no step was traced or no process communicates with another.
+
+    `waits` is what `step_waits` gives of them, where that is known already.
+    """
     if steps["device"].isna().all() and collectives.empty:
         return None  # dp-host: copies within one process are no communication
     whole = steps[~steps["partial_window"].fillna(True).astype(bool)]
     chosen = whole if len(whole) else steps
     if chosen.empty:
         return None
-    waits = step_waits(collectives, exposed) if "wait_us" in collectives else pd.DataFrame()
+    if waits is None:
+        waits = step_waits(collectives, exposed) if "wait_us" in collectives else pd.DataFrame()
     own = chosen.merge(waits, on=["rank", "device", "step"]) if len(waits) else pd.DataFrame()
     straggler = find_straggler(collectives) if len(own) else None
     by_rank = own.groupby("rank")["wait_us"].mean() if len(own) else pd.Series(dtype=float)

@@ -13,10 +13,13 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from pickle import PickleError
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
 
 from dpscope.analysis.traces.ranks import pool_worker
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, read_rank_tables
+from dpscope.analysis.traces.ranks.rank_rows import from_bytes, to_bytes, to_rows
+from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.profiling.store.errors import DpscopeError
 
 _Item = TypeVar("_Item")
@@ -28,29 +31,42 @@ _GZIP_RATIO = 12  # of traces, roughly
 FileProgress = Callable[[int, int], None]
 """Called with the files done and the files in all, after each file, in the calling process."""
 
-FileOutcome = list[RankTables] | DpscopeError
+RowsOutcome: TypeAlias = pa.Table | DpscopeError
+"""The rows of a file's ranks, `rank_rows.SCHEMA`, or why it could not be read."""
 
 
-def read_files(
+def read_trace_rows(
     files: Sequence[Path], max_bytes: int, executor: Executor | None = None, progress: FileProgress | None = None
-) -> list[FileOutcome]:
-    """The ranks' tables of each file, in the files' order; for a file that could not be read its error.
-
-    Without an executor files are read one after another, or by as many processes as this one may use cores, if that
-    saves more than their start costs. The processes end with this call, however it ends.
-    """
-    if executor is not None:
-        return _submitted(files, max_bytes, executor, progress)
-    workers = _worthwhile_processes(files)
-    if workers < 2:
-        return _one_by_one(files, max_bytes, progress)
-    outcomes: dict[int, FileOutcome] = {}
-    with closing(_answers(partial(_outcome, max_bytes=max_bytes), files, workers)) as answers:
-        for place, answer in answers:
-            outcomes[place] = _unanswered(files[place], answer.how) if isinstance(answer, _Died) else answer
+) -> list[RowsOutcome]:
+    """The rows of each file's ranks, in the files' order; for a file that could not be read its error."""
+    outcomes: dict[int, RowsOutcome] = {}
+    with closing(rows_as_read(files, max_bytes, executor)) as answers:
+        for place, outcome in answers:
+            outcomes[place] = outcome
             if progress is not None:
                 progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
+
+
+def rows_as_read(
+    files: Sequence[Path], max_bytes: int, executor: Executor | None = None, jobs: int | None = None
+) -> Generator[tuple[int, RowsOutcome]]:
+    """The place of each file and its rows, as they come.
+
+    Without an executor files are read one after another, or by as many processes as this one may use cores (or `jobs`), if
+    that saves more than their start costs. The processes end with the generator, however it ends.
+    """
+    if executor is not None:
+        yield from _submitted(files, max_bytes, executor)
+        return
+    workers = _worthwhile_processes(files, jobs)
+    if workers < 2:
+        for place, file in enumerate(files):
+            yield place, _read(file, max_bytes)
+        return
+    with closing(_answers(partial(reduce_file, max_bytes=max_bytes), files, workers)) as answers:
+        for place, answer in answers:
+            yield place, _unanswered(files[place], answer.how) if isinstance(answer, _Died) else _received(answer)
 
 
 def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[Path]) -> list[_Result]:
@@ -73,10 +89,10 @@ def over_cores(work: Callable[[_Item], _Result], items: Sequence[_Item], files: 
     return [results[place] for place in range(len(items))]
 
 
-def _worthwhile_processes(files: Sequence[Path]) -> int:
+def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int:
     """How many processes are worth it; below 2 there is no need for any."""
     sizes = [_text_bytes(file) for file in files]
-    count = min(_usable_cores(), len(files))
+    count = min(jobs or _usable_cores(), len(files))
     inside_a_pool = multiprocessing.current_process().daemon  # whose processes have the cores already
     if count < 2 or inside_a_pool:
         return 0
@@ -84,37 +100,44 @@ def _worthwhile_processes(files: Sequence[Path]) -> int:
     return count if sum(sizes) - longest >= START_BYTES else 0
 
 
-def _one_by_one(files: Sequence[Path], max_bytes: int, progress: FileProgress | None) -> list[FileOutcome]:
-    outcomes: list[FileOutcome] = []
-    for done, file in enumerate(files, 1):
-        outcomes.append(_outcome(file, max_bytes))
-        if progress is not None:
-            progress(done, len(files))
-    return outcomes
+def reduce_file(file: Path, max_bytes: int) -> bytes | DpscopeError:
+    """The rows of a trace file's ranks as the bytes of a Parquet file: the work of processes and executors.
+
+    An error is an answer like another: in a worker it is pickled as one.
+    """
+    outcome = _read(file, max_bytes)
+    return outcome if isinstance(outcome, DpscopeError) else to_bytes(outcome)
 
 
-def _outcome(file: Path, max_bytes: int) -> FileOutcome:
-    """In a worker an error is an answer like another: it is pickled as one."""
+def _read(file: Path, max_bytes: int) -> RowsOutcome:
     try:
-        return read_rank_tables(file, max_bytes)
+        return to_rows(read_rank_tables(file, max_bytes))
     except DpscopeError as error:
         return DpscopeError(str(error))
 
 
-def _submitted(
-    files: Sequence[Path], max_bytes: int, executor: Executor, progress: FileProgress | None
-) -> list[FileOutcome]:
-    futures = [executor.submit(_outcome, file, max_bytes) for file in files]
-    for done, _ in enumerate(as_completed(futures), 1):
-        if progress is not None:
-            progress(done, len(files))
-    return [_result(file, future) for file, future in zip(files, futures, strict=True)]
+def _received(answer: bytes | DpscopeError) -> RowsOutcome:
+    return answer if isinstance(answer, DpscopeError) else from_bytes(answer)
 
 
-def _result(file: Path, future: "Future[FileOutcome]") -> FileOutcome:
+def _submitted(files: Sequence[Path], max_bytes: int, executor: Executor) -> Generator[tuple[int, RowsOutcome]]:
+    futures: list[Any] = [executor.submit(reduce_file, file, max_bytes) for file in files]
+    places = {future: place for place, future in enumerate(futures)}
+    own = all(isinstance(future, Future) for future in futures)
+    for future in (
+        as_completed(futures) if own else futures
+    ):  # submitit's jobs are no futures: each is waited for in turn
+        yield places[future], _result(files[places[future]], future, own)
+
+
+def _result(file: Path, future: Any, own: bool) -> RowsOutcome:
     try:
-        return future.result()
+        return _received(future.result())
     except (BrokenExecutor, CancelledError, PickleError, OSError) as error:
+        return _unanswered(file, f"{type(error).__name__}: {error}")
+    except Exception as error:  # of another library's kind
+        if own:
+            raise
         return _unanswered(file, f"{type(error).__name__}: {error}")
 
 

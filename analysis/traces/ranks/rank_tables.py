@@ -28,12 +28,10 @@ class TraceSummary:
     rank: int | None
     on_device: bool
     range_counts: dict[str, dict[int | None, int]]  # dpscope's own ranges: name -> step -> how many
-    copy_bytes: pd.DataFrame  # peer copies: device, step, bytes, count
     parallelism: ParallelismEvidence
     communication_shown: bool = (
         True  # False: it must have communicated, or computed on devices, and nothing of it is there
     )
-    timeline: StepTimeline | None = None  # one whole step to draw
     backward_ends_us: dict[int | None, float] = field(
         default_factory=dict
     )  # step -> when its backward ends on the device
@@ -50,8 +48,10 @@ class RankTables:
     collectives: pd.DataFrame
     dp_phases: pd.DataFrame
     exposed: pd.DataFrame  # exposed_stretches
+    copies: pd.DataFrame  # peer_copies
     summary: TraceSummary
     findings: tuple[Finding, ...]
+    timeline: StepTimeline | None = None  # one whole step to draw
 
 
 def read_rank_tables(path: Path, max_bytes: int) -> list[RankTables]:
@@ -72,8 +72,10 @@ def rank_tables(trace: Trace) -> RankTables:
         collectives=named_collectives(attribution),
         dp_phases=dp_phases(attribution),
         exposed=exposed_stretches(attribution),
+        copies=peer_copies(attribution),
         summary=_summary(attribution),
         findings=(*trace.findings, *attribution_findings(attribution)),
+        timeline=step_timeline(attribution),
     )
 
 
@@ -83,10 +85,8 @@ def _summary(attribution: Attribution) -> TraceSummary:
         rank=attribution.trace.rank,
         on_device=attribution.on_device,
         range_counts=range_counts(attribution),
-        copy_bytes=peer_copies(attribution),
         parallelism=parallelism_evidence(attribution),
         communication_shown=_communication_shown(attribution),
-        timeline=step_timeline(attribution),
         backward_ends_us=backward_ends_us(attribution),
         zero_ns=attribution.trace.zero_ns,
         host=attribution.trace.host,

@@ -9,15 +9,21 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
+from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.job_tables import JobTables, join_rows, rows_in_order
 from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
-from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
-from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
+from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_trace_rows
+from dpscope.analysis.traces.ranks.rank_rows import timelines_of
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.step_waits import step_waits
+from dpscope.analysis.traces.ranks.stragglers import waits_caused
+from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.profiling.records.finding import Finding
@@ -42,9 +48,11 @@ class TraceAnalysis:
     collectives: pd.DataFrame
     dp_phases: pd.DataFrame
     exposed: pd.DataFrame
+    copies: pd.DataFrame  # peer_copies, with their rank
     summaries: tuple[TraceSummary, ...]
     file_findings: tuple[Finding, ...]  # of what each file shows and lacks, and whether the files fit together
     job_findings: tuple[Finding, ...]  # of what the job's steps are spent on
+    timelines: tuple[StepTimeline, ...] = ()  # of the ranks that are drawn
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -59,8 +67,17 @@ class TraceAnalysis:
     @cached_property
     def steps_with_waits(self) -> pd.DataFrame:
         """`steps` with each row's transfer_us, wait_us and exposed_wait_us; a step without matched collectives has none."""
-        waits = step_waits(self.collectives, self.exposed)
-        return self.steps.merge(waits, on=["rank", "device", "step"], how="left")
+        return self.steps.merge(self.waits, on=["rank", "device", "step"], how="left")
+
+    @cached_property
+    def waits(self) -> pd.DataFrame:
+        """`step_waits` of the collectives."""
+        return step_waits(self.collectives, self.exposed)
+
+    @cached_property
+    def waits_caused(self) -> pd.DataFrame:
+        """`waits_caused` of the collectives."""
+        return waits_caused(self.collectives)
 
 
 def analyze_traces(
@@ -77,18 +94,35 @@ def analyze_traces(
     """
     files, findings = find_traces(paths)
     named = {path for path in as_paths(paths) if not path.is_dir()}
-    ranks: list[RankTables] = []
-    for file, outcome in zip(files, read_files(files, max_bytes, executor, progress), strict=True):
+    found: list[pa.Table] = []
+    for file, outcome in zip(files, read_trace_rows(files, max_bytes, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
-            ranks += outcome
+            found.append(outcome)
         elif file in named:
             raise outcome
         else:
-            findings.append(_not_read(str(outcome)))
-    if not ranks:
+            findings.append(not_read(str(outcome)))
+    if not found:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    analysis = _analysis(ranks, findings)
-    return replace(analysis, job_findings=_job_findings(analysis))
+    rows = rows_in_order(pa.concat_tables(found))
+    return analyze_rows(rows, findings, lambda indices: timelines_of(rows.take(pa.array(indices))))
+
+
+def analyze_rows(
+    rows: pa.Table,
+    findings: Sequence[Finding],
+    timelines: Callable[[Sequence[int]], Sequence[StepTimeline | None]],
+) -> TraceAnalysis:
+    """The analysis of a job's ranks, rows that are in order; `findings` are of the files, and go first.
+
+    `timelines` gives the drawn steps of rows by their indices, once it is known which ranks are drawn.
+    """
+    analysis = _analysis(join_rows(rows), findings)
+    analysis = replace(analysis, job_findings=_job_findings(analysis))
+    many = len(analysis.summaries) > MOST_TO_DRAW
+    caused = analysis.waits_caused if many else pd.DataFrame()
+    drawn = timelines(drawn_ranks([one.rank for one in analysis.summaries], analysis.waits, caused))
+    return replace(analysis, timelines=tuple(one for one in drawn if one is not None))
 
 
 def analyze_kept(files: Sequence[Path], place_of: Callable[[Path], Path]) -> TraceAnalysis:
@@ -96,46 +130,47 @@ def analyze_kept(files: Sequence[Path], place_of: Callable[[Path], Path]) -> Tra
 
     Without findings of the job: a run says these of its cells.
     """
-    ranks: list[RankTables] = []
+    found: list[pa.Table] = []
     for outcome in read_files_once(files, place_of, DEFAULT_MAX_BYTES):
         if isinstance(outcome, DpscopeError):
             raise outcome
-        ranks += outcome
-    return _analysis(ranks, [])
+        found.append(outcome)
+    rows = rows_in_order(pa.concat_tables(found))
+    drawn = timelines_of(rows)
+    return replace(_analysis(join_rows(rows), []), timelines=tuple(one for one in drawn if one is not None))
 
 
-def _analysis(ranks: list[RankTables], findings: list[Finding]) -> TraceAnalysis:
-    """The ranks' tables as one; `findings` are of the files, and go first."""
-    ranks.sort(key=lambda one: (one.summary.rank is None, one.summary.rank))
-    summaries = [one.summary for one in ranks]
-    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in summaries]
-    matched = match_unique_ranks([one.collectives for one in ranks], [one.rank for one in summaries], origins)
-    findings += [finding for one in ranks for finding in one.findings]
-    steps = pd.concat([one.steps for one in ranks], ignore_index=True)
-    findings += matched.findings
-    exposed = _joined([one.exposed for one in ranks])
+def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
+    """The ranks' collectives matched; without findings of the job."""
+    matched = _match(job)
     return TraceAnalysis(
-        steps=steps,
+        steps=job.steps,
         collectives=matched.table,
-        dp_phases=_joined([one.dp_phases for one in ranks]),
-        exposed=exposed,
-        summaries=tuple(summaries),
-        file_findings=tuple(findings),
+        dp_phases=job.dp_phases,
+        exposed=job.exposed,
+        copies=job.copies,
+        summaries=job.summaries,
+        file_findings=(*findings, *job.findings, *matched.findings),
         job_findings=(),
     )
 
 
+def _match(job: JobTables) -> MatchedCollectives:
+    origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
+    ranks = [one.rank for one in job.summaries]
+    if len(set(ranks)) == len(ranks):
+        return match_ranks([job.collectives], origins)
+    own = job.collectives.groupby(job.collective_owner)
+    return match_unique_ranks([table for _, table in own], ranks, origins)
+
+
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
-    cost = step_cost(found.steps, found.collectives, found.exposed)
+    cost = step_cost(found.steps, found.collectives, found.exposed, found.waits)
     return (
         *idle_findings(found.steps),
         *decisive_findings(cost, several_ranks=len(found.summaries) > 1),
         *parallelism_finding([one.parallelism for one in found.summaries], found.collectives),
     )
-
-
-def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
 def as_paths(paths: Paths) -> list[Path]:
@@ -163,7 +198,8 @@ def find_traces(paths: Paths) -> tuple[list[Path], list[Finding]]:
     return found, []
 
 
-def _not_read(message: str) -> Finding:
+def not_read(message: str) -> Finding:
+    """A file among the traces that is none."""
     return TraceCode.FILE_NOT_READ.finding(message=message)
 
 

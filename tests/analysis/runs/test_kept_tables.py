@@ -14,7 +14,7 @@ from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, trace_analysis
-from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
+from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.layout import fits_layout
 from tests.helpers.paths import EXAMPLE_RUN
@@ -35,11 +35,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The trace files that are read, as they are."""
     files: list[Path] = []
 
-    def recorded(named: Sequence[Path], max_bytes: int) -> list[FileOutcome]:
+    def recorded(named: Sequence[Path], max_bytes: int) -> list[RowsOutcome]:
         files.extend(named)
-        return read_files(named, max_bytes)
+        return read_trace_rows(named, max_bytes)
 
-    monkeypatch.setattr(kept_tables, "read_files", recorded)
+    monkeypatch.setattr(kept_tables, "read_trace_rows", recorded)
     return files
 
 

@@ -45,7 +45,7 @@ def checked(cell: Cell, sizes: ParameterSizes, analysis: TraceAnalysis) -> list[
         analysis.steps,
         analysis.collectives,
         [summary.range_counts for summary in analysis.summaries],
-        analysis.summaries[0].copy_bytes,
+        analysis.copies,
     )
     incomplete = [finding for finding in checked.findings if finding.code == "trace_incomplete"]
     assert checked.shown == (not incomplete)

@@ -85,6 +85,8 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("whatif", ["TRACE"], (["--measured", "TABLE"], ["--cell", "ddp-d2-b8"], ["--need", "efficiency=0.9"])),
     ("whatif", ["TRACE", "--solve", "strategy"], (["--need", "efficiency=0.9"],)),
     ("whatif", ["RUN"], (["--base-devices", "2"], ["--base-batch-size", "8"], ["--base-bucket-mb", "5"])),
+    ("analyze", ["PARTIAL"], (["--max-bytes", "1000000"],)),
+    ("reduce", ["PARTIAL", "-o", "x.dpscope"], (["--share", "1/2"], ["--jobs", "2"], ["--max-bytes", "1000000"])),
     ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),
     (
         "run",
@@ -196,6 +198,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         "fresh": "trained again; where nothing was trained there is nothing to lose, which a script cannot know",
         "dry_run": "nothing is started",
     },
+    "reduce": {"paths": WHAT, "output": WHAT},
     "bundle": {"run": WHAT, "list_only": "nothing is written"},
     "equal": {
         **dict.fromkeys(("strategy", "devices", "batch_size", "steps"), "they make the trainings that are compared"),
@@ -222,9 +225,17 @@ def test_an_option_that_does_nothing_is_refused(
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(EXAMPLE_RUN / "manifest.json", run)
+    partial = tmp_path / "n0.dpscope"
+    partial.touch()
     table = tmp_path / "steps.csv"
     table.write_text("ranks,step_ms\n1,100\n2,104\n4,105\n")
-    places = {"TRACE": str(trace), "RUN": str(run), "TRAINED": str(trained), "TABLE": str(table)}
+    places = {
+        "TRACE": str(trace),
+        "RUN": str(run),
+        "TRAINED": str(trained),
+        "TABLE": str(table),
+        "PARTIAL": str(partial),
+    }
     before = sorted(tmp_path.rglob("*"))
     line = [command, *(places.get(one, one) for one in (*arguments, *option))]
     ended = CliRunner().invoke(

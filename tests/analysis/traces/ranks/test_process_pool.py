@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +18,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
 from tests.helpers.paths import ROOT
-from tests.helpers.pool_work import die_at_rank_c
+from tests.helpers.pool_work import die_at_rank_c, reduce_or_die_at_rank_c
 
 pytestmark = pytest.mark.process
 
@@ -35,13 +34,11 @@ def job(tmp_path: Path) -> Path:
 
 
 def assert_same(one: TraceAnalysis, other: TraceAnalysis) -> None:
-    for name in ("steps", "collectives", "dp_phases"):
+    for name in ("steps", "collectives", "dp_phases", "copies"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
     assert one.findings == other.findings
-    for first, second in zip(one.summaries, other.summaries, strict=True):
-        pd.testing.assert_frame_equal(first.copy_bytes, second.copy_bytes)
-        names = [field.name for field in fields(first) if field.name != "copy_bytes"]
-        assert [getattr(first, name) for name in names] == [getattr(second, name) for name in names]
+    assert one.summaries == other.summaries
+    assert one.timelines == other.timelines
 
 
 def force_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +122,13 @@ def test_errors_of_workers_are_told_as_ever(job: Path, monkeypatch: pytest.Monke
 
 def test_a_worker_that_dies_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_processes(monkeypatch)
-    monkeypatch.setattr(process_pool, "_outcome", die_at_rank_c)
-    read = process_pool.read_files([job / f"{name}.json.gz" for name in "abcd"], 1)
+    monkeypatch.setattr(process_pool, "reduce_file", reduce_or_die_at_rank_c)
+    read = process_pool.read_trace_rows([job / f"{name}.json.gz" for name in "abcd"], 1 << 30)
     assert [str(one) for one in read if isinstance(one, DpscopeError)] == [
         f"the process that was to read {job / 'c.json.gz'} ended without an answer (signal 9); "
         "if memory ran out, read fewer files at once"
     ]
-    assert [str(one) for one in read if not isinstance(one, DpscopeError)] == ["['a']", "['b']", "['d']"]
+    assert [one.column("rank").to_pylist() for one in read if not isinstance(one, DpscopeError)] == [[3], [2], [0]]
     with pytest.raises(DpscopeError, match=r"ended without an answer \(signal 9\)"):
         process_pool.over_cores(die_at_rank_c, [job / "a.json.gz", job / "c.json.gz"], [job / "a.json.gz"] * 2)
 

@@ -1,0 +1,112 @@
+"""One file of reduced ranks, *.dpscope: Parquet, a row a rank, `rank_rows.SCHEMA` and what each row was made from.
+
+Its metadata hold the schema's version and the traces that could not be read. Nothing in it is pickled: any reader of Parquet
+shows its tables, and no file makes this program run what it holds.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, TIMELINE, write_rows
+from dpscope.profiling.store.errors import DpscopeError, unreadable
+from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.ownership import PARTIAL_KEY
+
+PARTIAL_VERSION = 1  # raise it when a column is added, removed, or means something else
+SUFFIX = ".dpscope"
+MADE_FROM = pa.schema(
+    [
+        ("file", pa.string()),  # the trace's path where it was read
+        ("size_bytes", pa.int64()),
+        ("modified_ns", pa.int64()),
+        ("reader", pa.string()),  # the version of what read it
+        ("reduced_on", pa.string()),  # the host that read it, where the trace lay on that host; else NA
+        ("world_size", pa.int64()),
+    ]
+)
+PARTIAL_SCHEMA = pa.schema([*SCHEMA, *MADE_FROM])
+
+
+class Unread(msgspec.Struct, frozen=True, order=True):
+    """A trace that could not be read, and why."""
+
+    file: str
+    message: str
+
+
+class _Head(msgspec.Struct):
+    schema_version: int
+    unread: list[Unread] = []
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What one file holds: `rows` are of PARTIAL_SCHEMA, less the columns that were not asked for."""
+
+    rows: pa.Table
+    unread: tuple[Unread, ...] = ()
+
+
+def write_partial(partial: Partial, place: Path) -> None:
+    """Write a partial whole or not at all; raises DpscopeError where it cannot be written."""
+    head = msgspec.json.encode(_Head(PARTIAL_VERSION, sorted(partial.unread))).decode()
+    try:
+        with atomic_path(place) as temporary:
+            write_rows(partial.rows, temporary, {PARTIAL_KEY: head})
+    except OSError as error:
+        raise DpscopeError(f"cannot write {place}: {error.strerror or error}; choose another folder with -o") from error
+
+
+def read_partial(path: Path, timelines: bool = True) -> Partial:
+    """A partial; raises DpscopeError for any other file, a damaged one, and one of another schema version."""
+    import pyarrow.parquet as pq
+
+    columns = None if timelines else [name for name in PARTIAL_SCHEMA.names if name != TIMELINE]
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            head = _head(path, (file.metadata.metadata or {}).get(PARTIAL_KEY.encode()))
+            rows = file.read(columns, use_threads=False).replace_schema_metadata(None)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise DpscopeError(unreadable(path, error)) from error
+        raise _damaged(path) from error
+    except pa.ArrowException as error:
+        raise _damaged(path) from error
+    expected = PARTIAL_SCHEMA if timelines else pa.schema([PARTIAL_SCHEMA.field(name) for name in columns or []])
+    if not rows.schema.equals(expected):
+        raise _damaged(path)
+    return Partial(rows, tuple(head.unread))
+
+
+def read_timelines(path: Path) -> pa.Table:
+    """The drawn steps of a partial's rows alone, column TIMELINE."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return file.read([TIMELINE], use_threads=False)
+
+
+def _head(path: Path, content: bytes | None) -> _Head:
+    """What its metadata say; raises DpscopeError unless it is a partial of this version."""
+    try:
+        head = msgspec.json.decode(content or b"", type=_Head)
+    except msgspec.MsgspecError as error:
+        raise _damaged(path) from error
+    if head.schema_version > PARTIAL_VERSION:
+        raise DpscopeError(
+            f"{path} was written by a newer dpscope (partials of version {head.schema_version}; this one reads "
+            f"{PARTIAL_VERSION}); read it with that one, or reduce its traces again with this one"
+        )
+    if head.schema_version < PARTIAL_VERSION:
+        raise DpscopeError(
+            f"{path} was written by an older dpscope (partials of version {head.schema_version}; this one reads "
+            f"{PARTIAL_VERSION}); reduce its traces again"
+        )
+    return head
+
+
+def _damaged(path: Path) -> DpscopeError:
+    return DpscopeError(f"{path} is not a whole partial of dpscope reduce; reduce its traces again, or leave it out")

@@ -1,0 +1,62 @@
+"""`dpscope reduce`: traces to one small file, where they lie."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpscope.launch.commands import options
+from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from dpscope.analysis.partials.reduce import Reduced
+
+
+def reduce(
+    paths: Annotated[list[Path], typer.Argument(help="trace files and folders of them, or partials, to join these")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="a folder, where the file is named by the host or the share, or *.dpscope"),
+    ],
+    share: Annotated[
+        str | None,
+        typer.Option(
+            help="of traces in one shared folder: auto (Slurm's, Open MPI's or PMI's task), or K/N such as 3/16"
+        ),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="processes that read; as many as cores unless given")] = None,
+    max_bytes: options.MaxBytes = None,
+) -> None:
+    """Reduce traces to one small file near the data, for dpscope analyze anywhere; what is done already is kept."""
+    options.check_max_bytes(max_bytes)
+    if jobs is not None and jobs < 1:
+        raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
+    from rich.console import Console
+
+    from dpscope.analysis.partials.reduce import reduce_traces
+    from dpscope.analysis.partials.share import read_share
+    from dpscope.analysis.text.terminal import reading
+    from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+
+    own = None if share is None else read_share(share)
+    with reading() as tell:
+        made = reduce_traces(
+            paths,
+            output,
+            own,
+            max_bytes or DEFAULT_MAX_BYTES,
+            jobs=jobs,
+            progress=lambda done, of: tell(f"{done} of {of} read"),
+        )
+    Console().print(_said(made), highlight=False, soft_wrap=True)
+    for one in made.unread:
+        sys.stderr.write(f"dpscope: not read: {one.message}\n")
+    raise typer.Exit(2 if made.unread else 0)
+
+
+def _said(made: "Reduced") -> str:
+    size_kb = made.path.stat().st_size / 1e3
+    known = f", {made.kept} of them known already" if made.kept else ""
+    ranks = "1 rank" if made.ranks == 1 else f"{made.ranks} ranks"
+    return f"Written: {made.path} ({ranks}{known}; {size_kb:.0f} kB). dpscope analyze reads it, with others beside it."

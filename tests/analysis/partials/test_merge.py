@@ -1,0 +1,134 @@
+"""Partials of one job, however they are split, ordered and joined: the same tables, to the bit, as of the traces."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dpscope.analysis.partials.file import Partial, read_partial, write_partial
+from dpscope.analysis.partials.merge import analyze_partials, find_partials
+from dpscope.analysis.partials.reduce import reduce_traces
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.launch.cli import app
+from dpscope.profiling.store.errors import DpscopeError
+from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_trace
+
+TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "steps_with_waits", "waits_caused")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    for rank in range(4):
+        write_trace(ddp_trace(rank, 4).trace, folder / f"0_{rank}.pt.trace.json.gz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    return read_partial(reduce_traces(traces, tmp_path_factory.mktemp("whole") / "all.dpscope").path).rows
+
+
+@pytest.fixture(scope="module")
+def expected(traces: Path) -> TraceAnalysis:
+    return analyze_traces(traces)
+
+
+def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
+    for name in TABLES:
+        pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name), check_exact=True)
+    assert found.findings == expected.findings
+    assert found.summaries == expected.summaries
+    assert found.timelines == expected.timelines
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
+def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
+    seed: int, parts: int, depth: int, rows: pa.Table, expected: TraceAnalysis, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    folder = tmp_path / f"{seed}-{parts}-{depth}"
+    shutil.rmtree(folder, ignore_errors=True)
+    places = [chance.randrange(parts) for _ in range(rows.num_rows)]
+    for part in range(parts):
+        own = [index for index, place in enumerate(places) if place == part]
+        chance.shuffle(own)
+        name = f"{chance.random()}.dpscope"
+        write_partial(Partial(rows.take(pa.array(own, pa.int64()))), folder / name)
+    for level in range(depth):  # some of them joined, beside which they stay: each rank counts once
+        chosen = [path for path in find_partials(folder) if chance.random() < 0.6] or find_partials(folder)
+        reduce_traces(chosen, folder / f"{chance.random()}-{level}.dpscope")
+    files = find_partials(folder)
+    chance.shuffle(files)
+    assert_equal(analyze_partials(files), expected)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", ["dp", "gloo"])
+def test_every_table_of_every_kind_of_job_goes_through(kind: str, tmp_path: Path) -> None:
+    ranks = [dp_trace(4)] if kind == "dp" else [gloo_trace(rank, 2) for rank in range(2)]
+    (tmp_path / "traces").mkdir()
+    for rank, generated in enumerate(ranks):
+        write_trace(generated.trace, tmp_path / "traces" / f"0_{rank}.pt.trace.json")
+    expected = analyze_traces(tmp_path / "traces")
+    assert len(expected.dp_phases) > 0 if kind == "dp" else len(expected.collectives) > 0
+    reduce_traces(tmp_path / "traces", tmp_path / "partials")
+    assert_equal(analyze_partials(tmp_path / "partials"), expected)
+
+
+def test_the_command_prints_of_partials_what_it_prints_of_traces(traces: Path, tmp_path: Path) -> None:
+    reduce_traces(traces, tmp_path)
+    of_traces = CliRunner().invoke(app, ["analyze", str(traces), "--format", "json"])
+    of_partials = CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"])
+    assert len(of_traces.output) > 1000
+    assert of_partials.output == of_traces.output
+    assert of_partials.exit_code == of_traces.exit_code == 0
+
+
+def test_a_report_is_made_of_partials(traces: Path, tmp_path: Path) -> None:
+    reduce_traces(traces, tmp_path / "partials")
+    page = tmp_path / "page"
+    ended = CliRunner().invoke(app, ["analyze", str(tmp_path / "partials"), "--report", str(page), "--figures", "none"])
+    assert ended.exit_code == 0, ended.output
+    assert "traces of 4 ranks" in (page / "report.html").read_text()
+
+
+def test_bad_partials_are_told_in_a_line(traces: Path, rows: pa.Table, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DpscopeError, match=r"holds no partial \(\*\.dpscope\)"):
+        analyze_partials(empty)
+    write_partial(Partial(rows.slice(0, 0)), empty / "a.dpscope")
+    with pytest.raises(DpscopeError, match="holds no rank"):
+        analyze_partials(empty)
+    write_partial(Partial(rows), tmp_path / "jobs" / "four.dpscope")
+    place = rows.schema.get_field_index("world_size")
+    eight = rows.set_column(place, rows.schema.field(place), pa.array([8] * rows.num_rows, pa.int64()))
+    write_partial(Partial(eight), tmp_path / "jobs" / "eight.dpscope")
+    with pytest.raises(
+        DpscopeError, match=r"four\.dpscope is of a job of 4 processes and .*eight\.dpscope of one of 8"
+    ):
+        analyze_partials(tmp_path / "jobs")
+    damaged = tmp_path / "damaged.dpscope"
+    damaged.write_bytes((tmp_path / "jobs" / "four.dpscope").read_bytes()[:-50])
+    for path in (damaged, traces):
+        with pytest.raises(DpscopeError, match=r"is not a whole partial|holds no partial"):
+            analyze_partials(path)
+    with pytest.raises(DpscopeError, match="give partials alone, or traces alone"):
+        analyze_partials([tmp_path / "jobs" / "four.dpscope", traces])
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(DpscopeError, match=r"cannot read .*: Permission denied"):
+        find_partials(tmp_path)

@@ -1,0 +1,221 @@
+"""One call of reduce: what it reads, keeps, tells and refuses."""
+
+import os
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dpscope.analysis.partials import reduce as reducing
+from dpscope.analysis.partials.file import PARTIAL_SCHEMA, Partial, read_partial, write_partial
+from dpscope.analysis.partials.merge import analyze_partials
+from dpscope.analysis.partials.reduce import reduce_traces
+from dpscope.analysis.partials.share import Share, read_share
+from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, rows_as_read
+from dpscope.launch.cli import app
+from dpscope.profiling.store.errors import DpscopeError
+from tests.generated_traces.generator import ddp_trace, write_trace
+
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    for rank in range(RANKS):
+        write_trace(ddp_trace(rank, RANKS).trace, folder / f"0_{rank}.pt.trace.json.gz")
+    return folder
+
+
+@pytest.fixture
+def traces(made: Path, tmp_path: Path) -> Path:
+    """With the times of the files of `made`."""
+    return shutil.copytree(made, tmp_path / "traces")
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the traces that are read, as they are."""
+    names: list[str] = []
+
+    def recorded(
+        files: Sequence[Path], max_bytes: int, executor: Executor | None = None, jobs: int | None = None
+    ) -> Generator[tuple[int, RowsOutcome]]:
+        for place, outcome in rows_as_read(files, max_bytes, executor, jobs):
+            names.append(files[place].name)
+            yield place, outcome
+
+    monkeypatch.setattr(reducing, "rows_as_read", recorded)
+    return names
+
+
+def test_a_second_call_reads_only_what_is_new_or_changed(traces: Path, tmp_path: Path, read: list[str]) -> None:
+    new = (traces / "0_3.pt.trace.json.gz").rename(tmp_path / "later")
+    first = reduce_traces(traces, tmp_path / "n0.dpscope")
+    assert (first.ranks, first.read, first.kept) == (3, 3, 0)
+    read.clear()
+    again = reduce_traces(traces, tmp_path / "n0.dpscope")
+    assert (again.ranks, again.read, again.kept) == (3, 0, 3)
+    new.rename(traces / "0_3.pt.trace.json.gz")
+    os.utime(traces / "0_1.pt.trace.json.gz", ns=(1, 1))
+    third = reduce_traces(traces, tmp_path / "n0.dpscope")
+    assert (third.ranks, third.read, third.kept) == (4, 2, 2)
+    assert read == ["0_1.pt.trace.json.gz", "0_3.pt.trace.json.gz"]
+    assert read_partial(third.path).rows.column("rank").to_pylist() == [0, 1, 2, 3]
+
+
+def test_another_version_of_the_reader_reads_anew(
+    traces: Path, tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduce_traces(traces, tmp_path)
+    read.clear()
+    monkeypatch.setattr(reducing, "_reader", lambda: "another")
+    assert reduce_traces(traces, tmp_path).read == RANKS == len(read)
+
+
+class Killed(BaseException):
+    """As a signal that nobody handles."""
+
+
+@pytest.mark.parametrize("after", range(RANKS))
+def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
+    traces: Path, tmp_path: Path, read: list[str], after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = reduce_traces(traces, tmp_path / "whole.dpscope")
+    read.clear()
+    begin: Callable[..., Generator[tuple[int, RowsOutcome]]] = vars(reducing)["rows_as_read"]
+
+    def dies(*arguments: object) -> Generator[tuple[int, RowsOutcome]]:
+        for count, answer in enumerate(begin(*arguments)):
+            if count == after:
+                read.pop()
+                raise Killed
+            yield answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reducing, "rows_as_read", dies)
+        patched.setattr(reducing, "_MOST_OF_TIME", 0)
+        with pytest.raises(Killed):
+            reduce_traces(traces, tmp_path / "killed.dpscope")
+    assert not (tmp_path / "killed.dpscope").exists()
+    taken_up = reduce_traces(traces, tmp_path / "killed.dpscope")
+    assert (taken_up.read, taken_up.kept) == (RANKS - after, after)
+    assert sorted(read) == sorted(path.name for path in traces.iterdir())
+    assert read_partial(taken_up.path).rows.equals(read_partial(whole.path).rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.dpscope", "traces", "whole.dpscope"]
+
+
+def test_a_broken_trace_is_told_and_does_not_end_the_rest(traces: Path, tmp_path: Path) -> None:
+    (traces / "0_2.pt.trace.json.gz").write_bytes(b"no trace")
+    ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
+    assert ended.exit_code == 2
+    assert "3 ranks" in ended.output
+    assert [line for line in ended.output.splitlines() if "not read" in line and "0_2.pt.trace" in line]
+    (finding,) = [one for one in analyze_partials(tmp_path / "n0.dpscope").findings if one.code == "file_not_read"]
+    assert "0_2.pt.trace.json.gz" in finding.message
+    write_trace(ddp_trace(2, RANKS).trace, traces / "0_2.pt.trace.json.gz")
+    mended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
+    assert mended.exit_code == 0
+    assert "4 ranks, 3 of them known already" in mended.output
+    assert "file_not_read" not in {one.code for one in analyze_partials(tmp_path / "n0.dpscope").findings}
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 8, 33])
+def test_shares_hold_every_file_once(tasks: int) -> None:
+    files = [f"{number}" for number in range(20)]
+    told = [
+        read_share("auto", {"SLURM_PROCID": str(task), "SLURM_NTASKS": str(tasks)}).among(files)
+        for task in range(tasks)
+    ]
+    assert sorted(name for share in told for name in share) == sorted(files)
+    stated = [read_share(f"{task + 1}/{tasks}", {}).among(files) for task in range(tasks)]
+    assert stated == told
+
+
+def test_every_launcher_tells_its_tasks() -> None:
+    assert read_share("auto", {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}) == Share(2, 4)
+    assert read_share("auto", {"PMI_RANK": "0", "PMI_SIZE": "2"}) == Share(0, 2)
+    for text, environment in (("auto", {}), ("auto", {"SLURM_PROCID": "0"}), ("0/2", {}), ("3/2", {}), ("half", {})):
+        with pytest.raises(DpscopeError, match="--share"):
+            read_share(text, environment)
+
+
+def test_tasks_of_a_shared_folder_write_a_partial_each(traces: Path, tmp_path: Path) -> None:
+    made = [reduce_traces(traces, tmp_path / "partials", Share(task, 3)) for task in range(3)]
+    assert [one.path.name for one in made] == [f"share-{task}of3.dpscope" for task in (1, 2, 3)]
+    assert [one.ranks for one in made] == [2, 1, 1]
+    assert len(analyze_partials(tmp_path / "partials").summaries) == RANKS
+
+
+def foreign_file(traces: Path, place: Path) -> None:
+    place.write_text("mine")
+
+
+def other_traces(traces: Path, place: Path) -> None:
+    reduce_traces(traces, place)
+    (traces / "0_3.pt.trace.json.gz").unlink()
+
+
+def newer(traces: Path, place: Path) -> None:
+    write_partial(Partial(PARTIAL_SCHEMA.empty_table()), place)
+    rewrite(place, b'{"schema_version": 9}')
+
+
+def older(traces: Path, place: Path) -> None:
+    write_partial(Partial(PARTIAL_SCHEMA.empty_table()), place)
+    rewrite(place, b'{"schema_version": 0}')
+
+
+def rewrite(place: Path, head: bytes) -> None:
+    table = pq.read_table(place).replace_schema_metadata({b"dpscope.partial": head})
+    pq.write_table(table, place)
+
+
+def no_traces(traces: Path, place: Path) -> None:
+    for path in traces.iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (foreign_file, "was not written by dpscope"),
+        (other_traces, "holds 1 traces that are not among these"),
+        (newer, "newer dpscope"),
+        (older, "older dpscope"),
+        (no_traces, "holds no trace"),
+    ],
+)
+def test_what_cannot_be_reduced_is_told_in_a_line_and_nothing_changes(
+    traces: Path, tmp_path: Path, prepare: Callable[[Path, Path], None], said: str
+) -> None:
+    place = tmp_path / "n0.dpscope"
+    prepare(traces, place)
+    before = place.read_bytes() if place.exists() else b""
+    with pytest.raises(DpscopeError, match=said) as told:
+        reduce_traces(traces, place)
+    assert "\n" not in str(told.value)
+    assert (place.read_bytes() if place.exists() else b"") == before
+
+
+def test_a_place_that_cannot_be_written_is_told(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpscope.analysis.partials.file.write_rows", full)
+    with pytest.raises(DpscopeError, match=r"cannot write .*: No space left on device; choose another"):
+        reduce_traces(traces, tmp_path / "n0.dpscope")
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_any_parquet_reader_shows_a_partial(traces: Path, tmp_path: Path) -> None:
+    table = pq.read_table(reduce_traces(traces, tmp_path / "n0.dpscope").path)
+    assert table.column("rank").to_pylist() == [0, 1, 2, 3]
+    steps = table.column("steps").to_pylist()[0]
+    assert {"step", "step_us", "exposed_us"} <= set(steps[0])
+    assert pa.types.is_list(table.schema.field("collectives").type)
