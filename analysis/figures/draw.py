@@ -41,6 +41,8 @@ CAPTIONS = {
     "link and the link's specification say of such sizes, as far as they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
     "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count.",
+    "what_if": "Predicted, not measured: efficiency on more devices, replayed from the cell that the chapter names, with its 90% "
+    "band. Points are measured cells of the same batch.",
     "study": "A study's result at a glance: speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
     "intervals, those of accuracy the range over seeds. Thin lines: Amdahl's law through the strong point of most devices.",
     **training_figures.TRAINING_CAPTIONS,
@@ -48,7 +50,7 @@ CAPTIONS = {
 
 
 def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict[str, Figure]:
-    """Every figure that this run has numbers for, by file name; a figure without numbers is left out."""
+    """Every figure of what was measured, by file name; one without numbers is left out."""
     drawers: dict[str, Draw] = {
         "batch": batch_figure,
         "waterfall": waterfall,

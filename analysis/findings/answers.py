@@ -5,7 +5,7 @@ that were measured and, there, the batch per device at which the strategies were
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
@@ -64,6 +64,12 @@ class Answers:
     @property
     def all(self) -> tuple[Answer, Answer, Answer]:
         return self.which, self.cost, self.action
+
+    def with_advice(self, sentence: str | None) -> "Answers":
+        """The same, with a sentence more on what to do."""
+        if sentence is None:
+            return self
+        return replace(self, action=replace(self.action, text=f"{self.action.text} {sentence}"))
 
 
 def answer(

@@ -26,6 +26,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.tables import training_tables
+from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, chapter_of
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
@@ -57,6 +58,7 @@ class Report:
     tables: Mapping[str, TextTable]
     formulas: TextTable | None
     missing: tuple[str, ...]
+    what_if: WhatIfChapter | None
 
     @property
     def sound(self) -> bool:
@@ -83,7 +85,8 @@ class Report:
         """All figures by name; matplotlib is loaded when they are asked for."""
         from dpscope.analysis.figures.draw import draw_all
 
-        return draw_all(self.run, self.comparison, self.sources)
+        predicted = self.what_if.figure() if self.what_if is not None else None
+        return draw_all(self.run, self.comparison, self.sources) | ({"what_if": predicted} if predicted else {})
 
 
 def make_report(
@@ -96,6 +99,7 @@ def make_report(
     comparison = compare(run, link, calibration, target_efficiency)
     sources = cost_sources(run.recorded, link, calibration)
     findings = tuple(conclusions(run, comparison))
+    what_if = chapter_of(run)
     return Report(
         run=run,
         comparison=comparison,
@@ -103,11 +107,14 @@ def make_report(
         sources=sources,
         headline=best_sentence(comparison),
         setting=setting_of(run),
-        answers=answer(comparison, run.device_type, _stragglers(run), _repeats(run)),
+        answers=answer(comparison, run.device_type, _stragglers(run), _repeats(run)).with_advice(
+            what_if.advice if what_if else None
+        ),
         summary=summary_table(comparison),
-        tables=report_tables(run, comparison),
+        tables={**report_tables(run, comparison), **(what_if.tables if what_if else {})},
         formulas=formula_table(run, comparison, sources),
         missing=(*missing_reasons(comparison), *_untrained(run)),
+        what_if=what_if,
     )
 
 

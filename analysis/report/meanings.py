@@ -4,6 +4,7 @@ from dpscope.analysis.comparison.columns import BY_NAME
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.report.comparison_tables import shown_views, summary_view
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.what_if.answers.chapter import WHAT_IF_MEANINGS
 
 LEARNING_MEASURES = (
     (
@@ -223,6 +224,7 @@ _OF_TABLE = {
     "formulas": _FORMULAS,
     "projection": _PROJECTION,
     **TRAINING_MEANINGS,
+    **WHAT_IF_MEANINGS,
 }
 _CELL = BY_NAME["cell"].meaning
 _PROJECTED = "Predicted from the link's specification for this many bytes; nothing was measured"

@@ -90,6 +90,14 @@ SECTIONS = (
         terms=("weak", "strong", "efficiency"),
     ),
     Section(
+        "what_if",
+        "What if",
+        "What would the step be on more devices, which change is worth most, and how wrong is that on cells that were measured?",
+        ("what_if",),
+        ("what_if", "what_if_worth", "what_if_own_error"),
+        terms=("step", "exposed", "efficiency"),
+    ),
+    Section(
         "learning",
         "Accuracy beside speed",
         "Did the faster strategies learn as well, and how long did each take to get there?",

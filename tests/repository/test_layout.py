@@ -51,26 +51,26 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps analysis/training profiling/records",
     "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records profiling/store",
-    "analysis/findings": "analysis/comparison analysis/runs analysis/stats analysis/text analysis/traces/ranks "
-    "analysis/training profiling/records",
-    "analysis/report": "analysis/comparison analysis/costs analysis/figures analysis/findings analysis/runs "
-    "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
-    "profiling/machine profiling/records profiling/store",
-    "analysis/equality": "analysis/text profiling/records profiling/store",
-    "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/partials analysis/report analysis/runs "
-    "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
-    "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
-    "analysis/epoch_times": "analysis/text profiling/records profiling/store",
     "analysis/what_if/replay": "analysis/costs analysis/stats",
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
-    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/what_if": "analysis/stats analysis/text profiling/store",
     "analysis/what_if/scenarios": "analysis/what_if analysis/what_if/links analysis/what_if/replay",
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
     "profiling/machine profiling/records profiling/store",
+    "analysis/findings": "analysis/comparison analysis/runs analysis/stats analysis/text analysis/traces/ranks "
+    "analysis/training profiling/records",
+    "analysis/report": "analysis/comparison analysis/costs analysis/figures analysis/findings analysis/runs "
+    "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
+    "analysis/what_if/answers profiling/machine profiling/records profiling/store",
+    "analysis/equality": "analysis/text profiling/records profiling/store",
+    "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/partials analysis/report analysis/runs "
+    "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
+    "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
+    "analysis/epoch_times": "analysis/text profiling/records profiling/store",
+    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis": "analysis/comparison analysis/partials analysis/report analysis/runs "
     "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "

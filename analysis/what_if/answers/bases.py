@@ -54,9 +54,13 @@ class Told:
 
 
 def base_of_run(path: Path, cell_name: str | None) -> AskedBase:
+    """As `base_of_loaded`, of a run folder."""
+    return base_of_loaded(load_run(path), cell_name)
+
+
+def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
     """A cell of a run as base: the named one, else DDP's with the most devices. Raises DpscopeError where there is none."""
-    run = load_run(path)
-    data = _chosen(run, cell_name, path)
+    data = _chosen(run, cell_name, run.path)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
     repeats = sorted({repeat for repeat, _ in data.ranks})

@@ -1,9 +1,13 @@
 """Efficiency over devices: the predictions with their band, and the points that were measured."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _KINDS = (".png", ".svg", ".pdf")
 
@@ -14,6 +18,14 @@ def write_figure(said: RunAnswer, path: Path) -> None:
         raise DpscopeError(f"{path} must end in {', '.join(_KINDS)}")
     if not path.parent.is_dir():
         raise DpscopeError(f"{path.parent} does not exist; make it first")
+    drawn = efficiency_figure(said)
+    if drawn is None:
+        raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
+    drawn.savefig(path)
+
+
+def efficiency_figure(said: RunAnswer) -> "Figure | None":
+    """The figure; None where no scenario has an efficiency."""
     points = sorted(
         (
             one.devices,
@@ -25,7 +37,16 @@ def write_figure(said: RunAnswer, path: Path) -> None:
         if one.efficiency is not None and one.step_us and one.low_us and one.high_us
     )
     if not points:
-        raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
+        return None
+    import matplotlib as mpl
+
+    from dpscope.analysis.figures.style import STYLE
+
+    with mpl.rc_context(STYLE):
+        return _drawn(points, _measured(said))
+
+
+def _drawn(points: list[tuple[int, float, float, float]], measured: list[tuple[int, float]]) -> "Figure":
     from dpscope.analysis.figures.colours import COLOURS
     from dpscope.analysis.figures.style import new_figure
 
@@ -35,12 +56,11 @@ def write_figure(said: RunAnswer, path: Path) -> None:
         devices, [100 * one[2] for one in points], [100 * one[3] for one in points], alpha=0.25, linewidth=0
     )
     axes.plot(devices, [100 * one[1] for one in points], marker=".", label="predicted, 90% band")
-    measured = _measured(said)
     if measured:
         axes.plot(*zip(*measured, strict=True), "o", color=COLOURS["ddp"], label="measured")
     axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None), xticks=sorted({*devices}))
     axes.legend(loc="lower left")
-    drawn.savefig(path)
+    return drawn
 
 
 def _measured(said: RunAnswer) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ from dpscope.profiling.store.files import write_text
 from dpscope.profiling.store.ownership import ForeignFileError, bears_mark, remove_report
 from tests.helpers.paths import EXAMPLE_RUN
 
-NAMES = {"waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling"}
+NAMES = {"waterfall", "step_split", "phases", "waits", "communication", "busbw", "scaling", "what_if"}
 
 
 def shown(

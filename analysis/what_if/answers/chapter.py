@@ -1,0 +1,139 @@
+"""The report's chapter on what was not measured: more devices, what is worth most, and how wrong the method is here."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_loaded
+from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, run_answer, run_table
+from dpscope.analysis.what_if.answers.own_error import with_own_error
+from dpscope.analysis.what_if.answers.questions import Worth, worth
+from dpscope.analysis.what_if.scenarios.predict import refusal
+from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
+_ON_CPU = "these devices are processes on a CPU: each is taken to keep the cores it has now, and nothing of this is said of GPUs"
+
+WHAT_IF_MEANINGS = {
+    "what_if": {
+        "devices": "Devices of the predicted step, with links as they are",
+        "nodes": "Nodes that so many devices are taken to be on",
+        "batch": "Batch per device",
+        "step": "Predicted: the measured step plus what the replay adds to it",
+        "90% band": "Where nine in ten truths are expected",
+        "exposed": "Predicted communication that nothing hides",
+        "efficiency": "The step on one device over the predicted one, at the same batch per device",
+        "bound by": "What the step would be shorter without, most of all",
+    },
+    "what_if_worth": {
+        "change": "What is changed in the replay, and nothing else",
+        "saves": "What the step would be shorter by",
+        "band": "The method's own error, put on what is saved",
+        "shown": "Whether that is more than the method's error on the whole step",
+    },
+    "what_if_own_error": {
+        "measured": "Median untraced step of the cell",
+        "predicted": "By the replay of the other cell, without this one's time",
+        "error": "Predicted over measured, minus 1",
+        "perfect scaling": "The error of taking one device's step for it",
+        "nothing changes": "The error of taking the other cell's step for it",
+    },
+}
+
+
+@dataclass(frozen=True)
+class WhatIfChapter:
+    """Tables by name, and a sentence for the panel of answers where one change is shown to be worth it."""
+
+    said: RunAnswer
+    tables: dict[str, TextTable]
+    advice: str | None
+
+    def figure(self) -> "Figure | None":
+        """Efficiency over devices, with band and measured points; None where there is none to draw."""
+        from dpscope.analysis.what_if.answers.figure import efficiency_figure
+
+        return efficiency_figure(self.said)
+
+
+def chapter_of(run: RunData) -> WhatIfChapter | None:
+    """What a run's largest DDP cell says of configurations that were not measured; None where it cannot be a base."""
+    if run.recorded is None:
+        return None
+    try:
+        question = base_of_loaded(run)
+    except DpscopeError:
+        return None
+    question, own = with_own_error(question)
+    base = question.base
+    if refusal(base, Scenario()) is not None:
+        return None
+    counts = [times * base.devices for times in _TIMES_AS_MANY]
+    said = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
+    changes = worth(base, Scenario(), question.costs)
+    told = tuple(base_sentences(said)) + ((_ON_CPU,) if run.device_type == "cpu" else ())
+    table = run_table(said)
+    tables = {
+        "what_if": TextTable(table.title, table.headings, table.rows, notes=(*told, *table.notes)),
+        "what_if_worth": _worth_table(changes, base.name),
+        "what_if_own_error": _error_table(said),
+    }
+    return WhatIfChapter(said, {name: one for name, one in tables.items() if one.rows}, _advice(changes, question))
+
+
+def _worth_table(changes: list[Worth], cell: str) -> TextTable:
+    rows = tuple(
+        (
+            one.change,
+            f"{one.saved_us / 1e3:.2f}",
+            f"{one.low_us / 1e3:.2f} to {one.high_us / 1e3:.2f}",
+            "yes" if one.certain else "no",
+        )
+        for one in changes
+    )
+    return TextTable(
+        f"What one change alone would take off the step of {cell}", ("change", "saves [ms]", "band [ms]", "shown"), rows
+    )
+
+
+def _error_table(said: RunAnswer) -> TextTable:
+    def percent(value: float | None) -> str:
+        return "NA" if value is None else f"{100 * value:+.1f}"
+
+    def ms(value: float | None) -> str:
+        return "NA" if value is None else f"{value / 1e3:.2f}"
+
+    rows = tuple(
+        (
+            one.cell,
+            ms(one.measured_us),
+            ms(one.predicted_us),
+            percent(one.error),
+            percent(None if one.perfect_us is None else one.perfect_us / one.measured_us - 1),
+            percent(one.same_us / one.measured_us - 1),
+        )
+        for one in said.own.cells
+    )
+    reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in said.own.cells if one.reason is not None)
+    headings = ("cell", "measured [ms]", "predicted [ms]", "error [%]", "perfect scaling [%]", "nothing changes [%]")
+    return TextTable("The same method on cells that were measured", headings, rows, notes=tuple(reasons))
+
+
+def _advice(changes: list[Worth], question: AskedBase) -> str | None:
+    """Only with the method's error on this run's own cells, and of changes that a user can make."""
+    shown = [one for one in changes if one.certain and one.change in _CAN_BE_DONE]
+    if question.base.own_error is None or not shown:
+        return None
+    best = shown[0]
+    return (
+        f"Replayed: {best.change} alone would take {best.saved_us / 1e3:.1f} ms ({best.low_us / 1e3:.1f} to "
+        f"{best.high_us / 1e3:.1f}) off the {question.base.step_us / 1e3:.1f} ms of {question.base.name}."
+    )
+
+
+_CAN_BE_DONE = ("infinite bandwidth", "zero latency", "no jitter", "no host gaps")

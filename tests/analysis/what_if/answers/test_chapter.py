@@ -1,0 +1,95 @@
+"""The report's chapter of predictions: from the run's largest DDP cell, with its error on others, and only where it holds."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.what_if.answers.bases import AskedBase
+from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, _advice, chapter_of
+from dpscope.analysis.what_if.answers.questions import Worth
+from tests.helpers.paths import ROOT
+from tests.helpers.replayed_steps import BASE, COSTS
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    """Five repeats of LeNet-5 on two processes of a CPU."""
+    return load_run(ROOT / "examples" / "run_cpu")
+
+
+@pytest.fixture(scope="module")
+def chapter(example: RunData) -> WhatIfChapter:
+    found = chapter_of(example)
+    assert found is not None
+    return found
+
+
+def test_the_measured_count_comes_first_and_numbers_end_at_eight_times_it(chapter: WhatIfChapter) -> None:
+    table = chapter.tables["what_if"]
+    assert [row[0] for row in table.rows] == ["2", "4", "8", "16"]
+    base = chapter.said.question.base
+    assert table.rows[0][table.headings.index("step [ms]")] == f"{base.step_us / 1e3:.1f}"
+    widths = [float(high) - float(low) for low, high in (row[4].split(" to ") for row in table.rows)]
+    assert widths == sorted(widths)
+
+
+def test_a_cpu_is_told_as_one_and_where_the_base_is_from(chapter: WhatIfChapter) -> None:
+    notes = " ".join(chapter.tables["what_if"].notes)
+    assert "ddp-d2-b128" in notes
+    assert "nothing of this is said of GPUs" in notes
+    assert "No other cell of this run tells how wrong this method is here." in notes
+
+
+def test_what_one_change_saves_is_sorted_and_has_a_band(chapter: WhatIfChapter) -> None:
+    saved = [float(row[1]) for row in chapter.tables["what_if_worth"].rows]
+    assert len(saved) == 5
+    assert saved == sorted(saved, reverse=True)
+    assert all(re.fullmatch(r"-?[\d.]+ to -?[\d.]+", row[2]) for row in chapter.tables["what_if_worth"].rows)
+
+
+def test_the_figure_holds_what_is_predicted_and_what_was_measured(chapter: WhatIfChapter) -> None:
+    figure = chapter.figure()
+    assert figure is not None
+    predicted, measured = (np.asarray(line.get_xydata()) for line in figure.axes[0].get_lines())
+    assert predicted[:, 0].tolist() == [2, 4, 8, 16]
+    assert measured.tolist() == [pytest.approx(predicted[0].tolist(), rel=1e-6)]
+
+
+def test_a_run_without_a_ddp_cell_has_no_chapter(example: RunData) -> None:
+    alone = {name: data for name, data in example.cells.items() if data.cell.strategy != "ddp"}
+    assert chapter_of(replace(example, cells=alone)) is None
+
+
+def _found(own_error: float | None, *changes: Worth) -> str | None:
+    return _advice(list(changes), AskedBase(replace(BASE, own_error=own_error), COSTS))
+
+
+def test_advice_needs_the_methods_own_error_and_a_change_that_can_be_made() -> None:
+    faster = Worth("twice the GPU", 9_000.0, 8_000.0, 10_000.0, certain=True)
+    link = Worth("infinite bandwidth", 4_000.0, 3_500.0, 4_500.0, certain=True)
+    unsure = Worth("zero latency", 100.0, -10.0, 210.0, certain=False)
+    said = _found(0.02, faster, link, unsure)
+    assert said is not None
+    assert "infinite bandwidth alone would take 4.0 ms (3.5 to 4.5)" in said
+    assert _found(None, faster, link) is None
+    assert _found(0.02, faster, unsure) is None
+
+
+def test_traces_alone_have_no_chapter(example: RunData) -> None:
+    assert chapter_of(replace(example, recorded=None)) is None
+
+
+def test_the_page_shows_it(tmp_path: Path, example: RunData) -> None:
+    from dpscope.analysis.report.build import make_page, make_report
+
+    report = make_report(example)
+    assert {"what_if", "what_if_worth"} <= set(report.tables)
+    assert "what_if" in report.figures
+    section = next(
+        one for one in make_page(report, {"what_if": "<svg></svg>"}).sections if one.section.name == "what_if"
+    )
+    assert [figure.name for figure in section.figures] == ["what_if"]
