@@ -14,6 +14,7 @@ from dpscope.analysis.comparison.ring_load import runs_all_reduces
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.row import minus as _minus
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
+from dpscope.analysis.comparison.strategy_costs import StrategyCost, strategy_costs
 from dpscope.analysis.costs.sources import CostSources, RingRate, cost_sources
 from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData
@@ -66,6 +67,7 @@ class StrategyGap:
 class Comparison:
     """`table`: a row per planned cell, columns.NAMES; `reasons`: (cell, column) -> why it is missing.
 
+    `costs`: strategies beside the plainer one.
     `scaling`: speedups and their laws by strategy and batch; `predictions`: a row per kind and size of collective;
     `target_efficiency`: what the user asked to be judged against, 0..1; `ring_rates`: what the ring formula divides by.
     """
@@ -83,6 +85,7 @@ class Comparison:
     calibrated_later: bool = False  # the calibration was made when the run had begun
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
+    costs: tuple[StrategyCost, ...] = ()
 
 
 def compare(
@@ -126,6 +129,7 @@ def compare(
         calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),
+        costs=strategy_costs(run.measured, rows, spreads.step),
     )
 
 

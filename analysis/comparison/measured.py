@@ -144,7 +144,7 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spre
         _speedup_range(data, singles, cell.batch_size, spread),
         _speedup_range(data, singles, cell.global_batch_size, spread),
     )
-    few = "one device: 1 by definition" if cell.devices == 1 else NO_INTERVAL
+    few = "one device: 1 by definition" if cell.strategy == "single" else NO_INTERVAL
     no_same, no_total = "no single-device cell at this batch per device", "no single-device cell at the global batch"
     row.put(
         no_same,
@@ -164,7 +164,7 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spre
 def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: int, spread: Spread) -> Estimate:
     """t_1 at a batch over this cell's step, with its interval; unknown for a single device itself."""
     single = singles.get(batch_size)
-    if single is None or data.cell.devices == 1:
+    if single is None or data.cell.strategy == "single":
         return UNKNOWN
     return ratio_estimate(single.step_samples(), data.step_samples(), spread)
 
@@ -267,6 +267,8 @@ def _put_checks(row: Row, data: CellData) -> None:
         counter_span_ratio=float(np.median(ratios)) if ratios else None,
         counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
     )
+    held = [rank.state_bytes for _, rank in data.ranks if rank.state_bytes is not None]
+    row.put("measured before this was told, or a script's own", state_bytes=max(held, default=None))
     peaks = [memory for _, rank in data.ranks for memory in rank.memory]
     row.put(
         "the CPU's allocator keeps no peak",

@@ -17,10 +17,12 @@ from dpscope.analysis.stats.scaling_laws import (
     speedup_draws,
     strong_speedup,
 )
-from dpscope.profiling.records.run import Cell, CellStrategy
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell
 
 STRATEGY_NAMES: Mapping[CellStrategy, str] = {
-    "single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP", "fsdp": "FSDP", "custom": "custom",
+    "single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP", "replicate": "replicate", "fsdp": "FSDP",
+    "fsdp-no-reshard": "FSDP without resharding", "hsdp": "HSDP", "custom": "custom",
 }  # fmt: skip
 
 

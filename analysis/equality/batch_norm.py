@@ -26,7 +26,7 @@ def statistics_of(training: RecordedTraining, settings: EqualitySettings) -> Sco
     """What batch norm's statistics are about: the global batch, a device's share, or nothing where none is computed."""
     if not training.ranks[0].record.batch_norms:
         return "none"
-    synchronised = settings.sync_batch_norm and training.cell.strategy == "ddp"
+    synchronised = settings.sync_batch_norm and training.cell.per_device
     return "batch" if training.cell.strategy == "single" or synchronised else "share"
 
 

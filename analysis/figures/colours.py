@@ -27,6 +27,8 @@ COLOURS = {
     "dp-host": "#D55E00",
     "ddp": "#0072B2",
     "fsdp": "#E69F00",
+    "fsdp-no-reshard": "#A6761D",
+    "hsdp": "#117733",
     "custom": "#8C6BD1",
     "transfer": "#009E73",
     "same_local_batch": "#CC79A7",

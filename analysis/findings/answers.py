@@ -133,7 +133,9 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
         return Answer(question, NOT_COMPARED, "no_interval"), None
     names = {str(row["cell"]): row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
-    chosen = _faster(names, gap) or min(case, key=lambda row: _measured(row, "step_us"))
+    chosen = _faster_than_ddp(comparison, names, _faster(names, gap)) or min(
+        case, key=lambda row: _measured(row, "step_us")
+    )
     speedup = _speedup(comparison, str(chosen["cell"]))
     where = f"on {chosen['devices']} devices at batch {chosen['batch_size']} per device"
     between = f" {_gap_sentence(gap)}" if gap else ""
@@ -158,8 +160,22 @@ def _faster(names: Mapping[str, CellValues], gap: StrategyGap | None) -> CellVal
     return names[gap.dp] if _gap_verdict(gap) == "below" else names[gap.ddp]
 
 
+def _faster_than_ddp(
+    comparison: Comparison, names: Mapping[str, CellValues], chosen: CellValues | None
+) -> CellValues | None:
+    """The chosen cell, or of those that are shown to be faster than it, where it is DDP's, the fastest."""
+    if chosen is None:
+        return None
+    faster = [
+        one
+        for one in comparison.costs
+        if one.against == chosen["cell"] and one.cell in names and verdict(one.ratio) == "below"
+    ]
+    return names[min(faster, key=lambda one: one.ratio.value or 1.0).cell] if faster else chosen
+
+
 def _recommended(gap: StrategyGap | None, chosen: CellValues) -> str:
-    undecided = gap is not None and _gap_verdict(gap) not in ("above", "below")
+    undecided = gap is not None and _gap_verdict(gap) not in ("above", "below") and chosen["cell"] in (gap.dp, gap.ddp)
     return f"DDP or {gap.dp_label}, whichever is simpler" if undecided and gap else _name(chosen)
 
 

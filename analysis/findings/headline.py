@@ -3,6 +3,7 @@
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.communication import communication_finding, known_values
+from dpscope.analysis.findings.strategy_costs import sharding_headline
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.stats.samples import verdict
 
@@ -10,13 +11,19 @@ _NOTHING = "No comparison could be made; see the findings."
 
 
 def best_sentence(comparison: Comparison) -> str:
-    """DP against DDP on most devices at the largest batch, else the speedup there, else communication.
+    """FSDP beside DDP on most devices at the largest batch, else DP against DDP, else the speedup there, else communication.
 
     Of traces alone, what communication costs.
     """
     if comparison.decisive:
         return comparison.decisive
-    return _gap(comparison) or _speedup(comparison) or _communication(comparison) or _NOTHING
+    return (
+        sharding_headline(comparison.costs)
+        or _gap(comparison)
+        or _speedup(comparison)
+        or _communication(comparison)
+        or _NOTHING
+    )
 
 
 def _gap(comparison: Comparison) -> str:

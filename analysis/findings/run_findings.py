@@ -12,6 +12,7 @@ from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
 from dpscope.analysis.findings.straggler import straggler_finding
+from dpscope.analysis.findings.strategy_costs import strategy_cost_finding
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import CellData, RunData
@@ -55,6 +56,7 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
         *_cells_not_measured(run),
         *repeat_findings(run),
         *(gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None),
+        *(strategy_cost_finding(cost) for cost in comparison.costs if cost.ratio.value is not None),
         *_per_row(comparison),
         *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
         *scaling_findings(comparison),

@@ -30,6 +30,11 @@ _VIEWS = (
         ("cell", "step_us", "step_low_us", "step_high_us", "step_count", "samples_per_s", "weak_efficiency", "strong_speedup"),
     ),
     View(
+        "memory",
+        "Memory of a device beside its step",
+        ("cell", "step_us", "state_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
+    ),
+    View(
         "breakdown",
         "Where a traced step goes (means over ranks, devices, steps)",
         (
@@ -102,7 +107,7 @@ _VIEWS = (
     View(
         "checks",
         "Checks",
-        ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal", "peak_allocated_bytes", "peak_reserved_bytes"),
+        ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal"),
     ),
 )  # fmt: skip
 _SUMMARY = View(
@@ -121,7 +126,7 @@ _TRACED = replace(
     ),
 )  # fmt: skip
 _OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
-_OF_RUNS = frozenset({"time", "epoch", "learning", "checks"})  # views of what traces alone never tell
+_OF_RUNS = frozenset({"time", "memory", "epoch", "learning", "checks"})  # views of what traces alone never tell
 _MOST_HEADINGS = 6  # in a line that says why values are missing
 _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
@@ -281,6 +286,31 @@ def gap_table(comparison: Comparison) -> TextTable | None:
             for gap in comparison.gaps
         ),
         notes=(f"ratio: {label}'s median untraced step over DDP's, with its 95% interval",),
+    )
+
+
+def cost_table(comparison: Comparison) -> TextTable | None:
+    """Strategies beside the plainer one at equal devices and batch, None where no pair was measured."""
+    if not comparison.costs:
+        return None
+    ratio, saved = Unit("", 1.0, 3), choose_unit("bytes", [one.saved_bytes for one in comparison.costs])
+    return TextTable(
+        title="Strategies beside the plainer one, same devices and batch per device",
+        headings=("cell", "beside", "ratio", "low", "high", f"saved a device [{saved.label}]", "of"),
+        rows=tuple(
+            (
+                one.cell,
+                one.against,
+                *(show(value, ratio) for value in (one.ratio.value, one.ratio.low, one.ratio.high)),
+                show(one.saved_bytes, saved),
+                one.memory,
+            )
+            for one in comparison.costs
+        ),
+        notes=(
+            "ratio: the cell's median untraced step over the other's, with its 95% interval",
+            "peak: the allocator's over the timed steps; state: parameters, buffers and optimizer state between steps",
+        ),
     )
 
 

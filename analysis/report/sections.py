@@ -33,11 +33,11 @@ SECTIONS = (
     ),
     Section(
         "strategies",
-        "DP against DDP",
-        "Which of the two is faster, and in which part of the step does the difference lie?",
+        "Strategies beside each other",
+        "Which one is faster, in which part of the step does the difference lie, and what memory does it take?",
         ("waterfall",),
-        ("gap", "dp_phases"),
-        terms=("exposed", "idle"),
+        ("gap", "dp_phases", "costs", "memory"),
+        terms=("exposed", "idle", "strategy"),
     ),
     Section(
         "breakdown",

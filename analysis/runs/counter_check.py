@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN, cell_error
+from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.finding import Finding, FindingCode
 from dpscope.profiling.records.run import Cell, DdpCounters

@@ -12,17 +12,11 @@ import pandas as pd
 
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.runs.engine_check import engine_findings
+from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
-from dpscope.analysis.runs.traffic_check import (
-    MEASURE_AGAIN,
-    TrafficCheck,
-    cell_error,
-    check_traffic,
-    reduced_bytes,
-    trace_incomplete,
-)
+from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
@@ -279,6 +273,7 @@ def _traffic(cell: Cell, ranks: Sequence[RankResult], analysis: TraceAnalysis) -
         [summary.range_counts for summary in analysis.summaries],
         copies_between_devices(analysis),
         ranks[0].attached,
+        ranks[0].units,
     )
 
 

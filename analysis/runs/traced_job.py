@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions
 
 TRACES_ALONE = "traces alone: their job tells nothing else"
 JobStrategy = CellStrategy | Literal["other"]

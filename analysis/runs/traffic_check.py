@@ -5,20 +5,21 @@ size beside it.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from dpscope.analysis.runs.incomplete import BYTES_TOLERANCE, cell_error, check_ranks, incomplete
+from dpscope.analysis.runs.sharded_traffic import check_sharded
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
-from dpscope.profiling.records.finding import Finding, FindingCode
-from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import SHARDED
+from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, ShardedUnit
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.trace_codes import TraceCode
 
-BYTES_TOLERANCE = 0.05
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
 
 
@@ -52,6 +53,7 @@ def check_traffic(
     ranges: Iterable[dict[str, dict[int | None, int]]],
     copies: pd.DataFrame,
     attached: AttachedProcess | None = None,
+    units: Sequence[ShardedUnit] = (),
 ) -> TrafficCheck:
     """Whether a multi-device cell's trace shows what it must have moved, and findings where it does not.
 
@@ -59,7 +61,8 @@ def check_traffic(
     options promise. `steps` and `collectives` are of all ranks of one repeat; `ranges` are its processes' range counts,
     `copies` its peer copies. DDP must all-reduce `reduced_bytes` on every rank; DP must, for each micro-batch anew, broadcast
     parameters and buffers in that many chunks and reduce the gradients, or copy as much, on every device; dp-host must pass
-    its four ranges for each replica and micro-batch. Kernels without metadata are counted, not summed.
+    its four ranges for each replica and micro-batch; FSDP must gather and scatter its `units` (`sharded_traffic`). Kernels
+    without metadata are counted, not summed.
 
     Of an `attached` script DDP's all-reduces are at least that: it may reduce more often than once a step, and more than
     gradients. Where what it must move cannot be told, every rank must communicate in every step.
@@ -67,11 +70,13 @@ def check_traffic(
     if cell.strategy == "single" or cell.devices == 1:
         return TrafficCheck(True)
     if steps.empty:
-        missing = [_incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
+        missing = [incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
     elif attached is not None and not (attached.reduction_known and cell.strategy in ("ddp", "dp")):
         missing = _check_any(cell, steps, collectives)
-    elif cell.strategy == "ddp":
+    elif cell.strategy in ("ddp", "replicate"):
         missing = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
+    elif cell.strategy in SHARDED:
+        missing = check_sharded(cell, units, steps, collectives)
     elif cell.strategy == "dp-host":
         missing = _check_dp_host(cell, steps, ranges)
     else:
@@ -81,22 +86,15 @@ def check_traffic(
     return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
 
 
-def _check_ranks(cell: Cell, steps: pd.DataFrame) -> list[Finding]:
-    found = len(set(steps["rank"].dropna()))
-    if found == cell.devices:
-        return []
-    return [_incomplete(cell, f"traces of {cell.devices} ranks", f"{found}", "a rank saved no trace")]
-
-
 def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> list[Finding]:
     """Whether every rank communicates in every step, whatever it moves."""
-    if lacking := _check_ranks(cell, steps):
+    if lacking := check_ranks(cell, steps):
         return lacking
     seen = set(zip(collectives["rank"], collectives["step"], strict=True))
     for rank, step in steps[["rank", "step"]].drop_duplicates().itertuples(index=False):
         if (rank, step) not in seen:
             return [
-                _incomplete(
+                incomplete(
                     cell,
                     "a collective in every step of every rank",
                     f"none in step {step} of rank {rank}",
@@ -109,7 +107,7 @@ def _check_any(cell: Cell, steps: pd.DataFrame, collectives: pd.DataFrame) -> li
 def _check_ddp(
     cell: Cell, sizes: ParameterSizes, steps: pd.DataFrame, collectives: pd.DataFrame, at_least: bool
 ) -> list[Finding]:
-    if lacking := _check_ranks(cell, steps):
+    if lacking := check_ranks(cell, steps):
         return lacking
     reduced = collectives[collectives["kind"] == "all_reduce"]
     moved = reduced.groupby(["rank", "step"])["bytes"].sum(min_count=1)
@@ -123,7 +121,7 @@ def _check_ddp(
         count = int(((reduced["rank"] == rank) & (reduced["step"] == step)).sum())
         shown = f"{found:,.0f} B" if found is not None else f"{count} without sizes" if count else "none"
         return [
-            _incomplete(
+            incomplete(
                 cell,
                 f"all-reduces of {expected:,} B a step (the gradients{_hook_text(cell)})",
                 f"{shown} (rank {rank}, step {step})",
@@ -175,7 +173,7 @@ def _check_dp_host(
                 found = counts.get(name, {}).get(int(step), 0)
                 if found < cell.options.accumulate:
                     return [
-                        _incomplete(
+                        incomplete(
                             cell,
                             f"range {name} in every step{_micro_batch_text(cell)}",
                             f"{found or 'none'} (step {step})",
@@ -202,7 +200,7 @@ def _check_dp(
     devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
     if len(devices) != cell.devices:
         return [
-            _incomplete(cell, f"{cell.devices} devices at work", f"{len(devices)}", "the tracer lost a device's events")
+            incomplete(cell, f"{cell.devices} devices at work", f"{len(devices)}", "the tracer lost a device's events")
         ]
     for step in steps["step"].dropna().unique():
         copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0
@@ -214,7 +212,7 @@ def _check_dp(
             found = (int((on_device == "broadcast").sum()), int((on_device == "reduce").sum()))
             if found != (broadcasts, reduces):
                 return [
-                    _incomplete(
+                    incomplete(
                         cell,
                         f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied",
                         f"{found[0]} and {found[1]} on device {device}, {copied:,} B copied (step {step})",
@@ -222,24 +220,3 @@ def _check_dp(
                     )
                 ]
     return []
-
-
-def _incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
-    return trace_incomplete(
-        cell,
-        f"expected {expected}, the trace shows {found}",
-        f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
-    )
-
-
-MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
-
-
-def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
-    """An error finding about one cell, whose name begins the message."""
-    return code.finding(f"{cell.name}: {message}", next_step)
-
-
-def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
-    """The trace does not show what the cell must have moved: its communication is not given."""
-    return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import CellStrategy
+from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.training import TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order, read_json

@@ -49,6 +49,7 @@ def run(
     ddp_args: options.DdpArgs = None,
     accumulate: options.Accumulate = None,
     broadcast_buffers: options.BroadcastBuffers = None,
+    ddp_alone: options.DdpAlone = None,
     config: options.Config = None,
     calibrate: options.Calibrate = None,
     link: options.Link = None,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("runs/default")
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 
-Strategy = Annotated[str | None, typer.Option(help="single,dp,ddp or some of them")]
+Strategy = Annotated[
+    str | None, typer.Option(help="single,dp,ddp, or some of them and replicate,fsdp,fsdp-no-reshard,hsdp")
+]
 Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4")]
 BatchSize = Annotated[
     str | None, typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...")
@@ -77,6 +79,12 @@ StaticGraph = Annotated[
 ]
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
+DdpAlone = Annotated[
+    bool | None,
+    typer.Option(
+        "--ddp-alone/--no-ddp-alone", help="measure DDP on one device as well, where it is measured on several"
+    ),
+]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
 Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
 WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
@@ -200,6 +208,7 @@ OPTION_GROUPS = {
     "What is compared": (
         *("strategy", "devices", "batch_size", "scaling", "amp", "comm_hook", "bucket_mb", "overlap", "accumulate"),
         "nccl_engine",
+        "ddp_alone",
         *(
             "gradient_as_bucket_view",
             "static_graph",

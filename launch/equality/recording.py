@@ -82,7 +82,7 @@ class TrainingRecorder:
     """All that one process keeps of its training."""
 
     def __init__(self, model: nn.Module, forward: ForwardRecorder) -> None:
-        self._named = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._model = model  # FSDP replaces its parameters, which keep their names
         elements = [parameter.numel() for parameter in self._named.values()]
         self._parameters = tuple(
             ParameterRecord(name=name, elements=count, stored=min(count, STORED_ELEMENTS))
@@ -92,6 +92,11 @@ class TrainingRecorder:
         self._weights = TensorHistory("weight", elements)
         self._losses: list[float] = []
         self.samples = SampleHistory(forward)
+
+    @property
+    def _named(self) -> dict[str, nn.Parameter]:
+        """The trained parameters by name."""
+        return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
 
     def add_gradients(self) -> None:
         """The gradients as the optimizer is about to use them; zeros where there is none."""
@@ -118,12 +123,13 @@ class TrainingRecorder:
     ) -> None:
         """Write record and arrays of this process; the record last, so that it speaks of arrays that are there."""
         record_path, arrays_path = rank_paths(folder, rank)
+        last_weights = self._last_weights()  # sharded ones are gathered by all processes
         arrays = {
             "loss": np.array(self._losses),
             **self._gradients.arrays(),
             **self._weights.arrays(),
             **self.samples.arrays(),
-            **(self._last_weights() if whole_weights else {}),
+            **(last_weights if whole_weights else {}),
         }
         with atomic_path(arrays_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -139,13 +145,16 @@ class TrainingRecorder:
         write_json(record_path, record)
 
     def _last_weights(self) -> Arrays:
+        named = self._named
         return {
-            f"last_weight.{place}": _flat(self._named[record.name])
+            f"last_weight.{place}": _flat(named[record.name])
             for place, record in enumerate(self._parameters)
             if record.stored < record.elements
         }
 
 
-def _flat(tensor: Tensor) -> NDArray[Any]:
-    flat: NDArray[Any] = tensor.detach().flatten().cpu().numpy()
+def _flat(tensor: Any) -> NDArray[Any]:
+    """All elements of a tensor; of a sharded one every process must ask."""
+    own: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    flat: NDArray[Any] = own.flatten().cpu().numpy()
     return flat

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.planning.cells import resolve, threads_per_process
+from dpscope.launch.planning.cells import resolve, threads_per_process, unshardable
 from dpscope.launch.planning.run_config import load_config, settings_told
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
@@ -104,6 +104,11 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
         raise DpscopeError(
             f"--batch-size {batch_size}: the data set has {config.workload.samples} samples; choose a smaller one"
         )
+    for strategy in config.matrix.strategies:
+        if reason := unshardable(_cell(config, kind, strategy)):
+            raise DpscopeError(
+                f"--devices {counts[0]}: {reason}; ask for an even number of 4 or more, or leave hsdp out"
+            )
     if sync_batch_norm:
         _check_sync(config.matrix.strategies, kind, freeze_batch_norm)
 

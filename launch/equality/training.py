@@ -23,7 +23,7 @@ from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching
 from dpscope.launch.workload.models import BuiltModel, build_model
-from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, EqualityTraining
 from dpscope.profiling.records.run import Cell
@@ -36,7 +36,7 @@ def run_job(
     torch.set_num_threads(settings.threads_per_process)
     device = devices_of(job.cell, settings.device, place)[0]
     _compute_reproducibly()
-    if job.cell.strategy == "ddp":
+    if job.cell.per_device:
         limit_s = collective_limit_s(device, settings.config.timeout_s, settings.config.workload.data)
         join_process_group(device, limit_s)
     for training in job.trainings:
@@ -108,7 +108,7 @@ class _Process:
             return  # shares would make no difference
         if self._settings.freeze_batch_norm:
             freeze_batch_norm(model, self._first_images(built))
-        if self._settings.sync_batch_norm and self._cell.strategy == "ddp":
+        if self._settings.sync_batch_norm and self._cell.per_device:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         if self._settings.precision == "float64":
             model = to_double(model)
@@ -122,7 +122,7 @@ class _Process:
         recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)
 
     def _take_steps(self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder) -> None:
-        wrapped = wrap(model, self._cell.strategy, self._cell.devices, self._device)
+        wrapped = wrap_for(model, self._cell, self._device)
         kept = KeptBatches(batches)
         micro_batching = MicroBatching(count=self._training.shares)
         config = self._settings.config
@@ -139,10 +139,8 @@ class _Process:
             recorder.samples.add(step, kept.epoch, kept.samples, kept.images)
 
     def _stream(self, built: BuiltModel) -> BatchStream:
-        rank = self._rank if self._cell.strategy == "ddp" else 0
-        return open_stream(
-            self._settings.config.workload, self._fed(self._cell.strategy == "ddp"), built, rank, self._device
-        )
+        rank = self._rank if self._cell.per_device else 0
+        return open_stream(self._settings.config.workload, self._fed(self._cell.per_device), built, rank, self._device)
 
     def _fed(self, one_share: bool) -> Cell:
         """The cell as its batches are cut: a single device gets what DataParallel gets, padding included."""

@@ -48,7 +48,7 @@ def check_process_count(cell: Cell, place: TorchrunPlace) -> None:
 
 def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
     """Raise DpscopeError unless the job spans as many nodes as the cell that it is to measure."""
-    if cell.strategy == "ddp" and cell.nodes != place.nodes:
+    if cell.per_device and cell.nodes != place.nodes:
         raise DpscopeError(
             f"{cell.name} is a cell of {cell.nodes} node(s) and torchrun started {place.nodes}: give the flags of the cell "
             "instead of --cell, and it is entered as one of its own"

@@ -22,7 +22,7 @@ def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torc
     """The devices this process of a cell's job drives, its first one first and made the current one."""
     if kind == "cpu":
         return (torch.device("cpu"),)
-    if cell.strategy == "ddp":
+    if cell.per_device:
         devices: tuple[torch.device, ...] = (torch.device("cuda", place.local_rank),)
     else:
         devices = tuple(torch.device("cuda", index) for index in range(cell.devices))

@@ -71,7 +71,7 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     """The collectives that the planned cells run, each with the number of devices."""
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
-        if cell.strategy == "ddp":
+        if cell.strategy in ("ddp", "replicate"):
             pairs.add(("all_reduce", cell.devices))
         if cell.strategy == "dp":
             pairs.add(("reduce", cell.devices))

@@ -18,7 +18,8 @@ from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.sharding import held_bytes, sharded_units
+from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
@@ -30,7 +31,7 @@ from dpscope.profiling.machine.environment import (
 )
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import Amp
+from dpscope.profiling.records.matrix import SHARDED, Amp
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
     Cell,
@@ -57,7 +58,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     torch.set_num_threads(job.threads)
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
     devices = devices_of(job.cell, job.kind, place)
-    if job.cell.strategy == "ddp":
+    if job.cell.per_device:
         limit_s = collective_limit_s(devices[0], job.config.measurement.timeout_s, job.config.workload.data)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     process, sizes = _prepare(job, place, devices, report)
@@ -119,8 +120,9 @@ def _prepare(
     built = build_model(workload.model)
     sizes = parameter_sizes(built.model)
     model = with_precision(built.model.to(devices[0]), workload.amp, devices[0])
-    wrapped = wrap(model.train(), job.cell.strategy, job.cell.devices, devices[0], job.cell.options)
-    data_rank = place.rank if job.cell.strategy == "ddp" else 0
+    units = sharded_units(model, job.cell.strategy) if job.cell.strategy in SHARDED else ()
+    wrapped = wrap_for(model.train(), job.cell, devices[0])
+    data_rank = place.rank if job.cell.per_device else 0
     batches = open_stream(workload, job.cell, built, data_rank, devices[0])
     process = CellProcess(
         config=job.config,
@@ -132,6 +134,7 @@ def _prepare(
         step=TrainStep(wrapped, batches, job.config.optimizer, workload.amp, devices[0], micro_batching(job.cell)),
         folder=job.folder,
         report=report,
+        units=units,
     )
     return process, sizes
 
@@ -142,7 +145,7 @@ def _device_states(
     """State of this process's devices; empty on the CPU."""
     if job.kind == "cpu":
         return ()
-    indices = (place.local_rank,) if job.cell.strategy == "ddp" else range(job.cell.devices)
+    indices = (place.local_rank,) if job.cell.per_device else range(job.cell.devices)
     properties = {index: torch.cuda.get_device_properties(index) for index in indices}
     uuids = {index: str(getattr(one, "uuid", "")) for index, one in properties.items()}
     return torch_device_states(open_nvml(), own_process_ids, uuids)
@@ -192,6 +195,8 @@ def _rank_result(
             *unlike,
         ),
         last_loss=None if loss is None else loss.item(),
+        units=process.units,
+        state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=environment,
     )
 

@@ -15,7 +15,7 @@ from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, DeviceMemory, TimedBlock
+from dpscope.profiling.records.run import Cell, DeviceMemory, ShardedUnit, TimedBlock
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -36,6 +36,7 @@ class CellProcess:
     step: TrainStep
     folder: RepeatFolder
     report: Callable[[str], None]  # tells which pass begins
+    units: tuple[ShardedUnit, ...] = ()  # of FSDP
     look_at_devices: Callable[[], None] = nothing  # called while the last timed steps run
 
     def synchronise(self) -> None:

@@ -28,7 +28,7 @@ from dpscope.launch.workload.model_size import ModelSize, checked_model_size
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, PlannedCell
+from dpscope.profiling.records.run import Cell, Manifest, PlannedCell
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
@@ -90,6 +90,7 @@ def plan_run(
     run = RunFolder(out)
     _check_out(run, resolved, fresh)
     plan = make_plan(resolved.matrix, resolved.workload.samples, devices.kind)
+    plan = plan if fresh or not is_run_folder(out) else _as_begun(plan, run.manifest())
     size = checked_model_size(resolved.workload)
     jobs = tuple(
         _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
@@ -113,6 +114,12 @@ def plan_run(
         if any(not job.done for job in jobs)
         else None,
     )
+
+
+def _as_begun(plan: tuple[PlannedCell, ...], begun: Manifest) -> tuple[PlannedCell, ...]:
+    """The plan without DDP on one device where the run has been begun without it, by an older version."""
+    known = {planned.cell for planned in begun.plan}
+    return tuple(one for one in plan if one.cell in known or (one.cell.strategy, one.cell.devices) != ("ddp", 1))
 
 
 def _planned_job(

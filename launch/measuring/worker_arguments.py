@@ -12,7 +12,7 @@ from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_nodes, check_process_count
 from dpscope.launch.measuring.job_repeat import POLL_S, WAIT_FOR_RANK_0_S, chosen_repeat
 from dpscope.launch.measuring.multi_host_manifest import manifest_containing, manifest_with
-from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large
+from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large, unshardable
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
 from dpscope.launch.planning.threads import check_threads, threads_by_default
@@ -21,7 +21,7 @@ from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_names import OWN_MODELS
 from dpscope.profiling.records.config import RunConfig, Workload
-from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix
+from dpscope.profiling.records.matrix import ONE_PROCESS, STRATEGY_LIST, SWITCHES, VARIANTS, Amp, Matrix
 from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
 from dpscope.profiling.records.settings import setting_names, settings_of, with_settings
 from dpscope.profiling.store.errors import DpscopeError
@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeat", type=int, help="number of the repeat; the next free one by default")
     add("--threads", type=int, help="of each process (dp-host: replica); by default as the run's other cells have")
     add("--config", type=Path, help="TOML file with the same settings")
-    add("--strategy", help="single, dp or ddp")
-    add("--devices", help="devices of dp; ddp has one per process")
+    add("--strategy", help=f"one of {STRATEGY_LIST}")
+    add("--devices", help="devices of dp; the others have one per process")
     add("--batch-size", help="samples per device")
     defaults = settings_of(RunConfig())
     for name in WORKER_SETTINGS:
@@ -118,14 +118,14 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     devices = resolve_devices(given.workload.device)
     count = _device_count(given.matrix, place, devices.count)
     strategy = given.matrix.strategies[0]
-    on_this_host = place.local_world_size if strategy == "ddp" else None
+    on_this_host = place.local_world_size if strategy not in ONE_PROCESS else None
     config = resolve(with_settings(given, devices=(count,), scaling="weak"), devices, on_this_host)
     cell = Cell(
         strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
         devices=count,
         batch_size=config.matrix.batch_sizes[0],
         options=_only_options(config.matrix, config.workload.amp),
-        nodes=place.nodes if strategy == "ddp" else 1,
+        nodes=place.nodes if strategy not in ONE_PROCESS else 1,
     )
     check_process_count(cell, place)
     _check_measurable(cell, config.workload)
@@ -175,13 +175,14 @@ def _note(text: str) -> None:
 def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
     """Raise DpscopeError unless the settings that were `stated` name one cell."""
     if "strategies" not in stated:
-        raise DpscopeError("--strategy is missing: a worker measures one; give single, dp or ddp")
+        raise DpscopeError(f"--strategy is missing: a worker measures one; give one of {STRATEGY_LIST}")
     if len(matrix.strategies) != 1:
-        raise DpscopeError(f"--strategy {','.join(matrix.strategies)}: a worker measures one; give single, dp or ddp")
+        raise DpscopeError(f"--strategy {','.join(matrix.strategies)}: a worker measures one; give one of them")
     if matrix.batch_sizes is None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
     if "devices" in stated and matrix.strategies != ("dp",):
-        why = "ddp has one for each of torchrun's processes" if matrix.strategies == ("ddp",) else "single has one"
+        (strategy,) = matrix.strategies
+        why = "single has one" if strategy == "single" else f"{strategy} has one for each of torchrun's processes"
         raise DpscopeError(f"--devices does nothing here: {why}; omit it")
     if len(matrix.batch_sizes) != 1 or matrix.batch_growth is not None:
         growth = f"x{matrix.batch_growth}" if matrix.batch_growth else ""
@@ -193,6 +194,8 @@ def _check_measurable(cell: Cell, workload: Workload) -> None:
     """Raise DpscopeError for what would fail in the middle of the job."""
     if cell.strategy in ("dp", "dp-host") and cell.devices < 2:
         raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; ask for 2 or more")
+    if reason := unshardable(cell):
+        raise DpscopeError(f"--strategy {cell.strategy}: {reason}; start more processes, or choose another strategy")
     if reason := too_large(cell, workload.samples):
         raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
     check_data(workload)
@@ -217,7 +220,7 @@ def _only_options(matrix: Matrix, amp: Amp) -> CellOptions:
 
 def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int:
     strategy = matrix.strategies[0]
-    if strategy == "ddp":
+    if strategy not in ONE_PROCESS:
         return place.world_size
     if strategy == "single":
         return 1

@@ -9,14 +9,25 @@ import msgspec
 from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
 from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import settings_told
-from dpscope.launch.planning.variants import ddp_options, other_options
+from dpscope.launch.planning.variants import alone_options, ddp_options, other_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import Measurement, ResolvedConfig, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix, Strategy, check_micro_batches
+from dpscope.profiling.records.matrix import (
+    HSDP_DEVICES,
+    PER_DEVICE,
+    Amp,
+    CellStrategy,
+    Matrix,
+    ResolvedMatrix,
+    Strategy,
+    check_micro_batches,
+    shard_groups,
+    strategy_order,
+)
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, CellOptions, CellStrategy, PlannedCell
+from dpscope.profiling.records.run import Cell, CellOptions, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
@@ -85,7 +96,7 @@ def resolved_matrix(matrix: Matrix, devices: Devices, on_this_host: int | None =
 
 def check_idle_here(config: RunConfig, flags: Collection[str]) -> None:
     """Raise DpscopeError for one of the `flags` (fields) that does nothing with the devices that this machine has."""
-    needing_several = {"link", "target_efficiency", "calibrate", "scaling"} & set(flags)
+    needing_several = {"link", "target_efficiency", "calibrate", "scaling", "ddp_alone"} & set(flags)
     if config.matrix.devices is None and needing_several:
         here = resolve(config, resolve_devices(config.workload.device))
         check_idle(
@@ -156,10 +167,9 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
             f"{','.join(str(count) for count in matrix.devices)} and batches "
             f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
-            "single needs 1 device, dp 2 or more, and a step at most the data set's samples"
+            "single needs 1 device, dp and fsdp 2 or more, hsdp 4, and a step at most the data set's samples"
         )
-    order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
-    key = lambda entry: (entry.cell.batch_size, entry.cell.devices, order[entry.cell.strategy])  # noqa: E731
+    key = lambda entry: (entry.cell.batch_size, entry.cell.devices, strategy_order(entry.cell.strategy))  # noqa: E731
     return tuple(sorted(planned, key=key))
 
 
@@ -191,8 +201,13 @@ def _add(cells: dict[Cell, str | None], matrix: ResolvedMatrix, kind: DeviceType
     if (count > 1 or only_one) and "dp" in matrix.strategies:
         reason = PASS_THROUGH_REASON if only_one else None
         _add_each(cells, _cell("dp", kind, count, size), other_options(matrix), reason)
-    if (count > 1 or only_one) and "ddp" in matrix.strategies:
-        _add_each(cells, _cell("ddp", kind, count, size), ddp_options(matrix))
+    for strategy in (one for one in PER_DEVICE if one in matrix.strategies):
+        options = ddp_options(matrix) if strategy == "ddp" else other_options(matrix)
+        if count > 1 or only_one:
+            cell = _cell(strategy, kind, count, size)
+            _add_each(cells, cell, options, unshardable(cell))
+        elif strategy == "ddp" and matrix.ddp_alone:
+            _add_each(cells, _cell("ddp", kind, 1, size), alone_options(matrix))
 
 
 def _add_each(
@@ -200,6 +215,17 @@ def _add_each(
 ) -> None:
     for chosen in options:
         cells.setdefault(msgspec.structs.replace(plain, options=chosen), reason)
+
+
+def unshardable(cell: Cell) -> str | None:
+    """Why a strategy has nothing to do on a cell's devices, or cannot divide them; None where it can."""
+    if cell.strategy in ("replicate", "fsdp", "fsdp-no-reshard") and cell.devices < 2:
+        return f"{cell.strategy} on one device has nobody to share with; ddp on one device tells what wrapping costs"
+    if cell.strategy == "hsdp":
+        groups, shards = shard_groups("hsdp", cell.devices, cell.nodes)
+        if cell.devices < HSDP_DEVICES or groups * shards != cell.devices:
+            return f"hsdp shards within groups and replicates over them: {cell.devices} devices are no two groups of two or more"
+    return None
 
 
 def too_large(cell: Cell, samples: int) -> str | None:

@@ -26,6 +26,10 @@ def idle_settings(workload: Workload, matrix: Matrix) -> dict[str, str]:
         idle["pin_memory"] = "batches are copied to no GPU with --device cpu"
     if matrix.devices == (1,):
         idle["scaling"] = "on one device weak and strong are the same"
+    if "ddp" not in matrix.strategies:
+        idle["ddp_alone"] = f"ddp is not in --strategy {','.join(matrix.strategies)}"
+    elif matrix.devices is not None and (1 not in matrix.devices or len(matrix.devices) == 1):
+        idle["ddp_alone"] = "DDP is measured on one device beside several, and --devices does not name both"
     if matrix.devices == (1,) or matrix.strategies == ("single",):
         idle |= dict.fromkeys(
             ("link", "target_efficiency", "calibrate"),

@@ -30,6 +30,7 @@ _UNCOUNTED = "this model's multiplications cannot be counted and are taken as th
 _START_S = {"cuda": 14.0, "cpu": 6.5}  # torchrun, imports, process group, model
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones
 _YARDSTICK = SIZES[CIFAR_RESNET]
+_MOVED = {"fsdp": 1.5, "fsdp-no-reshard": 1.25, "hsdp": 2.0}  # what a step communicates, over DDP's all-reduces
 _TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
 
 
@@ -50,7 +51,7 @@ def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: Mo
     """Time and disk of one repeat of a cell."""
     step_s = _step_s(cell, config, kind, size)
     duration_s = _START_S[kind] + _steps(cell, config) * step_s
-    writers = cell.devices * (2 if cell.strategy == "ddp" else 1)  # DDP's counters pass is traced as well
+    writers = cell.devices * _traced_passes(cell)
     traced_bytes = writers * (config.measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
     return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
 
@@ -74,11 +75,15 @@ def estimate_findings(
 
 
 def _steps(cell: Cell, config: ResolvedConfig) -> int:
-    passes = 2 if cell.strategy == "ddp" else 1
-    beside = passes * (config.measurement.traced_steps + _PROFILER_STEPS)
+    beside = _traced_passes(cell) * (config.measurement.traced_steps + _PROFILER_STEPS)
     if config.measurement.epochs is None:
         return config.measurement.warmup_steps + (config.measurement.steps or 0) + beside
     return (1 + config.measurement.epochs) * math.ceil(config.workload.samples / cell.global_batch_size) + beside
+
+
+def _traced_passes(cell: Cell) -> int:
+    """The traced one, and DDP's counters pass, which is traced as well."""
+    return 2 if cell.strategy == "ddp" and cell.devices > 1 else 1
 
 
 def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
@@ -87,8 +92,9 @@ def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSiz
     multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
     several = cell.devices > 1
     if kind == "cuda":
-        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + 0.01 * parameters * several
+        moved = 0.01 * parameters * several * _MOVED.get(cell.strategy, 1.0)
+        return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + moved
     threads = threads_per_process(config.matrix)
     one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
     turns = max(1.0, cell.devices * threads / usable_cores())
-    return one_s * turns + (0.01 + 0.14 * parameters) * several
+    return one_s * turns + (0.01 + 0.14 * parameters) * several * _MOVED.get(cell.strategy, 1.0)

@@ -17,7 +17,7 @@ from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.published import read_published
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
-from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches
+from dpscope.profiling.records.matrix import STRATEGY_LIST, VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches
 from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
@@ -222,7 +222,7 @@ _TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     **variants.TEXT_PARSERS,
 }
 _CHOICES = {
-    "strategies": "single, dp, ddp",
+    "strategies": STRATEGY_LIST,
     "device": "auto, cuda, cpu",
     "scaling": "weak, strong, both",
     "data": "synthetic, fake, digits, cifar10",

@@ -77,6 +77,17 @@ def other_options(matrix: Matrix) -> tuple[CellOptions, ...]:
     return tuple(CellOptions(accumulate=count, amp=amp) for count in matrix.accumulate for amp in _precisions(matrix))
 
 
+def alone_options(matrix: Matrix) -> tuple[CellOptions, ...]:
+    """The options of DDP on one device: of DDP's cells the first with each number of micro-batches and each precision.
+
+    What the others do otherwise is done to messages, and there is none on one device.
+    """
+    first: dict[tuple[int, Amp | None], CellOptions] = {}
+    for options in ddp_options(matrix):
+        first.setdefault((options.accumulate, options.amp), options)
+    return tuple(first.values())
+
+
 def _precisions(matrix: Matrix) -> tuple[Amp | None, ...]:
     """Of cells: the run's own, then the others."""
     return (None, *matrix.amp_variants)

@@ -9,6 +9,7 @@ from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_mat
 from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.matrix import strategy_order
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.settings import shown
 from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
@@ -37,11 +38,12 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     """
     matrix = config.matrix
     with_single = matrix.devices if "single" not in matrix.strategies else (1, *matrix.devices)
-    planned = make_plan(msgspec.structs.replace(matrix, devices=with_single), config.workload.samples, kind)
+    planned = make_plan(
+        msgspec.structs.replace(matrix, devices=with_single, ddp_alone=False), config.workload.samples, kind
+    )
     # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
     chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in matrix.batch_sizes]
-    order = {"single": 0, "dp": 1, "dp-host": 1, "ddp": 2}
-    chosen.sort(key=lambda one: (_listed_batch(config, one.cell), one.cell.devices, order[one.cell.strategy]))
+    chosen.sort(key=lambda one: (_listed_batch(config, one.cell), one.cell.devices, strategy_order(one.cell.strategy)))
     if all(one.skip_reason for one in chosen):
         raise DpscopeError(f"nothing to train: {chosen[0].cell.name}: {chosen[0].skip_reason}")
     return tuple(_planned_training(config, one) for one in chosen)

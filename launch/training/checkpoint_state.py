@@ -27,6 +27,7 @@ from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption
+from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
 from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.training import EpochRecord
@@ -48,6 +49,7 @@ def save_checkpoint(
     `group` is a host group of the processes, None for a process alone; `devices` are this process's.
     """
     rank = 0 if group is None else distributed.get_rank(group)
+    model, optimizer = (whole(one.state_dict()) for one in (state.model, state.step.optimizer))
     own = _rank_state(state, devices)
     ranks: list[Any] = [own]
     if group is not None:
@@ -56,8 +58,8 @@ def save_checkpoint(
     if rank == 0:
         content = {
             "description": msgspec.to_builtins(description),
-            "model": state.model.state_dict(),
-            "optimizer": state.step.optimizer.state_dict(),
+            "model": model,
+            "optimizer": optimizer,
             "schedule": state.schedule.state_dict(),
             "scaler": state.step.scaler.state_dict(),
             "ranks": ranks,
@@ -118,7 +120,7 @@ def _rank_state(state: TrainState, devices: Sequence[torch.device]) -> dict[str,
 
 def _restore_model(state: TrainState, path: Path, weights: Content, own_ranks: Sequence[dict[str, Any]]) -> None:
     try:
-        state.model.load_state_dict(weights)
+        state.model.load_state_dict(divided(weights, state.model.state_dict()))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise DpscopeError(f"{path} does not fit the model: {reason[:300]}; begin anew with --fresh") from error
@@ -131,7 +133,7 @@ def _restore_rates(state: TrainState, content: Content, same_batch: bool) -> Non
     """Optimizer and schedule; under another global batch the process's own schedule, advanced to the epoch."""
     optimizer = state.step.optimizer
     own_rates = [{name: group[name] for name in ("lr", "initial_lr")} for group in optimizer.param_groups]
-    optimizer.load_state_dict(content["optimizer"])
+    optimizer.load_state_dict(divided_optimizer_state(content["optimizer"], optimizer))
     if same_batch:
         state.schedule.load_state_dict(content["schedule"])
         return

@@ -1,5 +1,6 @@
 """Testing a model on images it did not learn from, each of them once, shared by the processes of a job."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from dpscope.launch.workload.image_sets import EpochSamples, ImageSet
+from dpscope.launch.workload.sharding import reshard_all
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,19 @@ def shard(samples: int, rank: int, world_size: int) -> range:
     return range(rank * samples // world_size, (rank + 1) * samples // world_size)
 
 
-def evaluate(model: nn.Module, images: ImageSet, samples: range, batch_size: int, device: torch.device) -> Learned:
+def evaluate(
+    model: nn.Module,
+    images: ImageSet,
+    samples: range,
+    batch_size: int,
+    device: torch.device,
+    together: int | None = None,
+) -> Learned:
     """Loss (plain cross-entropy) and accuracy over the samples of all processes, this one's being `samples`.
 
-    The model is tested as it would be saved, which is as rank 0 has it, in eval mode; it comes back as it was.
+    The model is tested as it would be saved, which is as rank 0 has it, in eval mode; it comes back as it was. `together` is
+    how many forward passes all processes take where the model is sharded over them: whoever has fewer batches takes part
+    with one that does not count.
     """
     sums = LearningSums(device)
     was_training = model.training
@@ -76,6 +87,10 @@ def evaluate(model: nn.Module, images: ImageSet, samples: range, batch_size: int
             )
             logits = model(batch).float()
             sums.add(logits, labels, nn.functional.cross_entropy(logits.double(), labels))
+        for _ in range(math.ceil(len(samples) / batch_size), together or 0):
+            model(images.__getitems__(EpochSamples(0, [0]))[0].to(device))
+    if together is not None:
+        reshard_all(model)
     model.train(was_training)
     return sums.over_all_processes()
 

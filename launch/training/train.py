@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import math
 import random
 import sys
 import time
@@ -25,7 +26,8 @@ from dpscope.launch.workload.image_sets import check_classes, test_images
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
 from dpscope.launch.workload.models import BuiltModel, build_model
-from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.sharding import is_sharded
+from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.records.checkpoint import CheckpointDescription
@@ -44,7 +46,7 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     """
     torch.set_num_threads(job.threads)
     devices = devices_of(job.cell, job.kind, place)
-    if job.cell.strategy == "ddp":
+    if job.cell.per_device:
         join_process_group(devices[0], min(job.config.timeout_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
     state, test = prepare(job, place, devices)
     stop = StopRequest()
@@ -101,7 +103,7 @@ def prepare(
     check_classes(workload, built)
     model = built.model.to(device).train()
     precise = with_precision(model, workload.amp, device)
-    wrapped = wrap(precise, cell.strategy, cell.devices, device, cell.options)
+    wrapped = wrap_for(precise, cell, device)
     # From here on each process draws numbers of its own, so that ranks do not drop the same units.
     _seed_all(int(random_words(job.seed, 0, [place.rank])[0] >> np.uint64(1)))
     batches = open_stream(workload, cell, built, place.rank, device, job.config.augment)
@@ -129,12 +131,17 @@ def _test(
     precise: nn.Module,
     device: torch.device,
 ) -> Callable[[], Learned]:
-    """DataParallel tests on all its devices; DDP's processes each test their samples with a model of their own."""
+    """DataParallel tests on all its devices; where each device has a process, each tests its samples.
+
+    DDP's do with a model of their own, FSDP's gather theirs in every forward pass, so that all take as many.
+    """
     images = test_images(job.workload, built)
     samples = shard(len(images), place.rank, place.world_size)
-    shares = 1 if job.cell.strategy == "ddp" else job.cell.devices
-    tested = precise if job.cell.strategy == "ddp" else wrapped
-    return lambda: evaluate(tested, images, samples, shares * job.config.eval_batch_size, device)
+    shares = 1 if job.cell.per_device else job.cell.devices
+    tested = precise if job.cell.per_device else wrapped
+    batch_size = shares * job.config.eval_batch_size
+    together = math.ceil(math.ceil(len(images) / place.world_size) / batch_size) if is_sharded(wrapped) else None
+    return lambda: evaluate(tested, images, samples, batch_size, device, together)
 
 
 def _seed_all(seed: int) -> None:

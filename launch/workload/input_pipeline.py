@@ -168,7 +168,7 @@ def open_stream(
     workload: Workload, cell: Cell, built: BuiltModel, rank: int, device: torch.device, augment: bool = True
 ) -> BatchStream:
     """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
-    ranks = range(rank, rank + 1) if cell.strategy == "ddp" else range(cell.devices)
+    ranks = range(rank, rank + 1) if cell.per_device else range(cell.devices)
     if workload.data == "synthetic":
         shares = [_random_batch(built, cell.batch_size, workload.seed + share) for share in ranks]
         images, labels = (

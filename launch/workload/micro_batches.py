@@ -53,4 +53,4 @@ class MicroBatching:
 
 def micro_batching(cell: Cell) -> MicroBatching:
     """How the processes of a cell cut their batches."""
-    return MicroBatching(count=cell.options.accumulate, shares=1 if cell.strategy == "ddp" else cell.devices)
+    return MicroBatching(count=cell.options.accumulate, shares=1 if cell.per_device else cell.devices)

@@ -13,11 +13,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
+from dpscope.launch.workload.sharding import replicated, shard_model
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
-from dpscope.profiling.records.matrix import CommHook
+from dpscope.profiling.records.matrix import SHARDED, CellStrategy, CommHook
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
-from dpscope.profiling.records.run import CellOptions, CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.store.errors import DpscopeError
 
 MIB = 1 << 20
@@ -62,6 +63,20 @@ _HOOKS: dict[CommHook, Callable[[Any, Any], Future[Tensor]]] = {
 _PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over before warm-up is
 
 
+def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
+    """Wrap a model, already on `device`, this process's first one, for a cell; as `wrap`, and for FSDP and `replicate` as well.
+
+    Those wrap the model in place.
+    """
+    if cell.strategy == "replicate":
+        replicated(model, device)
+    elif cell.strategy in SHARDED:
+        shard_model(model, cell, device)
+    else:
+        return wrap(model, cell.strategy, cell.devices, device, cell.options)
+    return model
+
+
 def wrap(
     model: nn.Module,
     strategy: CellStrategy,
@@ -69,7 +84,7 @@ def wrap(
     device: torch.device,
     options: CellOptions = CellOptions(),  # noqa: B008 (frozen)
 ) -> nn.Module:
-    """Wrap a model, already on `device`, for a strategy on `devices` devices.
+    """Wrap a model, already on `device`, for single, DataParallel or DDP on `devices` devices.
 
     `device` is this process's first device. DDP needs an initialised process group, and alone heeds `options`.
     Raises DpscopeError for a DataParallel that would silently pass through: on one device, or `dp` on the CPU (its

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.workload.input_pipeline import BatchStream
 from dpscope.launch.workload.micro_batches import MicroBatching
 from dpscope.launch.workload.models import AutocastModel
+from dpscope.launch.workload.sharding import is_composed, is_sharded, unreduced
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
 from dpscope.profiling.records.config import Optimizer
@@ -55,10 +56,11 @@ class TrainStep:
         # anew when no graph holds it any more.
         self._graph: Tensor | None = None
         self._micro_batching = micro_batching
+        self._composed = is_composed(model)
         # DDP learns a static graph from its first backward, which therefore must reduce.
         self._graph_to_learn = isinstance(model, DistributedDataParallel) and bool(model.static_graph)
         # With a static graph DDP waits only for the gradients that came in its first backward.
-        self._needs_all_gradients = isinstance(model, DistributedDataParallel) and not model.static_graph
+        self._needs_all_gradients = self._reduces_in_buckets and not getattr(model, "static_graph", False)
         self._device = device
         self._label_smoothing = label_smoothing
         self._on_forward = on_forward
@@ -105,12 +107,12 @@ class TrainStep:
         A training that goes on from a checkpoint then sums gradients in the order in which it did before. Counts as no
         step; what it changes besides (batch norm's statistics, random states, the batches' place) is to be restored.
         """
-        if not isinstance(self.model, DistributedDataParallel):
+        if not self._reduces_in_buckets:
             return
         self.batches.start_epoch(0)
         images, labels = (part.to(self._device) for part in self.batches.next_batch())
         # With a static graph, the first backward learns the graph, and only the second one the order of the buckets.
-        for _ in range(2 if self.model.static_graph else 1):
+        for _ in range(2 if getattr(self.model, "static_graph", False) else 1):
             self._add_gradients(*self._micro_batching.cut(images, labels)[0])
             if self._needs_all_gradients:
                 self._check_gradients()
@@ -143,8 +145,9 @@ class TrainStep:
     def _check_gradients(self) -> None:
         """Raise DpscopeError, after the first backward, for parameters that DDP would wait for in the next forward."""
         self._needs_all_gradients = False
+        inner = getattr(self.model, "module", self.model)
         without = [
-            name.removeprefix("module.").removeprefix("model." if isinstance(self.model.module, AutocastModel) else "")
+            name.removeprefix("module.").removeprefix("model." if isinstance(inner, AutocastModel) else "")
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad and parameter.grad is None
         ]
@@ -156,10 +159,16 @@ class TrainStep:
             )
 
     def _without_reduction(self) -> AbstractContextManager[None]:
-        """Keeps DDP from reducing gradients; DataParallel has nothing of the kind and reduces in every backward."""
+        """Keeps gradients from being reduced; DataParallel has nothing of the kind and reduces in every backward."""
         if isinstance(self.model, DistributedDataParallel) and not self._graph_to_learn:
             return self.model.no_sync()
-        return nullcontext()
+        return unreduced(self.model) if self._composed else nullcontext()
+
+    @property
+    def _reduces_in_buckets(self) -> bool:
+        """Whether gradients are reduced by DDP's reducer, wrapped around the model or composed with it."""
+        ddp = isinstance(self.model, DistributedDataParallel)
+        return ddp or (self._composed and not is_sharded(self.model))
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from dpscope.profiling.records.matrix import Amp, CommHook
-from dpscope.profiling.records.run import CellOptions, CellStrategy
+from dpscope.profiling.records.matrix import Amp, CellStrategy, CommHook
+from dpscope.profiling.records.run import CellOptions
 
 _HOOKS: dict[str, CommHook] = {
     "fp16_compress_hook": "fp16",

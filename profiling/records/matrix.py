@@ -7,13 +7,54 @@ import msgspec
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.settings import ConfigPart, SettingCheck, SettingError
 
-Strategy = Literal["single", "dp", "ddp"]
+Strategy = Literal["single", "dp", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp"]
+"""What users ask for."""
+CellStrategy = Literal["single", "dp", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp", "custom"]
+"""What a cell is. dp-host is dp on a CPU; custom is a script that was attached to, of several processes without a wrapper
+that dpscope knows."""
+
+STRATEGY_LIST = "single, dp, ddp, replicate, fsdp, fsdp-no-reshard, hsdp"
+ONE_PROCESS: frozenset[str] = frozenset({"single", "dp", "dp-host"})
+"""Those that drive all their devices from one process."""
+SHARDED: frozenset[str] = frozenset({"fsdp", "fsdp-no-reshard", "hsdp"})
+"""Those by `torch.distributed.fsdp.fully_shard`: a device holds its part of parameters, gradients and optimizer state."""
+PER_DEVICE: tuple[Strategy, ...] = ("ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp")
+"""Those with a process for each device."""
+HSDP_DEVICES = 4  # below, a group to shard over or one to replicate over would be of one rank
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 NcclEngine = Literal["default", "legacy", "nccl2"]
 Amp = Literal["off", "bf16", "fp16"]
 Switch = Literal["on", "off"]
 
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
+
+
+_ORDER: dict[str, int] = {
+    name: place
+    for place, names in enumerate(
+        (("single",), ("dp", "dp-host"), ("ddp",), ("replicate",), ("fsdp",), ("fsdp-no-reshard",), ("hsdp",))
+    )
+    for name in names
+}
+
+
+def strategy_order(strategy: str) -> int:
+    """The place of a strategy among others of the same devices and batch, in plans and tables."""
+    return _ORDER.get(strategy, len(_ORDER))
+
+
+def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]:
+    """How many groups hold a whole model, and over how many devices each of them shards it.
+
+    HSDP shards within a node and replicates over nodes; on one node it is halved.
+
+    >>> shard_groups("fsdp", 8), shard_groups("hsdp", 8), shard_groups("hsdp", 16, nodes=4), shard_groups("ddp", 2)
+    ((1, 8), (2, 4), (4, 4), (2, 1))
+    """
+    if strategy not in SHARDED:
+        return devices, 1
+    groups = (nodes if nodes > 1 else 2) if strategy == "hsdp" else 1
+    return groups, devices // groups
 
 
 class Variants(ConfigPart, frozen=True):
@@ -62,6 +103,9 @@ class Matrix(Variants, frozen=True):
     batch_sizes: tuple[int, ...] | None = None
     batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
     scaling: Literal["weak", "strong", "both"] = "weak"
+    ddp_alone: bool = (
+        True  # DDP on one device too, where DDP is measured: what it costs before anything is communicated
+    )
 
     def __post_init__(self) -> None:
         for name, value in self._in_order().items():
@@ -91,7 +135,7 @@ class Matrix(Variants, frozen=True):
     def checks(self) -> list[SettingCheck]:
         sizes = [size for size in self.bucket_mb if not isinstance(size, str)]
         return [
-            ("strategies", bool(self.strategies), "no strategy; choose from single, dp, ddp"),
+            ("strategies", bool(self.strategies), f"no strategy; choose from {STRATEGY_LIST}"),
             ("devices", _all_positive(self.devices), "every device count must be 1 or more"),
             ("batch_sizes", _all_positive(self.batch_sizes), "every batch size must be 1 or more"),
             ("batch_growth", self.batch_growth is None or self.batch_growth >= 2, "growth must be 2 or more"),

@@ -12,14 +12,11 @@ import msgspec
 from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
-from dpscope.profiling.records.matrix import Amp, CommHook, NcclEngine, Switch
+from dpscope.profiling.records.matrix import ONE_PROCESS, Amp, CellStrategy, CommHook, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
 
-CellStrategy = Literal["single", "dp", "dp-host", "ddp", "fsdp", "custom"]
-"""`dpscope run` measures the first four. A script that is attached to may also be sharded by FSDP, or custom: several
-processes without a wrapper that dpscope knows."""
 CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted", "skipped"]
 
 
@@ -72,7 +69,7 @@ class Cell(Stored, frozen=True):
     nodes: int = 1  # hosts that its processes are spread over
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and self.strategy != "ddp"):
+        if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and not self.per_device):
             raise ValueError(f"{self.strategy} on {self.devices} device(s) does not span {self.nodes} nodes")
         if self.variant not in ("", self.options.name):
             raise ValueError(f"variant {self.variant} does not name the options, which are {self.options.name!r}")
@@ -93,7 +90,12 @@ class Cell(Stored, frozen=True):
     @property
     def processes(self) -> int:
         """Processes of the job: one on one device, and all devices in one process under DataParallel; else one per device."""
-        return 1 if self.strategy in ("single", "dp", "dp-host") else self.devices
+        return self.devices if self.per_device else 1
+
+    @property
+    def per_device(self) -> bool:
+        """Whether each device has a process of its own."""
+        return self.strategy not in ONE_PROCESS
 
 
 def cell_workload(workload: Workload, cell: Cell) -> Workload:
@@ -243,6 +245,16 @@ class ParameterSizes(Stored, frozen=True):
     buffer_tensors: tuple[TensorSize, ...] = ()
 
 
+class ShardedUnit(Stored, frozen=True):
+    """Parameters that FSDP gathers together, those of one wrapped module that no wrapped module within it holds."""
+
+    name: str  # of the module; empty for the whole model
+    shapes: tuple[tuple[int, ...], ...]  # of its parameters, unsharded
+    trained: tuple[bool, ...]  # of each of them, whether it requires a gradient
+    element_bytes: tuple[int, ...]  # of each of them
+    resharded: bool  # whether it is gathered once more for the backward pass
+
+
 class AttachedProcess(Stored, frozen=True):
     """What one process saw of the script that it ran."""
 
@@ -272,6 +284,10 @@ class RankResult(Stored, frozen=True):
     environment: Environment | None = None  # of its host, told by the first process on each host but the first
     last_loss: float | None = None
     attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
+    units: tuple[ShardedUnit, ...] = ()  # of FSDP
+    state_bytes: int | None = (
+        None  # of the parameters, buffers and optimizer state that this process holds between steps
+    )
 
 
 class CellResult(Stored, frozen=True):

@@ -145,6 +145,18 @@ class RunCode(FindingCode):
         "DP and DDP were measured by too few repeats to say which one is faster.",
         "time two repeats or more (--repeats), of five steps in all or more (--steps)",
     )
+    STRATEGY_COST = (
+        "strategy_cost",
+        "info",
+        "What FSDP or replicate costs a step beside DDP on the same devices, and what memory a device saves.",
+        "use it where the memory is needed, or where it costs nothing",
+    )
+    DDP_ALONE = (
+        "ddp_alone",
+        "info",
+        "What DDP costs on one device, before anything is communicated: its hooks, its buckets, its copies of gradients.",
+        "no action needed; --gradient-as-bucket-view and --static-graph are what may lower it",
+    )
     COMMUNICATION_MEASURED = (
         "communication_measured",
         "info",

@@ -15,8 +15,8 @@ from typing import Literal
 
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
-from dpscope.profiling.records.run import Cell, CellStatus, CellStrategy, Environment, PlannedCell
+from dpscope.profiling.records.matrix import CellStrategy, Matrix, ResolvedMatrix
+from dpscope.profiling.records.run import Cell, CellStatus, Environment, PlannedCell
 from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1

@@ -54,7 +54,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> None:
     comparison = compare(load_run(run_folder), parse_link("1GB/s"))
-    cells = ["single-d1-b4", "single-d1-b8", "dp-host-d2-b4", "dp-host-d2-b8", "ddp-d2-b4", "ddp-d2-b8"]
+    cells = ["single-d1-b4", "single-d1-b8", "ddp-d1-b8", "dp-host-d2-b4", "dp-host-d2-b8", "ddp-d2-b4", "ddp-d2-b8"]
     assert sorted(comparison.table["cell"]) == sorted(cells)
     assert (comparison.table["status"] == "ok").all()
     for row in comparison.table.to_dict("records"):
@@ -219,7 +219,7 @@ def test_a_late_rank_is_named_and_the_wait_for_it_is_its_lateness(run_folder: Pa
     [
         (("run", "--batch-size", "0"), "--batch-size 0"),
         (("run", "--model", "resnet1"), "--model resnet1"),
-        (("run", "--strategy", "fsdp"), "--strategy fsdp"),
+        (("run", "--strategy", "zero"), "--strategy zero"),
         (("run", "--device", "cpu", "--devices", "4000"), "--devices 4000"),
         (("run", "--config", "no_such.toml"), "no_such.toml"),
         (("run", "--data", "cifar10", "--data-dir", "nowhere"), "nowhere"),

@@ -22,9 +22,15 @@ TINY: dict[str, object] = {
 
 
 def tiny_settings(**flags: object) -> dict[str, object]:
-    """TINY with these; calibrated first, which takes seconds, only where `calibrate` says so."""
+    """TINY with these; calibrated first, and with DDP on one device, only where it is said: both take seconds."""
     one_device = flags.get("strategy") == "single" or str(flags.get("devices")) == "1"
-    return {**TINY, **({} if one_device else {"calibrate": False}), **flags}
+    alone = (
+        not one_device
+        and "ddp" in str(flags.get("strategy", "ddp"))
+        and str(flags.get("devices", "1,2")).startswith("1,")
+    )
+    unwanted = {**({} if one_device else {"calibrate": False}), **({"ddp_alone": False} if alone else {})}
+    return {**TINY, **unwanted, **flags}
 
 
 def sweep(out: Path, fresh: bool = False, **flags: object) -> Outcome[Manifest, CellResult]:

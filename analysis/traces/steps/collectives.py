@@ -21,7 +21,7 @@ from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_siz
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
-from dpscope.analysis.traces.steps.gloo import created_us, in_flight, queue_us
+from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
 from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
 
@@ -115,10 +115,13 @@ def _kind(names: list[str | None]) -> str | None:
 
 
 def _sources(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
-    """What each collective was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none."""
-    if not attribution.on_device:
-        return []
+    """What each collective was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1 for none.
+
+    Of gloo's the operator alone tells.
+    """
     events = attribution.events
+    if not attribution.on_device:
+        return [creators(events, rows)]
     operators = events.is_category(Category.CPU_OP)
     launches = attribution.launch_row[rows]
     found = []

@@ -50,24 +50,46 @@ def _taken_up(events: EventTable, rows: IntColumn) -> FloatColumn:
 
 
 def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
-    """End of the `c10d` operator that created each range; NaN for kinds whose operators and ranges are not as many.
-
-    The operators of a kind and its ranges are in the same order, that of creation.
-    """
+    """End of the `c10d` operator that created each range; NaN where that is not told."""
     created = np.full(len(rows), np.nan)
+    by_operator = creators(events, rows)
+    known = by_operator >= 0
+    created[known] = events.end_us[by_operator[known]]
+    return created
+
+
+def creators(events: EventTable, rows: IntColumn) -> IntColumn:
+    """The `c10d` operator (an event's row) that created each range; -1 for those whose operators are not as many.
+
+    The operators of a kind and size and its ranges are in the same order, that of creation. gloo carries out a
+    reduce-scatter as an all-reduce of the whole, and names it so.
+    """
+    found = np.full(len(rows), -1, dtype=np.int64)
     kinds = [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names]
+    carried_out = {kinds[code] for code in events.name[rows]} - {None}
+    if "reduce_scatter" not in carried_out:
+        kinds = ["all_reduce" if kind == "reduce_scatter" else kind for kind in kinds]
     operator = events.is_category(Category.CPU_OP) & events.has_name(
         np.array([name.startswith("c10d::") for name in events.names], dtype=bool)
     )
-    for kind in {kinds[code] for code in events.name[rows]} - {None}:
+    for kind in carried_out:
         of_kind = np.array([one == kind for one in kinds], dtype=bool)
         own = np.flatnonzero(of_kind[events.name[rows]])
-        own = own[np.argsort(events.start_us[rows[own]], kind="stable")]
-        creators = np.flatnonzero(operator & events.has_name(of_kind))
-        creators = creators[np.argsort(events.start_us[creators], kind="stable")]
-        if len(creators) == len(own) and (events.start_us[creators] <= events.end_us[rows[own]]).all():
-            created[own] = events.end_us[creators]
-    return created
+        operators = np.flatnonzero(operator & events.has_name(of_kind))
+        if len(operators) != len(own):
+            continue
+        own, operators = _in_order(events, own, rows[own]), _in_order(events, operators, operators)
+        if (events.start_us[operators] <= events.end_us[rows[own]]).all():
+            found[own] = operators
+    return found
+
+
+def _in_order(events: EventTable, places: IntColumn, rows: IntColumn) -> IntColumn:
+    """`places` of events by size and, within a size, by start: gloo's workers may begin works of several sizes out of order."""
+    sizes = np.array(
+        [events.communication[row].input_elements or 0 if row in events.communication else 0 for row in rows]
+    )
+    return places[np.lexsort((events.start_us[rows], sizes))]
 
 
 def ended_in_their_pass(events: EventTable) -> EventTable:

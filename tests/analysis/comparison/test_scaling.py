@@ -17,7 +17,8 @@ from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
-from dpscope.profiling.records.run import Cell, CellStrategy
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import cell_data
 
 

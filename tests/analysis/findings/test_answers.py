@@ -9,7 +9,7 @@ from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.answers import STAND_IN, answer
 from dpscope.analysis.stats.samples import Estimate
-from dpscope.profiling.records.run import CellStrategy
+from dpscope.profiling.records.matrix import CellStrategy
 
 
 def cell(strategy: str, devices: int, batch: int, **values: object) -> dict[str, object]:

@@ -104,6 +104,8 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("run", ["--data", "synthetic"], (["--workers", "1"], ["--workers-total", "2"], ["--pin-memory"])),
     ("train", ["--dry-run"], (["--target-accuracy", "90"], ["--wandb"], ["--wandb-online"])),
     ("train", ["--devices", "1"], (["--scaling", "weak"],)),
+    ("run", ["--strategy", "single,fsdp"], (["--ddp-alone"], ["--bucket-mb", "5"])),
+    ("run", ["--devices", "2"], (["--ddp-alone"],)),
     *((command, ["--strategy", "single,dp"], OF_DDP) for command in ("run", "train")),
     ("tensorboard", ["TRAINED"], (["--link", "10GB/s"],)),
     ("tensorboard", ["RUN"], (["--out", "x"],)),

@@ -39,7 +39,8 @@ def test_epochs_end_within_the_steps(batch_size: int, steps: int, expected: int)
     ("flags", "said"),
     [
         ({"strategy": "ddp"}, "--strategy ddp: one has nothing to be compared with"),
-        ({"strategy": "fsdp,ddp"}, "--strategy fsdp,ddp"),
+        ({"strategy": "zero,ddp"}, "--strategy zero,ddp"),
+        ({"strategy": "single,hsdp"}, "--devices 2: hsdp shards within groups"),
         ({"devices": "1"}, "--devices 1: give one count of 2 or more"),
         ({"devices": "1,2"}, "--devices 1,2: give one count of 2 or more"),
         ({"batch_size": "7"}, "--batch-size 7: 2 devices cannot share a global batch of 7 equally"),

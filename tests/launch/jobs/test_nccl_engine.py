@@ -105,7 +105,7 @@ def test_engines_are_variants_of_ddp_and_of_nothing_else() -> None:
     flags = {"nccl_engine": "legacy,default", "batch_size": "32", "devices": "1,2", "steps": 9}
     config = resolve(load_config(None, flags), Devices(kind="cuda", count=2))
     names = [planned.cell.name for planned in make_plan(config.matrix, 50_000, "cuda")]
-    assert names == ["single-d1-b32", "dp-d2-b32", "ddp-d2-b32", "ddp-d2-b32-engine-legacy"]
+    assert names == ["single-d1-b32", "ddp-d1-b32", "dp-d2-b32", "ddp-d2-b32", "ddp-d2-b32-engine-legacy"]
 
 
 def test_engines_are_refused_where_nccl_does_not_run_and_where_they_are_none() -> None:

@@ -15,7 +15,8 @@ from dpscope.launch.measuring import cell_passes
 from dpscope.launch.measuring.cell_passes import CellProcess
 from dpscope.profiling.instruments.step_timer import nothing
 from dpscope.profiling.records.config import Measurement, RunConfig
-from dpscope.profiling.records.run import Cell, CellStrategy
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RepeatFolder
 
 

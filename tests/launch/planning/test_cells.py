@@ -43,7 +43,7 @@ def test_what_is_resolved_keeps_every_other_setting() -> None:
 
 
 def test_four_gpus_by_default() -> None:
-    small = ["single-d1-b32", "dp-d2-b32", "ddp-d2-b32", "dp-d4-b32", "ddp-d4-b32"]
+    small = ["single-d1-b32", "ddp-d1-b32", "dp-d2-b32", "ddp-d2-b32", "dp-d4-b32", "ddp-d4-b32"]
     assert names(FOUR_GPUS) == small + [name.replace("b32", "b128") for name in small]
 
 
@@ -52,12 +52,12 @@ def test_six_gpus_are_powers_of_two_and_all() -> None:
 
 
 def test_a_host_has_two_devices_and_its_data_parallel_is_named_apart() -> None:
-    assert names(HOST, batch_size="4") == ["single-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
+    assert names(HOST, batch_size="4") == ["single-d1-b4", "ddp-d1-b4", "dp-host-d2-b4", "ddp-d2-b4"]
 
 
 def test_strong_scaling_has_single_cells_at_the_whole_batch_and_every_share() -> None:
     assert names(FOUR_GPUS, batch_size="32", scaling="strong") == [
-        "single-d1-b8", "dp-d4-b8", "ddp-d4-b8", "single-d1-b16", "dp-d2-b16", "ddp-d2-b16", "single-d1-b32",
+        "single-d1-b8", "dp-d4-b8", "ddp-d4-b8", "single-d1-b16", "dp-d2-b16", "ddp-d2-b16", "single-d1-b32", "ddp-d1-b32",
     ]  # fmt: skip
 
 
@@ -76,18 +76,56 @@ def test_one_gpu_leaves_dp_out_with_the_reason() -> None:
     assert "does not replicate on one device" in (reasons["dp"] or "")
 
 
+def test_ddp_is_measured_on_one_device_too_unless_it_is_not_wanted() -> None:
+    both = {"batch_size": "8", "strategy": "single,ddp", "comm_hook": "none,fp16", "accumulate": "1,2"}
+    alone = [
+        "ddp-d1-b8",
+        "ddp-d1-b8-accumulate-2",
+    ]  # the first of DDP's own variants: there is no message to send otherwise
+    assert [name for name in names(FOUR_GPUS, devices="1,2", **both) if name.startswith("ddp-d1")] == alone
+    assert [name for name in names(FOUR_GPUS, devices="2", **both) if name.startswith("ddp-d1")] == []
+    without = names(FOUR_GPUS, devices="1,2", ddp_alone=False, **both)
+    assert without == [name for name in names(FOUR_GPUS, devices="1,2", **both) if name not in alone]
+
+
+def test_every_strategy_is_a_cell_of_the_same_plan() -> None:
+    flags = {"strategy": "hsdp,fsdp,fsdp-no-reshard,replicate,ddp,single", "batch_size": "8", "accumulate": "2"}
+    assert names(FOUR_GPUS, devices="1,4", comm_hook="fp16", **flags) == [
+        "single-d1-b8-accumulate-2", "ddp-d1-b8-hook-fp16-accumulate-2", "ddp-d4-b8-hook-fp16-accumulate-2",
+        "replicate-d4-b8-accumulate-2", "fsdp-d4-b8-accumulate-2", "fsdp-no-reshard-d4-b8-accumulate-2",
+        "hsdp-d4-b8-accumulate-2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"), [(2, "2 devices are no two groups"), (5, "5 devices are no two groups"), (4, None)]
+)
+def test_hsdp_needs_two_equal_groups_of_two(devices: int, said: str | None) -> None:
+    planned = plan(EIGHT_GPUS, strategy="ddp,hsdp", devices=str(devices), batch_size="8")
+    reasons = {entry.cell.strategy: entry.skip_reason for entry in planned}
+    assert (reasons["hsdp"] is None) if said is None else (said in (reasons["hsdp"] or ""))
+
+
+def test_sharding_over_one_device_is_left_out_with_the_reason() -> None:
+    reasons = {
+        entry.cell.strategy: entry.skip_reason for entry in plan(ONE_GPU, strategy="single,fsdp", batch_size="8")
+    }
+    assert "nobody to share with" in (reasons["fsdp"] or "")
+
+
 def test_growth_ends_with_the_data_set() -> None:
     assert names(HOST, batch_size="32x4", strategy="single", samples=600) == [
         "single-d1-b32", "single-d1-b128", "single-d1-b512",
     ]  # fmt: skip
-    assert names(HOST, batch_size="32x4", strategy="ddp", samples=600) == ["ddp-d2-b32", "ddp-d2-b128"]
+    several = names(HOST, batch_size="32x4", strategy="ddp", samples=600, ddp_alone=False)
+    assert several == ["ddp-d2-b32", "ddp-d2-b128"]
 
 
 def test_a_step_larger_than_the_data_set_is_left_out_with_the_reason() -> None:
     planned = plan(HOST, batch_size="16", samples=20)
     reasons = {entry.cell.name: entry.skip_reason for entry in planned}
     said = "a step takes 32 samples and the data set has 20"
-    assert reasons == {"single-d1-b16": None, "dp-host-d2-b16": said, "ddp-d2-b16": said}
+    assert reasons == {"single-d1-b16": None, "ddp-d1-b16": None, "dp-host-d2-b16": said, "ddp-d2-b16": said}
     with pytest.raises(DpscopeError, match="nothing to measure"):
         plan(HOST, batch_size="32", samples=20)
 

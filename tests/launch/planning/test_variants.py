@@ -48,26 +48,28 @@ def names(**flags: object) -> list[str]:
 
 def test_combinations_are_ddps_alone() -> None:
     assert names(overlap="off,on", comm_hook="fp16,none") == [
-        "single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8", "ddp-d2-b8-hook-fp16", "ddp-d2-b8-overlap-off",
+        "single-d1-b8", "ddp-d1-b8", "dp-host-d2-b8", "ddp-d2-b8", "ddp-d2-b8-hook-fp16", "ddp-d2-b8-overlap-off",
         "ddp-d2-b8-overlap-off-hook-fp16",
     ]  # fmt: skip
 
 
 def test_every_strategy_accumulates() -> None:
     assert names(accumulate="4,1") == [
-        "single-d1-b8", "single-d1-b8-accumulate-4", "dp-host-d2-b8", "dp-host-d2-b8-accumulate-4", "ddp-d2-b8",
-        "ddp-d2-b8-accumulate-4",
+        "single-d1-b8", "single-d1-b8-accumulate-4", "ddp-d1-b8", "ddp-d1-b8-accumulate-4", "dp-host-d2-b8",
+        "dp-host-d2-b8-accumulate-4", "ddp-d2-b8", "ddp-d2-b8-accumulate-4",
     ]  # fmt: skip
 
 
 def test_strong_scaling_accumulates_at_the_whole_batch_and_at_its_shares() -> None:
     strong = names(scaling="strong", accumulate=2, strategy="single,ddp")
-    assert strong == ["single-d1-b4-accumulate-2", "ddp-d2-b4-accumulate-2", "single-d1-b8-accumulate-2"]
+    assert strong == [
+        "single-d1-b4-accumulate-2", "ddp-d2-b4-accumulate-2", "single-d1-b8-accumulate-2", "ddp-d1-b8-accumulate-2",
+    ]  # fmt: skip
 
 
 def test_bucket_sizes_mean_nothing_without_overlap() -> None:
     assert names(overlap="on,off", bucket_mb="5,default,2.5", strategy="ddp") == [
-        "ddp-d2-b8", "ddp-d2-b8-bucket-2.5mb", "ddp-d2-b8-bucket-5mb", "ddp-d2-b8-overlap-off",
+        "ddp-d1-b8", "ddp-d2-b8", "ddp-d2-b8-bucket-2.5mb", "ddp-d2-b8-bucket-5mb", "ddp-d2-b8-overlap-off",
     ]  # fmt: skip
 
 
@@ -199,7 +201,8 @@ def test_counters_count_what_a_hook_compresses() -> None:
 def test_every_strategy_computes_in_each_precision() -> None:
     """The first precision is the run's and unnamed; the others are variants of single and DP too."""
     assert names(amp="bf16,off") == [
-        "single-d1-b8", "single-d1-b8-amp-bf16", "dp-host-d2-b8", "dp-host-d2-b8-amp-bf16", "ddp-d2-b8", "ddp-d2-b8-amp-bf16",
+        "single-d1-b8", "single-d1-b8-amp-bf16", "ddp-d1-b8", "ddp-d1-b8-amp-bf16",
+        "dp-host-d2-b8", "dp-host-d2-b8-amp-bf16", "ddp-d2-b8", "ddp-d2-b8-amp-bf16",
     ]  # fmt: skip
     config = load_config(None, {"amp": ["off", "bf16"]})
     assert (config.workload.amp, config.matrix.amp_variants) == ("off", ("bf16",))
@@ -208,13 +211,13 @@ def test_every_strategy_computes_in_each_precision() -> None:
     cells = {one.cell.name: one.cell for one in make_plan(resolved.matrix, resolved.workload.samples, "cpu")}
     assert cell_workload(config.workload, cells["ddp-d2-b8"]).amp == "off"
     assert cell_workload(config.workload, cells["ddp-d2-b8-amp-bf16"]).amp == "bf16"
-    assert names(amp="bf16") == ["single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"]  # as ever
+    assert names(amp="bf16") == ["single-d1-b8", "ddp-d1-b8", "dp-host-d2-b8", "ddp-d2-b8"]  # as ever
 
 
 def test_further_arguments_of_ddp_are_a_variant(tmp_path: Path) -> None:
     given = "default;bucket_cap_mb_list=[1,25]  batched_grad_copy=true"
     assert names(ddp_args=given, strategy="ddp") == [
-        "ddp-d2-b8", "ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
+        "ddp-d1-b8", "ddp-d2-b8", "ddp-d2-b8-bucket_cap_mb_list-1-25-batched_grad_copy-true",
     ]  # fmt: skip
     assert ddp_arguments("bucket_cap_mb_list=[1,25] batched_grad_copy=true mixed_precision=bf16") == {
         "bucket_cap_mb_list": [1, 25],

@@ -1,0 +1,79 @@
+"""What a strategy costs a step beside the plainer one, and what memory it saves: FSDP beside DDP, DDP alone beside none."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dpscope.analysis.comparison.row import Row, minus
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
+from dpscope.profiling.records.matrix import SHARDED
+from dpscope.profiling.records.run import Cell, CellOptions
+
+_BESIDE_DDP = SHARDED | {"replicate"}
+
+
+@dataclass(frozen=True)
+class StrategyCost:
+    """Two cells of equal devices and batch: `ratio` is the median step of `cell` over that of `against`, with its interval.
+
+    `saved_bytes` is what a device of `against` holds more of `memory`: peak is that of torch's allocator over the timed
+    steps, state that of parameters, buffers and optimizer state between steps, where no peak is known.
+    """
+
+    cell: str
+    against: str
+    strategy: str
+    devices: int
+    batch_size: int  # per device
+    ratio: Estimate
+    saved_bytes: float | None
+    memory: Literal["peak", "state"]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is DDP on one device, which communicates nothing."""
+        return self.devices == 1
+
+
+def strategy_costs(measured: Sequence[CellData], rows: Mapping[str, Row], spread: Spread) -> tuple[StrategyCost, ...]:
+    """Every measured cell that has the plainer one beside it: FSDP and replicate DDP, DDP on one device a single device."""
+    return tuple(_cost(cell, data, other, rows, spread) for cell, data, other in _pairs(measured))
+
+
+def _pairs(measured: Sequence[CellData]) -> Iterator[tuple[Cell, CellData, CellData]]:
+    planned = [(data.cell, data) for data in measured if isinstance(data.cell, Cell)]
+    for cell, data in planned:
+        plainer = _plainer(cell)
+        for other_cell, other in planned:
+            if plainer is not None and plainer == other_cell:
+                yield cell, data, other
+
+
+def _plainer(cell: Cell) -> Cell | None:
+    """The cell that another is compared with, itself with DDP's defaults."""
+    kept = CellOptions(accumulate=cell.options.accumulate, amp=cell.options.amp)
+    if cell.strategy in _BESIDE_DDP:
+        return Cell(strategy="ddp", devices=cell.devices, batch_size=cell.batch_size, options=kept, nodes=cell.nodes)
+    if cell.strategy == "ddp" and cell.devices == 1:
+        return Cell(strategy="single", devices=1, batch_size=cell.batch_size, options=kept)
+    return None
+
+
+def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, Row], spread: Spread) -> StrategyCost:
+    memory: Literal["peak", "state"] = "peak"
+    column = "peak_allocated_bytes"
+    both = [rows[name].number(column) for name in (other.cell.name, cell.name)]
+    if None in both:
+        memory, column = "state", "state_bytes"
+        both = [rows[name].number(column) for name in (other.cell.name, cell.name)]
+    return StrategyCost(
+        cell=cell.name,
+        against=other.cell.name,
+        strategy=cell.strategy,
+        devices=cell.devices,
+        batch_size=cell.batch_size,
+        ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
+        saved_bytes=minus(both[0], both[1]),
+        memory=memory,
+    )

@@ -1,0 +1,37 @@
+"""What is said where a trace does not show what it must."""
+
+import pandas as pd
+
+from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.trace_codes import TraceCode
+
+BYTES_TOLERANCE = 0.05
+MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
+
+
+def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+    """An error finding about one cell, whose name begins the message."""
+    return code.finding(f"{cell.name}: {message}", next_step)
+
+
+def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
+    """The trace does not show what the cell must have moved: its communication is not given."""
+    return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)
+
+
+def incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:
+    """The trace shows something else than what was expected of it."""
+    return trace_incomplete(
+        cell,
+        f"expected {expected}, the trace shows {found}",
+        f"likely cause: {cause}. Run `dpscope doctor`, then measure the cell again",
+    )
+
+
+def check_ranks(cell: Cell, steps: pd.DataFrame) -> list[Finding]:
+    """Whether every rank of a cell saved a trace."""
+    found = len(set(steps["rank"].dropna()))
+    if found == cell.devices:
+        return []
+    return [incomplete(cell, f"traces of {cell.devices} ranks", f"{found}", "a rank saved no trace")]

@@ -1,0 +1,118 @@
+"""FSDP and DDP alone beside the plainer strategy: pairs, ratios and sentences, by hand."""
+
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.comparison.strategy_costs import StrategyCost
+from dpscope.analysis.findings.headline import best_sentence
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.findings.strategy_costs import cost_sentence, sharding_headline
+from dpscope.analysis.report.comparison_tables import cost_table
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.stats.samples import Estimate
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
+from tests.helpers.run_cells import cell_data, run_of, windows
+
+GB = 10**9
+
+
+def cost(
+    ratio: Estimate, saved: float | None, strategy: str = "fsdp", devices: int = 4, memory: str = "peak"
+) -> StrategyCost:
+    return StrategyCost("a", "b", strategy, devices, 32, ratio, saved, memory)  # type: ignore[arg-type]
+
+
+def test_what_fsdp_costs_and_saves_is_one_sentence() -> None:
+    said = cost_sentence(cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB))
+    assert (
+        said
+        == "FSDP costs 7.0% a step over DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak memory a device"
+    )
+
+
+def test_a_strategy_may_be_faster_and_take_more() -> None:
+    said = cost_sentence(cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, "hsdp", memory="state"))
+    assert said.startswith(
+        "HSDP saves 10.0% a step over DDP (95% interval 5.0% to 15.0%, 60 steps); it takes another 500"
+    )
+    assert said.endswith("of parameters, buffers and optimizer state a device")
+
+
+def test_what_is_not_shown_is_not_said() -> None:
+    even = cost_sentence(cost(Estimate(1.02, 0.97, 1.07, 60), None))
+    assert (
+        even
+        == "no difference of the step between FSDP and DDP is shown (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
+    )
+    once = cost_sentence(cost(Estimate(1.5, None, None, 4), None))
+    assert once == "FSDP looks 50.0% slower a step than DDP, but one repeat cannot show it"
+
+
+def test_ddp_alone_says_that_nothing_is_communicated() -> None:
+    said = cost_sentence(cost(Estimate(1.04, 1.03, 1.05, 60), 0, "ddp", devices=1))
+    assert (
+        said
+        == "DDP costs 4.0% a step over no wrapper, before anything is communicated (95% interval 3.0% to 5.0%, 60 steps)"
+    )
+
+
+def test_the_headline_speaks_of_most_devices_and_of_plain_fsdp() -> None:
+    ratio = Estimate(1.07, 1.05, 1.09, 60)
+    costs = [
+        cost(ratio, GB, devices=2),
+        cost(ratio, 2 * GB, "hsdp"),
+        cost(ratio, 3 * GB),
+        cost(ratio, 0, "ddp", devices=1),
+    ]
+    assert sharding_headline(costs).startswith("4 devices, batch 32 per device: FSDP costs 7.0%")
+    assert "3.00 GB" in sharding_headline(costs)
+    assert sharding_headline(costs[3:]) == ""
+
+
+def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int) -> CellData:
+    cell = Cell(strategy=strategy, devices=devices, batch_size=8, options=CellOptions(**options))  # type: ignore[arg-type]
+    repeats = [[step_us + offset for offset in (-2, -1, 0, 1, 2, 3)] for _ in range(3)]
+    data = cell_data(cell, repeats, windows(cell, 3, 3, step_us=step_us, compute_us=step_us))
+    if peak is None:
+        return data
+    from dataclasses import replace
+
+    import msgspec
+
+    memory = (DeviceMemory(device=0, allocated_bytes=peak, reserved_bytes=peak),)
+    ranks = tuple((repeat, msgspec.structs.replace(rank, memory=memory, state_bytes=7)) for repeat, rank in data.ranks)
+    return replace(data, ranks=ranks)
+
+
+def test_a_run_pairs_each_strategy_with_the_plainer_one_alike() -> None:
+    run = run_of(
+        measured("single", 1, 1000.0, None),
+        measured("ddp", 1, 1050.0, None),
+        measured("ddp", 2, 2000.0, 500),
+        measured("ddp", 2, 1500.0, 500, accumulate=2),
+        measured("fsdp", 2, 2200.0, 300),
+        measured("replicate", 2, 1900.0, 480),
+    )
+    comparison = compare(run)
+    pairs = {(one.cell, one.against): one for one in comparison.costs}
+    assert set(pairs) == {
+        ("ddp-d1-b8", "single-d1-b8"), ("fsdp-d2-b8", "ddp-d2-b8"), ("replicate-d2-b8", "ddp-d2-b8"),
+    }  # fmt: skip
+    sharded = pairs["fsdp-d2-b8", "ddp-d2-b8"]
+    assert abs((sharded.ratio.value or 0) - 1.1) < 0.01
+    assert (sharded.saved_bytes, sharded.memory) == (200, "peak")
+    assert pairs["ddp-d1-b8", "single-d1-b8"].saved_bytes is None
+    table = cost_table(comparison)
+    assert table is not None
+    assert len(table.rows) == 3
+    assert best_sentence(comparison).startswith("2 devices, batch 8 per device: FSDP costs 10.0% a step over DDP")
+    codes = [finding.code for finding in conclusions(run, comparison)]
+    assert codes.count("strategy_cost") == 2
+    assert codes.count("ddp_alone") == 1
+
+
+def test_ddp_on_one_device_is_no_baseline() -> None:
+    run = run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None))
+    comparison = compare(run)
+    assert comparison.costs == ()
+    assert comparison.scaling == ()
+    assert comparison.table["weak_efficiency"].isna().all()

@@ -1,0 +1,94 @@
+"""Every strategy on real gloo processes: the same training, the bytes of a pocket calculation, state that goes on elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.report.build import Report
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.sweeps import sweep
+
+# Double precision. Linear(6, 10), Linear(10, 7), Linear(7, 3) hold 60 + 10, 70 + 7 and 21 + 3 numbers. Rows are padded to a
+# multiple of the devices that share them: over four 10, 7 and 3 become 12, 8 and 4, over two 10, 8 and 4.
+GRADIENTS = 8 * (70 + 77 + 24)
+OVER_FOUR = 8 * (12 * 7 + 8 * 11 + 4 * 8)
+OVER_TWO = 8 * (10 * 7 + 8 * 11 + 4 * 8)
+EXPECTED = {
+    "ddp": {"all_reduce": GRADIENTS},
+    "replicate": {"all_reduce": GRADIENTS},
+    "fsdp": {"all_gather": 2 * OVER_FOUR, "reduce_scatter": OVER_FOUR},
+    "fsdp-no-reshard": {"all_gather": OVER_FOUR, "reduce_scatter": OVER_FOUR},
+    "hsdp": {"all_gather": 2 * OVER_TWO, "reduce_scatter": OVER_TWO, "all_reduce": OVER_TWO // 2},
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, TraceAnalysis]]:
+    """One torchrun job of four processes: what it found, and its traces."""
+    folder = tmp_path_factory.mktemp("strategies")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    subprocess.run([*command, "every_strategy.py", str(folder)], cwd=USER_MODELS, timeout=240, check=True)
+    traces = {name: analyze_traces(sorted((folder / name).iterdir())) for name in EXPECTED}
+    return json.loads((folder / "found.json").read_text()), traces
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", EXPECTED)
+def test_bytes_are_those_of_a_pocket_calculation(
+    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str
+) -> None:
+    collectives = job[1][strategy].collectives
+    moved = collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
+    assert moved.index.get_level_values("rank").nunique() == 4
+    by_kind = {kind: set(sizes) for kind, sizes in moved.groupby("kind")}
+    assert by_kind == {kind: {size} for kind, size in EXPECTED[strategy].items()}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", EXPECTED)
+def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(
+    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str
+) -> None:
+    found = job[0][strategy]
+    assert found["apart"] < 1e-14
+    assert found["resumed_apart"] < 1e-14
+    assert found["composed"] == (strategy != "ddp")
+    assert found["units"] == ["0", "2", "4"]
+    # Parameters and momentum: all of both, or a quarter or a half of the padded at most.
+    most = {"ddp": GRADIENTS, "replicate": GRADIENTS, "hsdp": OVER_TWO // 2}.get(strategy, OVER_FOUR // 4)
+    assert found["held_bytes"] <= 2 * most
+    assert found["held_bytes"] > 1.5 * GRADIENTS / {"ddp": 1, "replicate": 1, "hsdp": 2}.get(strategy, 4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    out = tmp_path_factory.mktemp("run") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(USER_MODELS)
+        assert sweep(out, strategy="ddp,fsdp", devices="2", accumulate="2").exit_status == 0
+    return out, report_of(out, Targets())
+
+
+@pytest.mark.process
+def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
+    out, report = run
+    assert [finding.code for finding in report.findings if finding.severity == "error"] == []
+    table = report.comparison.table.set_index("cell")
+    ddp, fsdp = (table.loc[f"{name}-d2-b2-accumulate-2"] for name in ("ddp", "fsdp"))
+    # Convolution 216 numbers, batch norm 8 + 8, linear 4 x 8 + 4; every first dimension is even: all is gathered twice a
+    # micro-batch and scattered once, in single precision.
+    assert fsdp["bytes_per_step"] == 4 * (216 + 16 + 36) * (2 * 2 + 1)
+    assert ddp["state_bytes"] - fsdp["state_bytes"] == 4 * (216 + 16 + 36) * 2 / 2  # half of parameters and momentum
+    assert [(one.cell, one.against) for one in report.comparison.costs] == [
+        ("fsdp-d2-b2-accumulate-2", "ddp-d2-b2-accumulate-2")
+    ]
+    assert "FSDP" in report.headline
+    ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].planned, 0).ranks()
+    assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]
