@@ -309,13 +309,7 @@ COLUMNS = (
     Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
     Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),
     Column("peak_allocated_bytes", "peak alloc.", "bytes", "checks", "Largest peak of a device, allocated tensors"),
-    Column(
-        "state_bytes",
-        "state",
-        "bytes",
-        "checks",
-        "Parameters, buffers and optimizer state that a device holds between steps, from the sizes of its tensors",
-    ),
+    Column("state_bytes", "state", "bytes", "checks", "Parameters, buffers, optimizer state of a device between steps"),
     Column("peak_reserved_bytes", "peak reserved", "bytes", "checks", "Largest peak of a device, allocator's reserve"),
 )
 BY_NAME = {column.name: column for column in COLUMNS}

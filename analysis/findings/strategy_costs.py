@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
 from dpscope.analysis.comparison.strategy_costs import StrategyCost
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import choose_unit, show
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run_codes import RunCode
@@ -49,6 +50,31 @@ def cost_sentence(cost: StrategyCost) -> str:
         interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {cost.ratio.count} steps"
         said = f"no difference of the step between {name} and {other} is shown{before} ({interval})"
     return said + ("" if cost.alone else _saving(cost))
+
+
+def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
+    """Strategies beside the plainer one at equal devices and batch, None where no pair was measured."""
+    if not costs:
+        return None
+    ratio, saved = Unit("", 1.0, 3), choose_unit("bytes", [one.saved_bytes for one in costs])
+    return TextTable(
+        title="Strategies beside the plainer one, same devices and batch per device",
+        headings=("cell", "beside", "ratio", "low", "high", f"saved a device [{saved.label}]", "of"),
+        rows=tuple(
+            (
+                one.cell,
+                one.against,
+                *(show(value, ratio) for value in (one.ratio.value, one.ratio.low, one.ratio.high)),
+                show(one.saved_bytes, saved),
+                one.memory,
+            )
+            for one in costs
+        ),
+        notes=(
+            "ratio: the cell's median untraced step over the other's, with its 95% interval",
+            "peak: the allocator's over the timed steps; state: parameters, buffers and optimizer state between steps",
+        ),
+    )
 
 
 def _where(cost: StrategyCost) -> str:

@@ -7,7 +7,8 @@ from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
 from dpscope.analysis.findings.predictions import collective_table
 from dpscope.analysis.findings.scaling import law_table, scaling_table
-from dpscope.analysis.report.comparison_tables import cost_table, gap_table, views_by_name
+from dpscope.analysis.findings.strategy_costs import cost_table
+from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
 from dpscope.analysis.report.link_projection import projection_table
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import run_waits
@@ -51,7 +52,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
     tables = {
         "time": views.get("time"),
         "gap": gap_table(comparison),
-        "costs": cost_table(comparison),
+        "costs": cost_table(comparison.costs),
         "memory": views.get("memory"),
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),

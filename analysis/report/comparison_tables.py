@@ -289,31 +289,6 @@ def gap_table(comparison: Comparison) -> TextTable | None:
     )
 
 
-def cost_table(comparison: Comparison) -> TextTable | None:
-    """Strategies beside the plainer one at equal devices and batch, None where no pair was measured."""
-    if not comparison.costs:
-        return None
-    ratio, saved = Unit("", 1.0, 3), choose_unit("bytes", [one.saved_bytes for one in comparison.costs])
-    return TextTable(
-        title="Strategies beside the plainer one, same devices and batch per device",
-        headings=("cell", "beside", "ratio", "low", "high", f"saved a device [{saved.label}]", "of"),
-        rows=tuple(
-            (
-                one.cell,
-                one.against,
-                *(show(value, ratio) for value in (one.ratio.value, one.ratio.low, one.ratio.high)),
-                show(one.saved_bytes, saved),
-                one.memory,
-            )
-            for one in comparison.costs
-        ),
-        notes=(
-            "ratio: the cell's median untraced step over the other's, with its 95% interval",
-            "peak: the allocator's over the timed steps; state: parameters, buffers and optimizer state between steps",
-        ),
-    )
-
-
 def comparison_csv(comparison: Comparison) -> str:
     """Every column in its stored unit (named in the heading), with a column that tells why values are missing."""
     table = comparison.table.copy()

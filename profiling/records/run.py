@@ -165,7 +165,7 @@ PublishedQuantity = Literal[
 
 
 class PublishedValue(Stored, frozen=True):
-    """What somebody published of a cell: of which, what, and who says so. `fixed` tells what stays the same as devices are added."""
+    """What somebody published of a cell: of which, what, who says so. `fixed` is what stays the same as devices are added."""
 
     source: str
     hardware: str
@@ -285,9 +285,7 @@ class RankResult(Stored, frozen=True):
     last_loss: float | None = None
     attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
-    state_bytes: int | None = (
-        None  # of the parameters, buffers and optimizer state that this process holds between steps
-    )
+    state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
 
 
 class CellResult(Stored, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from dpscope.launch.jobs.process_group import synchronise
 from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
 from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_units
 from dpscope.launch.workload.strategies import wrap_for
@@ -92,7 +93,7 @@ def main() -> None:
         }
         trace = folder / strategy / f"0_{rank}.pt.trace.json.gz"
         trace.parent.mkdir(exist_ok=True)
-        record_trace(steps, 2, trace, host, all_threads=False, synchronise=distributed.barrier)
+        record_trace(steps, 2, trace, host, all_threads=False, synchronise=lambda: synchronise((host,)))
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

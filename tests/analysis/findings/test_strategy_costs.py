@@ -4,8 +4,7 @@ from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.comparison.strategy_costs import StrategyCost
 from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.strategy_costs import cost_sentence, sharding_headline
-from dpscope.analysis.report.comparison_tables import cost_table
+from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, sharding_headline
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.matrix import CellStrategy
@@ -101,7 +100,7 @@ def test_a_run_pairs_each_strategy_with_the_plainer_one_alike() -> None:
     assert abs((sharded.ratio.value or 0) - 1.1) < 0.01
     assert (sharded.saved_bytes, sharded.memory) == (200, "peak")
     assert pairs["ddp-d1-b8", "single-d1-b8"].saved_bytes is None
-    table = cost_table(comparison)
+    table = cost_table(comparison.costs)
     assert table is not None
     assert len(table.rows) == 3
     assert best_sentence(comparison).startswith("2 devices, batch 8 per device: FSDP costs 10.0% a step over DDP")
