@@ -3,6 +3,7 @@
 Each rank saves a trace for each strategy in <folder>/<strategy>, rank 0 what was found as <folder>/found.json.
 """
 
+import copy
 import json
 import os
 import sys
@@ -78,7 +79,8 @@ def main() -> None:
         steps = Steps(wrap_for(built, cell, host), batch(range(rank, rank + 1)))
         for _ in range(4):
             steps()
-        after, kept = weights(built), (whole(built.state_dict()), whole(steps.optimizer.state_dict()))
+        after = weights(built)
+        kept = copy.deepcopy((whole(built.state_dict()), whole(steps.optimizer.state_dict())))
         steps()
         once_more = weights(built)
         built.load_state_dict(divided(kept[0], built.state_dict()))
