@@ -39,10 +39,10 @@ def fit_calibration(calibration: Calibration) -> Calibration:
 
     One of the slowest rank's times and, where they are there, one of the shortest, which traces' transfers are.
     """
-    groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
+    groups: dict[tuple[str, int, int | None], list[CalibrationPoint]] = {}
     for point in calibration.points:
         if point.size_bytes > 0 and point.times_us:
-            groups.setdefault((point.collective, point.devices), []).append(point)
+            groups.setdefault((point.collective, point.devices, point.nodes), []).append(point)
     several = [points for points in groups.values() if len({point.size_bytes for point in points}) > 1]
     fits = [fit_collective(points) for points in several]
     shortest = [points for points in several if all(point.shortest_us for point in points)]
@@ -80,6 +80,7 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
         largest_relative_error=float(errors.max()),
         prediction_relative_error=_prediction_error(curve, sizes, times, iterations),
         interval_source=source,
+        nodes=points[0].nodes,
     )
 
 
@@ -194,7 +195,8 @@ def find_fit(
 ) -> CollectiveFit | None:
     """The fit of a collective on exactly this many devices; None where it was not measured.
 
-    Of the statistic asked for, or of the slowest ranks where a calibration has no other.
+    Of the statistic asked for, or of the slowest ranks where a calibration has no other; `Calibration.on_nodes` chooses the
+    number of hosts.
     """
     fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)]
     return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)

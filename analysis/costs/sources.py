@@ -43,10 +43,13 @@ class CostSources:
         return replace(self, nodes=nodes)
 
     def calibrated(self, devices: int) -> Calibration | None:
-        """The calibration, unless it timed so many devices on another number of hosts: 1 x 4 GPUs are not 2 x 2."""
-        if self.calibration is None or self.calibration.nodes_of(devices) not in (None, self.nodes):
+        """The calibration as far as it was made on as many hosts; None where so many devices were timed on others alone.
+
+        1 x 4 GPUs are not 2 x 2.
+        """
+        if self.calibration is None or not {None, self.nodes} & self.calibration.spans(devices):
             return None
-        return self.calibration
+        return self.calibration.on_nodes(self.nodes)
 
     def no_source(self, devices: int) -> str:
         """Why nothing predicts cells on so many devices."""

@@ -62,7 +62,7 @@ def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSo
             sizes, rates["median"], yerr=np.array(spread), fmt=MARKERS[index % len(MARKERS)], markersize=5, capsize=2,
             color=COLOURS["transfer"], mfc=COLOURS["transfer"] if index == 0 else "none", label=f"trace, {cell}",
         )  # fmt: skip
-    calibration = sources.calibration
+    calibration = sources.calibrated(ranks)
     fit = find_fit(calibration, kind, ranks) if calibration is not None else None
     link = sources.link(ranks) or (calibration.links.get(ranks) if calibration is not None else None)
     factor = bus_factor(kind, ranks)

@@ -27,20 +27,22 @@ def calibration_figure(calibration: Calibration) -> Figure:
     Points are medians with the range of the iterations. The ring's bound is alpha + S f/B for the fit's latency alpha, the
     link's specified rate B and the collective's bus factor f: the link without any protocol.
     """
-    groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
+    groups: dict[tuple[str, int, int | None], list[CalibrationPoint]] = {}
     for point in calibration.points:
         if bus_factor(point.collective, point.devices):
-            groups.setdefault((point.collective, point.devices), []).append(point)
+            groups.setdefault((point.collective, point.devices, point.nodes), []).append(point)
     columns = min(2, len(groups))
     rows = -(-len(groups) // columns)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.4 * columns, 0.7 + 2.7 * rows), layout="constrained")
-        for index, ((collective, devices), points) in enumerate(groups.items()):
+        for index, ((collective, devices, nodes), points) in enumerate(groups.items()):
             axes = figure.add_subplot(rows, columns, index + 1)
-            fit, link = find_fit(calibration, collective, devices), calibration.links.get(devices)
+            on_as_many = calibration if nodes is None else calibration.on_nodes(nodes)
+            fit, link = find_fit(on_as_many, collective, devices), calibration.links.get(devices)
             _panel(axes, points, fit, link)
             unknown = "" if link else ", link's rate unknown"
-            axes.set_title(f"{collective}, {devices} devices{unknown}", loc="left", fontsize=9)
+            over = "" if nodes in (None, 1) else f" over {nodes} nodes"
+            axes.set_title(f"{collective}, {devices} devices{over}{unknown}", loc="left", fontsize=9)
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))

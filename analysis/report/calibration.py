@@ -19,6 +19,7 @@ from dpscope.profiling.records.calibration import (
     Contention,
     FitPiece,
 )
+from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_bytes, write_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
@@ -83,9 +84,9 @@ def costs_at(path: Path) -> Calibration:
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
     """One table per collective and device count with nccl-tests' columns, the fits, and their errors."""
-    groups: dict[tuple[str, int], list[CalibrationPoint]] = {}
+    groups: dict[tuple[str, str], list[CalibrationPoint]] = {}
     for point in calibration.points:
-        groups.setdefault((point.collective, point.devices), []).append(point)
+        groups.setdefault((point.collective, _devices(point)), []).append(point)
     tables = [_samples_table(points) for points in groups.values()]
     if calibration.fits:
         slowest = tuple(fit for fit in calibration.fits if fit.statistic == "slowest")
@@ -101,6 +102,11 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     return tables
 
 
+def _devices(timed: CalibrationPoint | CollectiveFit | Contention) -> str:
+    """Such as ``16``, over several nodes ``2x8``."""
+    return str(timed.devices) if timed.nodes in (None, 1) else str(Layout(timed.nodes, timed.devices // timed.nodes))
+
+
 def _contention_table(timed: Sequence[Contention]) -> TextTable:
     """How much collectives and computing slow each other, with 95% intervals."""
     rows = []
@@ -113,7 +119,7 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
         ):
             within = f"{slowdown.low:.2f} to {slowdown.high:.2f}"
             size, ratio = show_bytes(one.size_bytes), f"{slowdown.value:.2f}"
-            rows.append((one.collective, str(one.devices), size, what, ratio, within, str(slowdown.count)))
+            rows.append((one.collective, _devices(one), size, what, ratio, within, str(slowdown.count)))
     return TextTable(
         "Contention: how many times as long",
         ("collective", "devices", "size", "what", "ratio", "95% interval", "iterations"),
@@ -124,7 +130,7 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
 
 def _samples_table(points: list[CalibrationPoint]) -> TextTable:
     return TextTable(
-        title=f"{points[0].collective} on {points[0].devices} devices",
+        title=f"{points[0].collective} on {_devices(points[0])} devices",
         headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"),
         rows=tuple(_row(point) for point in points),
         notes=(
@@ -176,7 +182,7 @@ def _piece_row(fit: CollectiveFit, piece: FitPiece) -> tuple[str, ...]:
     bandwidth = piece.bandwidth_gb_per_s
     return (
         fit.collective,
-        str(fit.devices),
+        _devices(fit),
         show_bytes(piece.from_bytes) if piece.from_bytes else "0",
         "and up" if piece.to_bytes is None else show_bytes(piece.to_bytes),
         f"{piece.alpha_us:.1f}",
@@ -194,7 +200,7 @@ def _errors_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
         rows=tuple(
             (
                 fit.collective,
-                str(fit.devices),
+                _devices(fit),
                 str(fit.sizes),
                 *(
                     NA if error is None else f"{100 * error:.1f}"

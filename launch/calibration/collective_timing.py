@@ -17,10 +17,11 @@ _SLEEP_CYCLES = 1_000_000  # of GPU time per iteration, in which the host enqueu
 
 @dataclass(frozen=True)
 class Subgroup:
-    """The first `devices` ranks of a job, and what each of them has: its device and its share of free memory."""
+    """The first ranks of a job, or of each of its first nodes, and what each of them has: its device and share of free memory."""
 
     group: distributed.ProcessGroup
-    devices: int
+    nodes: int
+    devices: int  # over all of these nodes
     device: torch.device
     free_bytes: int  # the least of any rank's
 
@@ -43,10 +44,7 @@ def time_collective(
             own_us = _time(call, warm_up, iterations, subgroup)
             times_us[size] += slowest_us(own_us, subgroup)
             shortest_us[size] += [-one for one in slowest_us([-own for own in own_us], subgroup)]
-    points = [
-        _point(collective, size, settings.dtype, subgroup.devices, times_us[size], shortest_us[size])
-        for size in fitting
-    ]
+    points = [_point(collective, size, settings.dtype, subgroup, times_us[size], shortest_us[size]) for size in fitting]
     return points, left_out
 
 
@@ -63,11 +61,11 @@ def _point(
     collective: Collective,
     size_bytes: int,
     dtype: str,
-    devices: int,
+    subgroup: Subgroup,
     times_us: list[float],
     shortest_us: list[float],
 ) -> CalibrationPoint:
-    item = getattr(torch, dtype).itemsize
+    item, devices = getattr(torch, dtype).itemsize, subgroup.devices
     share = size_bytes // item // devices
     whole = size_bytes // item if collective in _WHOLE else share * devices
     return CalibrationPoint(
@@ -78,6 +76,7 @@ def _point(
         dtype=dtype,
         times_us=tuple(times_us),
         shortest_us=tuple(shortest_us),
+        nodes=subgroup.nodes if subgroup.nodes > 1 else None,
     )
 
 

@@ -81,6 +81,7 @@ def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: C
         beside_compute_us=slowest("beside_us"),
         compute_alone_us=slowest("piece_us"),
         compute_beside_us=slowest("piece_beside_us"),
+        nodes=subgroup.nodes if subgroup.nodes > 1 else None,
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dpscope.launch.calibration.worker import TimedCollectives
 from dpscope.launch.jobs.attended_job import attend_job, check_done
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
@@ -27,16 +28,26 @@ from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder
 
 
-def run_calibration(settings: CalibrationSettings, console: Console, link: LinkRate | None = None) -> Calibration:
+def run_calibration(
+    settings: CalibrationSettings,
+    console: Console,
+    link: LinkRate | None = None,
+    starter: JobStarter = THIS_HOST,
+    scratch: Path | None = None,
+) -> Calibration:
     """Time the collectives that `settings` names; the calibration holds every sample and no fit yet.
+
+    `scratch` is a folder that all nodes of the `starter` share.
 
     `link`, which the user states, takes the place of the links' specification. The job's processes end with this
     call whatever happens; signals end it early. Raises DpscopeError with the cause in one line when the job fails, passes
     its time limit or is stopped, or when nothing could be timed; the failed ranks' last lines are printed first.
     """
-    folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-calibrate-")))
+    # Over several nodes all of them read it; elsewhere a local one is the faster.
+    shared = None if starter.count == 1 else scratch
+    folder = JobFolder(Path(tempfile.mkdtemp(prefix=".tmp-calibrate-" if shared else "dpscope-calibrate-", dir=shared)))
     try:
-        measured = _run_job(settings, folder, console)
+        measured = _run_job(settings, folder, console, starter)
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
     if not measured.points:
@@ -59,19 +70,25 @@ def run_calibration(settings: CalibrationSettings, console: Console, link: LinkR
         contention=measured.contention,
         interconnect=links,
         links=_rates(settings, links, link),
-        findings=(*machine_findings(environment, settings.device, max(settings.devices)), *_findings(settings)),
+        findings=(*machine_findings(environment, settings.device, settings.job.per_node), *_findings(settings)),
+        hosts=starter.hosts(environment),
     )
 
 
-def _run_job(settings: CalibrationSettings, folder: JobFolder, console: Console) -> TimedCollectives:
+def _run_job(
+    settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter
+) -> TimedCollectives:
     """Run the job to its end and read what it measured."""
     write_json(folder.settings_path, settings)
-    processes = max(settings.devices)
-    command = [*torchrun_prefix(processes, folder), "-m", "dpscope.launch.calibration.worker", str(folder.path)]
+    job = settings.job
+    command = [
+        *torchrun_prefix(job.devices, folder, nodes=job.nodes),
+        *("-m", "dpscope.launch.calibration.worker", str(folder.path)),
+    ]
     stop = StopRequest()
-    threads = max(1, usable_cores() // processes)
+    threads = max(1, usable_cores() // job.per_node)
     with stop.listening():
-        outcome = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console)
+        outcome = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console, starter)
     check_done(outcome, "calibration failed, nothing is saved", stop, console)
     return read_json(folder.result_path, TimedCollectives)
 
@@ -79,13 +96,13 @@ def _run_job(settings: CalibrationSettings, folder: JobFolder, console: Console)
 def _rates(settings: CalibrationSettings, links: Interconnect, stated: LinkRate | None) -> dict[int, LinkRate]:
     """What the links of each device count are specified for; none for a count where that is unknown."""
     if stated is not None:
-        return dict.fromkeys(settings.devices, stated)
+        return dict.fromkeys((one.devices for one in settings.groups), stated)
     rates = {count: group_rate(links, range(count)) for count in settings.devices}
     return {count: rate for count, rate in rates.items() if rate is not None}
 
 
 def _findings(settings: CalibrationSettings) -> list[Finding]:
-    processes = max(settings.devices)
+    processes = settings.job.per_node
     if settings.device == "cuda" or processes <= usable_cores():
         return []
     return [

@@ -7,6 +7,7 @@ from typing import Literal, cast, get_args
 
 from dpscope.launch.jobs.devices import Devices, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
+from dpscope.profiling.records.matrix import Layout, parse_layout
 from dpscope.profiling.store.errors import DpscopeError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -38,10 +39,11 @@ def calibration_settings(
     iterations: int = 20,
     warmup_iterations: int = 5,
     timeout_s: float = 900.0,
+    nodes: int = 1,
 ) -> CalibrationSettings:
     """Settings from the command's flags; raises DpscopeError naming the flag, its value and what to give instead.
 
-    `devices` None takes 2, 4, 8, ... up to the GPUs there are, on the CPU 2 processes.
+    `devices` None takes 2, 4, 8, ... up to the GPUs there are, on the CPU 2 processes; then all of 2, 4, ... `nodes`.
     """
     _check("--dtype", dtype, dtype in ITEM_BYTES, f"give one of {', '.join(ITEM_BYTES)}")
     _check("--device", device, device in ("auto", "cuda", "cpu"), "give auto, cuda or cpu")
@@ -52,8 +54,8 @@ def calibration_settings(
     smallest, largest = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
     _check("--max-bytes", max_bytes, largest >= smallest, f"give at least --min-bytes {min_bytes}")
     present = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
-    counts = _device_counts(devices, present)
-    least = max(counts) * ITEM_BYTES[dtype]
+    counts, layouts = _device_counts(devices, present, nodes)
+    least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
     _check("--min-bytes", min_bytes, smallest >= least, f"give {least} or more: one element for each device")
     return CalibrationSettings(
         device=present.kind,
@@ -65,6 +67,7 @@ def calibration_settings(
         iterations=iterations,
         warmup_iterations=warmup_iterations,
         timeout_s=timeout_s,
+        layouts=tuple(map(str, layouts)),
     )
 
 
@@ -93,22 +96,43 @@ def _collectives(text: str | None) -> tuple[Collective, ...]:
     return tuple(name for name in measured if name in names)
 
 
-def _device_counts(text: str | None, present: Devices) -> tuple[int, ...]:
+def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tuple[int, ...], tuple[Layout, ...]]:
+    """Device counts on one node, and layouts over several."""
     if present.kind == "cuda":
         assert present.count is not None
-        if present.count < 2:
+        if present.count < 2 and nodes == 1:
             raise DpscopeError(
                 "--device cuda: one GPU is visible and a collective needs two; "
                 "check CUDA_VISIBLE_DEVICES, or measure the CPU with --device cpu"
             )
     if text is None:
         most = present.count or 2
-        doubling = (2**step for step in range(1, most.bit_length()))
-        return tuple(sorted({*(count for count in doubling if count <= most), most}))
+        return tuple(one for one in _doubling(most) if one > 1), tuple(
+            Layout(one, most) for one in _doubling(nodes)[1:]
+        )
     parts = [part.strip() for part in text.split(",")]
+    try:
+        layouts = tuple(sorted({parse_layout(part) for part in parts if "x" in part}))
+    except ValueError as error:
+        raise DpscopeError(f"--devices {text}: {error}") from error
+    parts = [part for part in parts if "x" not in part]
     whole = all(part.isdecimal() for part in parts)
-    _check("--devices", text, whole and min(map(int, parts)) >= 2, "give device counts of 2 or more, such as 2,4")
+    advice = "give device counts of 2 or more, such as 2,4, and over several nodes 2x4"
+    _check("--devices", text, whole and min((*map(int, parts), 2)) >= 2 and bool(parts or layouts), advice)
     counts = tuple(sorted({int(part) for part in parts}))
+    most = max((*counts, *(one.per_node for one in layouts)))
     if present.count is not None:
-        _check("--devices", text, counts[-1] <= present.count, f"{present.count} GPU(s) are visible; give no more")
-    return counts
+        _check("--devices", text, most <= present.count, f"{present.count} GPU(s) are visible; give no more")
+    spanned = max((one.nodes for one in layouts), default=1)
+    _check(
+        "--devices", text, spanned <= nodes, f"{nodes} node(s) are there; start the command on {spanned}, with --nodes"
+    )
+    _check(
+        "--nodes", nodes, spanned >= nodes, f"--devices {text} spans {spanned}; add a count over all, such as {nodes}x1"
+    )
+    return counts, layouts
+
+
+def _doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and the most."""
+    return sorted({2**step for step in range(most.bit_length())} | {most})

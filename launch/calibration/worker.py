@@ -77,23 +77,26 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
     points: list[CalibrationPoint] = []
     left_out: list[NotTimed] = []
     contention: list[Contention] = []
-    for subgroup in _subgroups(settings, device):
+    for subgroup in _subgroups(settings, device, place.local_world_size):
         if subgroup is not None:
             for collective in settings.collectives:
                 timed, missing = time_collective(collective, settings, subgroup, report)
                 points += timed
                 left_out += missing
-            if any((one.collective, one.devices) == ("all_reduce", subgroup.devices) for one in points):
+            nodes = subgroup.nodes if subgroup.nodes > 1 else None
+            if any(
+                (one.collective, one.devices, one.nodes) == ("all_reduce", subgroup.devices, nodes) for one in points
+            ):
                 contention.append(time_contention(settings, subgroup, report))
         distributed.barrier()
     backend, engine = distributed.get_backend(), nccl_engine(device)
     distributed.destroy_process_group()
     cuda = settings.device == "cuda"
-    count = max(settings.devices)
+    count = settings.job.per_node
     properties = [torch.cuda.get_device_properties(index) for index in range(count)] if cuda else []
     return TimedCollectives(
         backend=backend,
-        device_names=tuple(one.name for one in properties) or ("cpu",) * count,
+        device_names=tuple(one.name for one in properties) * place.nodes or ("cpu",) * place.world_size,
         device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
         points=tuple(points),
         left_out=tuple(left_out),
@@ -120,8 +123,11 @@ def _join(settings: CalibrationSettings, place: TorchrunPlace) -> "torch.device"
     return device
 
 
-def _subgroups(settings: CalibrationSettings, device: "torch.device") -> "Sequence[Subgroup | None]":
-    """The subgroup of every device count, None for those this rank is not in; made by all ranks, in one order."""
+def _subgroups(settings: CalibrationSettings, device: "torch.device", on_each_node: int) -> "Sequence[Subgroup | None]":
+    """The subgroup of every device count, None for those this rank is not in; made by all ranks, in one order.
+
+    `on_each_node` is how many ranks of the job each node has, one node's after the other's.
+    """
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import Subgroup
@@ -129,10 +135,11 @@ def _subgroups(settings: CalibrationSettings, device: "torch.device") -> "Sequen
     rank = distributed.get_rank()
     free_bytes = _least(_free_bytes(device), device)
     subgroups: list[Subgroup | None] = []
-    for count in settings.devices:
-        group = distributed.new_group(list(range(count)))
-        if isinstance(group, distributed.ProcessGroup) and rank < count:
-            subgroups.append(Subgroup(group, count, device, free_bytes))
+    for layout in settings.groups:
+        ranks = [node * on_each_node + local for node in range(layout.nodes) for local in range(layout.per_node)]
+        group = distributed.new_group(ranks)
+        if isinstance(group, distributed.ProcessGroup) and rank in ranks:
+            subgroups.append(Subgroup(group, layout.nodes, layout.devices, device, free_bytes))
         else:
             subgroups.append(None)
     return subgroups

@@ -10,6 +10,7 @@ from dpscope.analysis.runs.repeats import repeat_costs
 from dpscope.analysis.stats.detection import RepeatCost, choose_repeats
 from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.run import CellResult, Manifest
@@ -41,7 +42,13 @@ def first_round(config: RunConfig) -> RunConfig:
 
 
 def run_until_detected(
-    config: RunConfig, out: Path, fresh: bool, console: Console, change: float, limit_s: float
+    config: RunConfig,
+    out: Path,
+    fresh: bool,
+    console: Console,
+    change: float,
+    limit_s: float,
+    starter: JobStarter = THIS_HOST,
 ) -> Outcome[Manifest, CellResult]:
     """Measure `config`'s first repeats of every cell, then as many more of each as `change` needs, within `limit_s` in all.
 
@@ -49,7 +56,7 @@ def run_until_detected(
     """
     began = time.monotonic()
     stored = RunFolder(out).manifest().repeats_by_cell if is_run_folder(out) and not fresh else {}
-    outcome = run_sweep(config, out, fresh, console, stored)
+    outcome = run_sweep(config, out, fresh, console, stored, starter)
     for _ in range(MOST_ROUNDS):
         if not outcome.ok:
             break
@@ -63,7 +70,7 @@ def run_until_detected(
         if measured and chosen == stored:
             break
         most, stored = max(chosen.values()), chosen
-        outcome = run_sweep(with_settings(config, repeats=most), out, False, console, chosen)
+        outcome = run_sweep(with_settings(config, repeats=most), out, False, console, chosen, starter)
         if measured:
             break
     return outcome

@@ -63,9 +63,19 @@ _ONE_DETAIL = Idle(
     ("verbose",), lambda values: values["quiet"], "--quiet prints the report's path alone; give one of them"
 )
 _PLAN_ALONE = "--dry-run prints the plan and makes no report"
+_ONE_NODE = Idle(
+    ("node_rank", "rendezvous"), lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node"
+)
+_NO_MEETING = Idle(
+    ("node_rank", "rendezvous"),
+    lambda values: values["dry_run"],
+    "--dry-run prints the plan and starts nothing anywhere",
+)
 
 IDLE: dict[str, tuple[Idle, ...]] = {
     "run": (
+        _ONE_NODE,
+        _NO_MEETING,
         Idle(
             ("verbose", "quiet", "open_page", "link", "target_efficiency", "wandb", "wandb_online"),
             lambda values: values["dry_run"],
@@ -140,10 +150,11 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(("out",), _any_run, "a run's TensorBoard folder lies in the run's own"),
     ),
     "calibrate": (
+        _ONE_NODE,
         Idle(
             (
                 *("devices", "collectives", "dtype", "min_bytes", "max_bytes"),
-                *("iterations", "warmup", "timeout", "device"),
+                *("iterations", "warmup", "timeout", "device", "nodes", "node_rank", "rendezvous"),
             ),
             lambda values: values["from_nccl_tests"],
             "--from-nccl-tests reads logs and measures nothing",
@@ -218,7 +229,10 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "it is the target of --solve inter, intra, faster or devices",
         ),
     ),
+    "equal": (_ONE_NODE,),
     "train": (
+        _ONE_NODE,
+        _NO_MEETING,
         Idle(("target_accuracy", "wandb", "wandb_online"), lambda values: values["dry_run"], _PLAN_ALONE),
         Idle(("wandb",), lambda values: values["wandb_online"], "--wandb-online mirrors already; give one of them"),
     ),

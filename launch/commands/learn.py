@@ -7,6 +7,7 @@ import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.ending import exit_after
+from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 
 if TYPE_CHECKING:
     from dpscope.profiling.mirrors.mirror import TrainingMirror
@@ -56,13 +57,19 @@ def train(
     target_accuracy: options.TargetAccuracy = None,
     wandb: options.Wandb = False,
     wandb_online: options.WandbOnline = False,
+    nodes: options.Nodes = None,
+    node_rank: options.NodeRank = None,
+    rendezvous: options.Rendezvous = None,
     out: options.Out = options.DEFAULT_OUT,
     resume_from: options.ResumeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and the commands only")] = False,
 ) -> None:
     """Train single, DP and DDP on the same batches, with the same settings; losses and accuracies per epoch."""
-    flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    given = {name: value for name, value in locals().items() if value}
+    flags = {
+        name: value for name, value in locals().items() if name not in (*_NOT_SETTINGS, "given") and value is not None
+    }
     from rich.console import Console
 
     from dpscope.launch.training.planned_jobs import describe_trainings
@@ -72,11 +79,14 @@ def train(
     options.check_targets(target_accuracy=target_accuracy)
     settings = load_train_config(config, flags)
     console = Console()
+    place = this_node(nodes, node_rank, rendezvous, dry_run)
     if dry_run:
-        describe_trainings(settings, out, console, fresh, resume_from)
+        describe_trainings(settings, out, console, fresh, resume_from, place.count if place is not None else 1)
         return
-    mirrors = _mirrors(out, settings, wandb, wandb_online)
-    outcome = run_trainings(settings, out, fresh, console, mirrors, resume_from)
+    with on_all_nodes(place, out, given, settings.workload.device, console) as starter:
+        mirrors = _mirrors(out, settings, wandb, wandb_online)
+        outcome = run_trainings(settings, out, fresh, console, mirrors, resume_from, starter)
+        starter.dismiss(outcome.exit_status, outcome.lost or "")
     if outcome.interrupted:
         raise typer.Exit(outcome.exit_status)
     from dpscope.analysis.report.training_report import show_training
@@ -93,7 +103,10 @@ def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "
     return [*shown, wandb_mirror(out, settings, online)] if wandb or online else shown
 
 
-_NOT_SETTINGS = ("config", "target_accuracy", "wandb", "wandb_online", "out", "resume_from", "fresh", "dry_run")
+_NOT_SETTINGS = (
+    *("config", "target_accuracy", "wandb", "wandb_online", "nodes", "node_rank", "rendezvous"),
+    *("out", "resume_from", "fresh", "dry_run"),
+)
 
 
 def equal(
@@ -123,20 +136,33 @@ def equal(
         bool, typer.Option("--sync-batch-norm", help="ddp normalises by the global batch; GPUs only")
     ] = False,
     output_format: Annotated[Literal["table", "json"], typer.Option("--format", help="what to print")] = "table",
+    nodes: options.Nodes = None,
+    node_rank: options.NodeRank = None,
+    rendezvous: options.Rendezvous = None,
     out: Annotated[Path, typer.Option(help="the run folder; a comparison in it is replaced")] = options.DEFAULT_OUT,
 ) -> None:
     """Train from one seed on the same global batches under every strategy; say whether, where and why they differ."""
-    flags = {name: value for name, value in locals().items() if name not in _NOT_OF_EQUAL and value is not None}
+    given = {name: value for name, value in locals().items() if value}
+    flags = {
+        name: value for name, value in locals().items() if name not in (*_NOT_OF_EQUAL, "given") and value is not None
+    }
     from rich.console import Console
 
     from dpscope.launch.equality.run import run_equality
     from dpscope.launch.equality.settings import equality_settings
 
     console = Console(stderr=output_format == "json")
-    run_equality(equality_settings(flags, dtype, freeze_batch_norm, sync_batch_norm), out, console)
+    place = this_node(nodes, node_rank, rendezvous)
+    count = place.count if place is not None else 1
+    settings = equality_settings(flags, dtype, freeze_batch_norm, sync_batch_norm, count)
+    with on_all_nodes(place, out, given, settings.device, console) as starter:
+        run_equality(settings, out, console, starter)
+        starter.dismiss(0)
     from dpscope.analysis.output.equality import show_equality
 
     raise typer.Exit(0 if show_equality(out, output_format, console) else 1)
 
 
-_NOT_OF_EQUAL = ("dtype", "freeze_batch_norm", "sync_batch_norm", "output_format", "out")
+_NOT_OF_EQUAL = (
+    *("dtype", "freeze_batch_norm", "sync_batch_norm", "output_format", "out", "nodes", "node_rank", "rendezvous"),
+)

@@ -7,6 +7,7 @@ import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.ending import exit_after
+from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def run(
     target_efficiency: options.TargetEfficiency = None,
     published: options.Published = None,
     out: options.Out = options.DEFAULT_OUT,
+    nodes: options.Nodes = None,
+    node_rank: options.NodeRank = None,
+    rendezvous: options.Rendezvous = None,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     verbose: options.Verbose = False,
@@ -65,7 +69,10 @@ def run(
     wandb_online: options.WandbOnline = False,
 ) -> None:
     """Run single, DP and DDP under torchrun, trace them, compare, report."""
-    flags = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS and value is not None}
+    given = {name: value for name, value in locals().items() if value}
+    flags = {
+        name: value for name, value in locals().items() if name not in (*_NOT_SETTINGS, "given") and value is not None
+    }
     options.check_seconds("--detect-limit", detect_limit)
     detail = options.detail(verbose, quiet)
     from rich.console import Console
@@ -76,20 +83,23 @@ def run(
 
     console = Console()
     settings = load_config(config, flags)
-    check_idle_here(settings, flags)
+    place = this_node(nodes, node_rank, rendezvous, dry_run)
+    check_idle_here(settings, flags, place.count if place is not None else 1)
     if detect is not None:
         from dpscope.launch.commands.detect import first_round, parse_change, run_until_detected
 
         change, settings = parse_change(detect), first_round(settings)
     if dry_run:
-        describe_plan(settings, out, console, fresh)
+        describe_plan(settings, out, console, fresh, place.count if place is not None else 1)
         return
     mirror = _cell_mirror(wandb_online) if wandb or wandb_online else None
-    if detect is None:
-        outcome = run_sweep(settings, out, fresh, console)
-    else:
-        limit_s = options.DETECT_LIMIT_S if detect_limit is None else detect_limit
-        outcome = run_until_detected(settings, out, fresh, console, change, limit_s)
+    with on_all_nodes(place, out, given, settings.workload.device, console) as starter:
+        if detect is None:
+            outcome = run_sweep(settings, out, fresh, console, starter=starter)
+        else:
+            limit_s = options.DETECT_LIMIT_S if detect_limit is None else detect_limit
+            outcome = run_until_detected(settings, out, fresh, console, change, limit_s, starter)
+        starter.dismiss(outcome.exit_status, outcome.lost or "")
     from dpscope.analysis.output.analyze import Targets, show_run
 
     def shown() -> bool:
@@ -113,12 +123,12 @@ def _cell_mirror(online: bool) -> "CellMirror":
 
 _NOT_SETTINGS = (
     *("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet", "open_page"),
-    *("wandb", "wandb_online"),
+    *("wandb", "wandb_online", "nodes", "node_rank", "rendezvous"),
 )
 
 
 def calibrate(
-    devices: Annotated[str | None, typer.Option(help="device counts, such as 2,4")] = None,
+    devices: Annotated[str | None, typer.Option(help="device counts, such as 2,4; 2x4 is 2 nodes with 4 each")] = None,
     collectives: Annotated[str | None, typer.Option(help="all_reduce,broadcast,... or some of them")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64")] = "float32",
     min_bytes: Annotated[str, typer.Option(help="smallest message")] = "4KiB",
@@ -132,10 +142,14 @@ def calibrate(
         bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
     ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False,
+    nodes: options.Nodes = None,
+    node_rank: options.NodeRank = None,
+    rendezvous: options.Rendezvous = None,
     out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT,
     logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
+    given = {name: value for name, value in locals().items() if value}
     stated = options.read_link(link)
     from rich.console import Console
 
@@ -154,7 +168,9 @@ def calibrate(
     if from_nccl_tests:
         measured = calibration_from_logs(logs or [], in_place, stated)
     else:
+        place = this_node(nodes, node_rank, rendezvous)
         settings = calibration_settings(
+            nodes=place.count if place is not None else 1,
             device=device,
             devices=devices,
             collectives=collectives,
@@ -165,7 +181,10 @@ def calibrate(
             warmup_iterations=warmup,
             timeout_s=timeout,
         )
-        measured = run_calibration(settings, console, stated)
+        folder = calibration_path(out).parent
+        with on_all_nodes(place, folder, given, device, console) as starter:
+            measured = run_calibration(settings, console, stated, starter, folder)
+            starter.dismiss(0)
     fitted, path = save_calibration(measured, out)
     for table in calibration_tables(fitted):
         print_table(console, table)

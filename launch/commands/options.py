@@ -19,7 +19,7 @@ Out = Annotated[Path, typer.Option(help="the run folder; what is done there alre
 Strategy = Annotated[
     str | None, typer.Option(help="single,dp,ddp, or some of them and replicate,fsdp,fsdp-no-reshard,hsdp")
 ]
-Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4")]
+Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each")]
 BatchSize = Annotated[
     str | None, typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...")
 ]
@@ -141,6 +141,16 @@ Figures = Annotated[
     str | None,
     typer.Option(help="files of figures beside the page: png, svg, pdf or some of them, or none"),
 ]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        help="nodes that this same command is started on, once on each: auto (told by srun, mpirun, ...) or 2"
+    ),
+]
+NodeRank = Annotated[int | None, typer.Option(help="which of them this is, from 0 on, where no launcher tells")]
+Rendezvous = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="where they meet, on node 0, where no launcher tells")
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
 MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
@@ -253,6 +263,7 @@ OPTION_GROUPS = {
         ),
         *("verbose", "quiet", "wandb", "wandb_online"),
     ),
+    "Several nodes": ("nodes", "node_rank", "rendezvous"),
 }  # how --help groups options of all commands, by the names of their parameters
 
 

@@ -8,6 +8,7 @@ from rich.text import Text
 from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_queue import held
 from dpscope.launch.jobs.out_folder import check_equality_place
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.workload.data_files import download_data
@@ -22,7 +23,7 @@ from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
 from dpscope.profiling.store.layout import remove_written
 
 
-def run_equality(settings: EqualitySettings, out: Path, console: Console) -> None:
+def run_equality(settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST) -> None:
     """Train under every strategy and leave what each process saved in `out`, in place of an earlier comparison.
 
     The jobs' processes end with this call whatever happens; signals end it early. Raises DpscopeError with the cause in
@@ -38,7 +39,7 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console) -> Non
         with stop.listening():
             for number, job in enumerate(settings.jobs, start=1):
                 title = f"[{number}/{len(settings.jobs)}] {job.cell.name}"
-                _run_job(settings, job, out, title, stop, console)
+                _run_job(settings, job, out, title, stop, console, starter)
 
 
 def _clear(out: Path) -> None:
@@ -49,14 +50,20 @@ def _clear(out: Path) -> None:
 
 
 def _run_job(
-    settings: EqualitySettings, job: EqualityJob, out: Path, title: str, stop: StopRequest, console: Console
+    settings: EqualitySettings,
+    job: EqualityJob,
+    out: Path,
+    title: str,
+    stop: StopRequest,
+    console: Console,
+    starter: JobStarter,
 ) -> None:
     folder = JobFolder(job.folder(out))
     command = [
-        *torchrun_prefix(job.cell.processes, folder),
+        *torchrun_prefix(job.cell.processes, folder, nodes=job.cell.nodes),
         *("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
     ]
     threads, timeout_s = settings.threads_per_process, settings.config.timeout_s
-    outcome = attend_job(command, folder, threads, timeout_s, title, stop, console)
+    outcome = attend_job(command, folder, threads, timeout_s, title, stop, console, starter)
     check_done(outcome, f"{job.cell.name} failed, nothing is compared", stop, console)
     console.print(Text(f"{title}: done"), soft_wrap=True)

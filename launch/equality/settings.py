@@ -15,7 +15,7 @@ from dpscope.profiling.records.equality import (
     EqualityTraining,
     Precision,
 )
-from dpscope.profiling.records.matrix import Strategy
+from dpscope.profiling.records.matrix import Strategy, layouts_of
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
@@ -30,8 +30,9 @@ def equality_settings(
     precision: Precision = "float64",
     freeze_batch_norm: bool = False,
     sync_batch_norm: bool = False,
+    nodes: int = 1,
 ) -> EqualitySettings:
-    """Settings from the command's flags, those of `dpscope run` and its own.
+    """Settings from the command's flags, those of `dpscope run` and its own; DDP may span as many as `nodes`.
 
     Raises DpscopeError naming the flag, its value and what to give instead.
     """
@@ -39,7 +40,9 @@ def equality_settings(
     devices = resolve_devices(given.workload.device)
     with settings_told():
         one_batch = _with_batch(given, devices.kind, flags)
-    resolved = resolve(one_batch, devices)
+    if one_batch.matrix.layouts and "strategy" not in flags:  # DataParallel has no processes on other nodes
+        one_batch = with_settings(one_batch, strategies=("single", "ddp"))
+    resolved = resolve(one_batch, devices, nodes=nodes)
     assert resolved.measurement.steps is not None
     config = EqualityConfig(
         workload=resolved.workload,
@@ -87,13 +90,19 @@ def samples_of_two_epochs(batch_size: int, steps: int) -> int:
 
 def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
     """Raise DpscopeError for settings that cannot be compared."""
-    counts, batch_size = config.matrix.devices, config.matrix.batch_sizes[0]
+    counts, batch_size = config.matrix.counts, config.matrix.batch_sizes[0]
     if len(config.matrix.strategies) < 2:
         raise DpscopeError(
             f"--strategy {config.matrix.strategies[0]}: one has nothing to be compared with; give two or three"
         )
-    if len(counts) != 1 or counts[0] < 2:
-        shown = ",".join(str(count) for count in counts)
+    layouts = config.matrix.layouts
+    if layouts and "dp" in config.matrix.strategies:
+        raise DpscopeError(
+            f"--devices {','.join(layouts)} with --strategy {','.join(config.matrix.strategies)}: DataParallel is one process "
+            "and spans no nodes; compare single with ddp"
+        )
+    if len(counts) != 1 or counts[0] < 2 or len(layouts) + len(config.matrix.devices) != 1:
+        shown = ",".join((*map(str, config.matrix.devices), *layouts))
         raise DpscopeError(f"--devices {shown}: give one count of 2 or more; a single device takes part by --strategy")
     if batch_size % counts[0]:
         raise DpscopeError(
@@ -135,16 +144,18 @@ def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[Equal
         if index == 0:
             trainings.append(EqualityTraining(kind="rounding"))
         if strategy == "single" and not frozen:
-            trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.devices[0]))
-            trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.devices[0]))
+            trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.counts[0]))
+            trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.counts[0]))
         jobs.append(EqualityJob(cell=_cell(config, kind, strategy), trainings=tuple(trainings)))
     return tuple(jobs)
 
 
 def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy) -> Cell:
-    devices = 1 if strategy == "single" else config.matrix.devices[0]
+    devices = 1 if strategy == "single" else config.matrix.counts[0]
+    layouts = layouts_of(config.matrix)
     return Cell(
         strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,
         devices=devices,
         batch_size=config.matrix.batch_sizes[0] // devices,
+        nodes=layouts[0].nodes if strategy == "ddp" and layouts else 1,
     )

@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dpscope.launch.jobs.job_files import read_progress, remove_job_files
-from dpscope.launch.jobs.job_outcome import JobOutcome, interrupted, job_outcome, judged_by_kernel
+from dpscope.launch.jobs.job_outcome import JobOutcome, interrupted, job_outcome, judged_by_kernel, node_lost
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter, RunningJob
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.launch.jobs.torchrun import JobWait
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder
 
@@ -21,15 +22,16 @@ def attend_job(
     title: str,
     stop: StopRequest,
     console: Console,
+    starter: JobStarter = THIS_HOST,
 ) -> JobOutcome:
     """Run a job that is the only one on the terminal to its end, as `follow_job` does."""
     with console.status(f"{title}: starting") as status:
-        job = TorchrunJob(command, folder, threads)
+        job = starter.start(command, folder, threads, None)
         return follow_job(job, timeout_s, lambda state: status.update(f"{title}: {state or 'starting'}"), stop, console)
 
 
 def follow_job(
-    job: TorchrunJob,
+    job: RunningJob,
     timeout_s: float,
     on_state: Callable[[str | None], None],
     stop: StopRequest,
@@ -43,20 +45,23 @@ def follow_job(
     """
     try:
         how, exit_status = job.wait(timeout_s, on_state, lambda: stop.requested)
-        if how != "exited" and grace_s > 0:
+        if how in ("stopped", "timed_out") and grace_s > 0:
             job.ask_to_end(grace_s)
     finally:
         warn_about_leftover_processes(job.end(), console)
-    outcome = judged_by_kernel(_outcome(job.folder, how, exit_status, timeout_s), job.memory_kills_before)
+    outcome = judged_by_kernel(_outcome(job, how, exit_status, timeout_s), job.memory_kills_before)
     remove_job_files(job.folder.path)
     return outcome
 
 
-def _outcome(folder: JobFolder, how: JobWait, exit_status: int | None, timeout_s: float) -> JobOutcome:
-    last_pass = read_progress(folder.path)
+def _outcome(job: RunningJob, how: JobWait, exit_status: int | None, timeout_s: float) -> JobOutcome:
+    last_pass = read_progress(job.folder.path)
     if how == "stopped":
-        return interrupted(folder, last_pass)
-    return job_outcome(folder, exit_status, timeout_s, last_pass)
+        return interrupted(job.folder, last_pass)
+    if how == "lost":
+        assert job.lost is not None
+        return node_lost(job.folder, job.lost, last_pass)
+    return job_outcome(job.folder, exit_status, timeout_s, last_pass, job.told_where)
 
 
 def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -55,8 +55,17 @@ def judged_by_kernel(outcome: JobOutcome, kills_before: int | None) -> JobOutcom
     return replace(outcome, status="out_of_memory")
 
 
-def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, last_pass: str | None) -> JobOutcome:
-    """Tell how a job ended; `exit_status` is torchrun's, None when it passed its time limit."""
+def job_outcome(
+    folder: JobFolder,
+    exit_status: int | None,
+    timeout_s: float,
+    last_pass: str | None,
+    told_where: Callable[[int | None], str] = lambda rank: "",
+) -> JobOutcome:
+    """Tell how a job ended; `exit_status` is torchrun's, None when it passed its time limit.
+
+    `told_where` says on which node a rank was, where there were several.
+    """
     if folder.status() == "ok":
         return JobOutcome(status="ok")
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
@@ -68,7 +77,7 @@ def job_outcome(folder: JobFolder, exit_status: int | None, timeout_s: float, la
         status="out_of_memory"
         if first.status == "crashed" and looks_like_out_of_memory(first.message)
         else first.status,
-        message=f"{first.message} ({_where(last_pass)})",
+        message=f"{first.message}{told_where(first.rank)} ({_where(last_pass)})",
         log_tail=_log_tail(log, first.rank),
         signal=first.signal,
     )
@@ -79,6 +88,15 @@ def interrupted(folder: JobFolder, last_pass: str | None) -> JobOutcome:
     log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
     message = f"interrupted ({_where(last_pass)}); the same command resumes the run"
     return JobOutcome(status="interrupted", message=message, log_tail=_log_tail(log, None))
+
+
+def node_lost(folder: JobFolder, lost: str, last_pass: str | None) -> JobOutcome:
+    """The outcome of a job over several nodes one of which is gone; `lost` says which, and how that showed."""
+    if folder.status() == "ok":
+        return JobOutcome(status="ok")
+    log = folder.log_path.read_text(errors="replace") if folder.log_path.exists() else ""
+    message = f"{lost} ({_where(last_pass)}); the same command on all nodes resumes the run"
+    return JobOutcome(status="crashed", message=message, log_tail=_log_tail(log, None))
 
 
 def _where(last_pass: str | None) -> str:

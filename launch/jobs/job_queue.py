@@ -15,8 +15,9 @@ from dpscope.launch.jobs.attended_job import follow_job, warn_about_leftover_pro
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.out_folder import locked
 from dpscope.launch.jobs.progress import SweepProgress
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import TorchrunJob, end_leftovers
+from dpscope.launch.jobs.torchrun import end_leftovers
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 
@@ -61,6 +62,7 @@ class Outcome(Generic[ManifestT, ResultT]):
     manifest: ManifestT
     results: tuple[ResultT, ...]  # of every planned job that was reached, those of earlier calls included
     stop: StopRequest
+    lost: str | None = None  # which node is, so that jobs are left that were not reached
 
     @property
     def interrupted(self) -> bool:
@@ -70,7 +72,7 @@ class Outcome(Generic[ManifestT, ResultT]):
     @property
     def ok(self) -> bool:
         """Whether every planned job has its result."""
-        return not self.interrupted and all(result.status == "ok" for result in self.results)
+        return not self.interrupted and self.lost is None and all(result.status == "ok" for result in self.results)
 
     @property
     def exit_status(self) -> int:
@@ -100,8 +102,10 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         timeout_s: float,
         console: Console,
         grace_s: float = 0.0,
+        starter: JobStarter = THIS_HOST,
     ) -> None:
         """`timeout_s` is each job's; one that is stopped has `grace_s` to save what it has."""
+        self.starter = starter
         self.jobs = jobs
         self.console = console
         self.progress = SweepProgress(console, len(jobs))
@@ -140,7 +144,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
         with self.progress, self.stop.listening():
             for index, job in enumerate(self.jobs):
                 yield self.finished(job) or self._attempt(index, job)
-                if self.stop.requested:
+                if self.stop.requested or self.starter.lost is not None:
                     break
 
     def _attempt(self, index: int, job: JobT) -> ResultT:
@@ -158,7 +162,7 @@ class JobQueue(ABC, Generic[JobT, ResultT]):
 
     def _run_job(self, job: JobT) -> JobOutcome:
         on_state = self.watch(job)
-        torchrun = TorchrunJob(job.command, job.folder, self._threads, self._run)
-        outcome = follow_job(torchrun, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
+        running = self.starter.start(job.command, job.folder, self._threads, self._run)
+        outcome = follow_job(running, self._timeout_s, on_state, self.stop, self.console, self._grace_s)
         on_state(None)
         return outcome

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,8 @@ from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIA
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder
 
-JobWait = Literal["exited", "timed_out", "stopped"]
+JobWait = Literal["exited", "timed_out", "stopped", "lost"]
+"""How waiting for a job ended; lost: one of its nodes is."""
 
 _POLL_S = 0.1
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
@@ -29,17 +30,47 @@ def torchrun_command(run: Path, cell: Cell, repeat: int) -> list[str]:
     """The exact command of one repeat of a cell; it can be given by hand once the run's manifest is there."""
     folder = RunFolder(run).repeat(cell, repeat)
     worker = ("-m", "dpscope.launch.worker", "--out", str(run), "--cell", cell.name, "--repeat", str(repeat))
-    return [*torchrun_prefix(cell.processes, folder), *worker]
+    return [*torchrun_prefix(cell.processes, folder, nodes=cell.nodes), *worker]
 
 
-def torchrun_prefix(processes: int, folder: JobFolder, max_restarts: int = 0) -> list[str]:
-    """torchrun on this host with dpscope's settings; what each process is to run follows it."""
+def torchrun_prefix(processes: int, folder: JobFolder, max_restarts: int = 0, nodes: int = 1) -> list[str]:
+    """torchrun with dpscope's settings; what each process is to run follows it.
+
+    Over several `nodes`, among which the processes are shared, the command is node 0's, and the first of its hosts and a
+    port on it have still to be filled in: `on_node` does.
+    """
+    meeting = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *_place(0, "HOST0", 29501)]
     return [
         sys.executable,
-        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
+        *("-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes // nodes}"),
         *(f"--max-restarts={max_restarts}", "--role=rank", "--tee=3"),
         f"--log-dir={_torchrun_folder(folder)}",
     ]
+
+
+def _place(node: int, address: str, port: int) -> list[str]:
+    return [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
+
+
+def _processes(command: Sequence[str]) -> int:
+    """That a command of `torchrun_prefix` starts on each node."""
+    told = [part for part in command if part.startswith("--nproc-per-node=")]
+    return int(told[0].partition("=")[2]) if told else 1
+
+
+def command_nodes(command: Sequence[str]) -> int:
+    """The nodes that a command of `torchrun_prefix` starts processes on."""
+    told = [part for part in command if part.startswith("--nnodes=")]
+    return int(told[0].partition("=")[2]) if told else 1
+
+
+def on_node(command: Sequence[str], node: int, address: str, port: int, folder: JobFolder) -> list[str]:
+    """A command over several nodes as one of them runs it: with its number, where they meet, and a folder of its own."""
+    own = {
+        part.partition("=")[0]: part for part in (*_place(node, address, port), f"--log-dir={_torchrun_folder(folder)}")
+    }
+    end = list(command).index("-m", 3)  # of torchrun's own options
+    return [sys.executable, *(own.get(part.partition("=")[0], part) for part in command[1:end]), *command[end:]]
 
 
 def _torchrun_folder(folder: JobFolder) -> Path:
@@ -54,15 +85,26 @@ class TorchrunJob:
     /proc) torchrun's process group has to do: torchrun, when told to end, ends its workers.
     """
 
-    def __init__(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None = None) -> None:
-        """Start it; with `run` its processes can be found by `end_leftovers` as well."""
+    lost: str | None = None  # which node is, of a job over several
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: JobFolder,
+        threads: int,
+        run: RunFolder | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it; with `run` its processes can be found by `end_leftovers` as well. `variables` give way to the user's."""
         self.folder = folder
+        self.processes_here = _processes(command)
         self.memory_kills_before = memory_kills()  # on this host, none of them of this job
         self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
         name, _, value = self._token.partition("=")
         environment = {
             "OMP_NUM_THREADS": str(threads),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which the manifest lists the devices
+            **(variables or {}),
             **os.environ,
             name: value,
             **({} if run is None else dict([_run_token(run)])),
@@ -113,6 +155,10 @@ class TorchrunJob:
         self._log.close()
         shutil.rmtree(_torchrun_folder(self.folder), ignore_errors=True)
         return left
+
+    def told_where(self, rank: int | None) -> str:
+        """Where a rank ran, for whom several nodes are there; nothing on one."""
+        return ""
 
 
 def end_leftovers(run: RunFolder) -> list[int]:

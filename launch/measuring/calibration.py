@@ -9,18 +9,21 @@ from rich.console import Console
 from dpscope.launch.calibration.run import run_calibration
 from dpscope.launch.calibration.settings import CONTENDED_CALLS, ITEM_BYTES, contended_bytes
 from dpscope.launch.jobs.devices import DeviceType
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.workload.model_size import ModelSize
 from dpscope.profiling.machine.conditions import machine_differences
 from dpscope.profiling.records.calibration import (
     MEASURED_COLLECTIVES,
     Calibration,
+    CalibrationPoint,
     CalibrationSettings,
     Collective,
+    Contention,
 )
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import Matrix
+from dpscope.profiling.records.matrix import Layout, Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Environment, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
@@ -36,7 +39,7 @@ _LONGEST_S = 120.0
 _START_S: dict[DeviceType, float] = {"cuda": 14.0, "cpu": 5.0}  # torchrun, imports, process group
 _GB_PER_S: dict[DeviceType, float] = {"cuda": 5.0, "cpu": 0.5}  # assumed, for the estimate of time alone
 
-Pair = tuple[Collective, int]  # on so many devices
+Pair = tuple[Collective, Layout]  # on so many devices
 
 
 def plan_calibration(
@@ -53,7 +56,8 @@ def plan_calibration(
     sizes = calibrated_sizes(config.matrix, size)
     return CalibrationSettings(
         device=kind,
-        devices=tuple(sorted({devices for _, devices in missing})),
+        devices=tuple(sorted({layout.devices for _, layout in missing if layout.nodes == 1})),
+        layouts=tuple(map(str, sorted({layout for _, layout in missing if layout.nodes > 1}))),
         collectives=tuple(one for one in _ORDER if one in {collective for collective, _ in missing}),
         min_bytes=sizes[0],
         max_bytes=sizes[-1],
@@ -71,17 +75,25 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     """The collectives that the planned cells run, each with the number of devices."""
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
+        layout = Layout(cell.nodes, cell.devices // cell.nodes)
         if cell.strategy in ("ddp", "replicate"):
-            pairs.add(("all_reduce", cell.devices))
+            pairs.add(("all_reduce", layout))
         if cell.strategy == "dp":
-            pairs.add(("reduce", cell.devices))
+            pairs.add(("reduce", layout))
         if cell.strategy == "dp" or (cell.strategy == "ddp" and cell.options.broadcast_buffers == "on"):
-            pairs.add(("broadcast", cell.devices))
+            pairs.add(("broadcast", layout))
     return pairs
 
 
 def _held(stored: Calibration | None) -> set[Pair]:
-    return {(point.collective, point.devices) for point in stored.points} if stored is not None else set()
+    if stored is None:
+        return set()
+    return {(point.collective, _layout(stored, point)) for point in stored.points}
+
+
+def _layout(calibration: Calibration, timed: CalibrationPoint | Contention) -> Layout:
+    nodes = timed.nodes or calibration.nodes_of(timed.devices) or 1
+    return Layout(nodes, timed.devices // nodes)
 
 
 def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
@@ -101,13 +113,13 @@ def calibration_seconds(settings: CalibrationSettings) -> float:
     calls = sum(settings.sizes) * _CALLS * len(settings.collectives)
     if "all_reduce" in settings.collectives:
         calls += contended_bytes(settings.sizes) * CONTENDED_CALLS * (settings.iterations + settings.warmup_iterations)
-    moved = calls * len(settings.devices)
+    moved = calls * len(settings.groups)
     return _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
 
 
 def described(settings: CalibrationSettings) -> str:
     """The line of the plan that tells a calibration."""
-    counts = ", ".join(map(str, settings.devices))
+    counts = ", ".join((*map(str, settings.devices), *settings.layouts))
     return (
         f"calibration first: {', '.join(settings.collectives)} on {counts} devices at {len(settings.sizes)} sizes "
         f"up to {settings.sizes[-1] / 1e6:.3g} MB (--no-calibrate skips it)"
@@ -120,7 +132,11 @@ def stored_calibration(run: RunFolder) -> Calibration | None:
 
 
 def calibrate_first(
-    run: RunFolder, settings: CalibrationSettings | None, environment: Environment, console: Console
+    run: RunFolder,
+    settings: CalibrationSettings | None,
+    environment: Environment,
+    console: Console,
+    starter: JobStarter = THIS_HOST,
 ) -> tuple[Finding, ...]:
     """Time what `settings` names and add it to the run folder's calibration; a failure is a finding, told to the user.
 
@@ -129,7 +145,7 @@ def calibrate_first(
     if settings is None:
         return ()
     try:
-        measured = run_calibration(settings, console)
+        measured = run_calibration(settings, console, starter=starter, scratch=run.path)
         stored = stored_calibration(run)
         if stored is not None and _same_machine(stored, environment) and stored.nccl_engine == measured.nccl_engine:
             measured = _together(stored, measured)
@@ -154,14 +170,15 @@ def of_this_machine(stored: Calibration | None, environment: Environment) -> Cal
 
 def _together(stored: Calibration, measured: Calibration) -> Calibration:
     """Both calibrations' points as one of the later time, without fits: whoever reads it fits them anew."""
-    timed = {one.devices for one in measured.contention}
-    kept = tuple(point for point in stored.points if (point.collective, point.devices) not in _held(measured))
+    timed = {_layout(measured, one) for one in measured.contention}
+    kept = tuple(point for point in stored.points if (point.collective, _layout(stored, point)) not in _held(measured))
+    slowed = tuple(one for one in stored.contention if _layout(stored, one) not in timed)
     return msgspec.structs.replace(
         measured,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device_names=max(stored.device_names, measured.device_names, key=len),
         points=(*kept, *measured.points),
-        contention=(*(one for one in stored.contention if one.devices not in timed), *measured.contention),
+        contention=(*slowed, *measured.contention),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),
         links={**stored.links, **measured.links},
         findings=tuple(dict.fromkeys((*stored.findings, *measured.findings))),

@@ -77,15 +77,19 @@ class PlanDescription:
 
 
 def plan_run(
-    config: RunConfig, out: Path, fresh: bool = False, repeats_by_cell: Mapping[str, int] | None = None
+    config: RunConfig,
+    out: Path,
+    fresh: bool = False,
+    repeats_by_cell: Mapping[str, int] | None = None,
+    nodes: int = 1,
 ) -> PlanDescription:
     """What `run_sweep` would do; starts and writes nothing. Raises DpscopeError for what cannot be run.
 
-    `repeats_by_cell` has cells, by name, that get fewer repeats than `config` says.
+    `repeats_by_cell` has cells, by name, that get fewer repeats than `config` says; cells may span as many as `nodes`.
     """
     fewer = repeats_by_cell or {}
     devices = resolve_devices(config.workload.device)
-    resolved = resolve(config, devices)
+    resolved = resolve(config, devices, nodes=nodes)
     check_data(resolved.workload)
     run = RunFolder(out)
     _check_out(run, resolved, fresh)
@@ -153,13 +157,15 @@ def _check_out(run: RunFolder, config: ResolvedConfig, fresh: bool) -> None:
             )
 
 
-def describe_plan(config: RunConfig, out: Path, console: Console, fresh: bool = False) -> PlanDescription:
+def describe_plan(
+    config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
+) -> PlanDescription:
     """Print the plan of a run, its estimates and its exact commands; returns it, and starts nothing.
 
     The commands work by hand: those of a run that has begun name a cell of its manifest, those of one that has not
     name all its settings.
     """
-    description = plan_run(config, out, fresh)
+    description = plan_run(config, out, fresh, nodes=nodes)
     print_plan(description, console)
     begun = is_run_folder(out) and not fresh
     for job in description.jobs:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.measuring.calibration import (
     calibrate_first,
     of_this_machine,
@@ -16,7 +17,7 @@ from dpscope.launch.measuring.calibration import (
     stored_calibration,
 )
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
-from dpscope.launch.planning.manifest import check_same_conditions, new_manifest
+from dpscope.launch.planning.manifest import check_same_conditions, hosts_findings, new_manifest
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
@@ -32,26 +33,32 @@ __all__ = ["describe_plan", "run_sweep"]
 
 
 def run_sweep(
-    config: RunConfig, out: Path, fresh: bool, console: Console, repeats_by_cell: Mapping[str, int] | None = None
+    config: RunConfig,
+    out: Path,
+    fresh: bool,
+    console: Console,
+    repeats_by_cell: Mapping[str, int] | None = None,
+    starter: JobStarter = THIS_HOST,
 ) -> Outcome[Manifest, CellResult]:
     """Measure every cell of a run that is not measured yet, repeats interleaved (A B C A B C).
 
     A cell that fails is recorded as such and the others go on; one that ran out of memory or of time is not
     tried again in this sweep, nor are its larger batches. SIGINT and SIGTERM end the running cell with all its
-    processes and record it. `repeats_by_cell` is as in `plan_run`. Raises DpscopeError for a mistake of the user's, before
-    anything is started.
+    processes and record it. `repeats_by_cell` is as in `plan_run`; `starter` starts the jobs, over its nodes. Raises
+    DpscopeError for a mistake of the user's, before anything is started.
     """
-    description = plan_run(config, out, fresh, repeats_by_cell)
+    description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
     print_plan(description, console)
     run = RunFolder(out)
 
     with held(run.path, console):
         if fresh or not is_run_folder(run.path):
             _remove_measurements(run)
-        manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}))
+        manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)
         download_data(description.config.workload)
-        sweep = _Sweep(run, manifest, description, console)
-        return Outcome(manifest=manifest, results=tuple(sweep.work_off()), stop=sweep.stop)
+        sweep = _Sweep(run, manifest, description, console, starter)
+        results = tuple(sweep.work_off())
+        return Outcome(manifest=manifest, results=results, stop=sweep.stop, lost=starter.lost)
 
 
 def _remove_measurements(run: RunFolder) -> None:
@@ -62,7 +69,11 @@ def _remove_measurements(run: RunFolder) -> None:
 
 
 def _open_manifest(
-    run: RunFolder, description: PlanDescription, console: Console, repeats_by_cell: dict[str, int]
+    run: RunFolder,
+    description: PlanDescription,
+    console: Console,
+    repeats_by_cell: dict[str, int],
+    starter: JobStarter,
 ) -> Manifest:
     """The run's manifest, written if this is its beginning or resumes it with more repeats or another time limit.
 
@@ -71,19 +82,24 @@ def _open_manifest(
     manifest = new_manifest(
         description.config, description.device_type, description.threads_per_process, description.plan
     )
+    hosts = starter.hosts(manifest.environment)
+    unlike = hosts_findings(manifest.environment, hosts)
+    manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
     had = run.manifest() if is_run_folder(run.path) else None
     if had is not None:
         check_same_conditions(run.path, had, manifest)
-    failures = calibrate_first(run, _calibration(run, description, manifest.environment), manifest.environment, console)
+    settings = _calibration(run, description, manifest.environment)
+    failures = calibrate_first(run, settings, manifest.environment, console, starter)
     if had is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = msgspec.structs.replace(manifest, created_at=now, findings=(*manifest.findings, *failures))
         write_json(run.manifest_path, manifest)
         return manifest
     asked = settings_of(description.config)
-    findings = tuple(one for one in had.findings if one.code != PlanCode.CALIBRATION_FAILED)
+    told_anew = (PlanCode.CALIBRATION_FAILED, PlanCode.MIXED_HOSTS)
+    findings = (*(one for one in had.findings if one.code not in told_anew), *unlike, *failures)
     config = with_settings(had.config, **{name: asked[name] for name in MAY_CHANGE})
-    told = {"findings": (*findings, *failures), "repeats_by_cell": repeats_by_cell, "published": manifest.published}
+    told = {"findings": findings, "repeats_by_cell": repeats_by_cell, "published": manifest.published, "hosts": hosts}
     kept = msgspec.structs.replace(had, config=config, **told)
     if kept != had:
         write_json(run.manifest_path, kept)
@@ -102,9 +118,11 @@ def _calibration(run: RunFolder, description: PlanDescription, here: Environment
 class _Sweep(JobQueue[PlannedJob, CellResult]):
     """The jobs of one run."""
 
-    def __init__(self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console) -> None:
-        config = description.config
-        super().__init__(run, description.jobs, manifest.threads_per_process, config.measurement.timeout_s, console)
+    def __init__(
+        self, run: RunFolder, manifest: Manifest, description: PlanDescription, console: Console, starter: JobStarter
+    ) -> None:
+        config, threads = description.config, manifest.threads_per_process
+        super().__init__(run, description.jobs, threads, config.measurement.timeout_s, console, starter=starter)
         self._growing = config.matrix.batch_growth is not None
         self._took_s: dict[str, float] = {}
         self._failed_cells: dict[str, tuple[Cell, CellStatus]] = {}  # which would fail again, by name

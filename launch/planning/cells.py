@@ -7,6 +7,12 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
+from dpscope.launch.planning.device_counts import (
+    check_device_count,
+    check_layouts,
+    default_device_counts,
+    default_layouts,
+)
 from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import settings_told
 from dpscope.launch.planning.variants import alone_options, ddp_options, other_options
@@ -23,6 +29,8 @@ from dpscope.profiling.records.matrix import (
     ResolvedMatrix,
     Strategy,
     check_micro_batches,
+    layouts_of,
+    parse_layout,
     shard_groups,
     strategy_order,
 )
@@ -38,15 +46,16 @@ PASS_THROUGH_REASON = (
 )
 
 
-def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None) -> ResolvedConfig:
+def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None, nodes: int = 1) -> ResolvedConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be.
 
-    Of a job that may span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
+    `nodes` are the hosts that the command was started on, each with this one's devices. Of a job started by hand that may
+    span several hosts, `on_this_host` tells how many of its processes, a device each, run here.
     """
     chosen = {
         "workload": resolved_workload(config.workload, devices.kind),
         "measurement": _resolved_measurement(config.measurement, devices.kind),
-        "matrix": resolved_matrix(config.matrix, devices, on_this_host),
+        "matrix": resolved_matrix(config.matrix, devices, on_this_host, nodes),
     }
     return ResolvedConfig(**{**msgspec.structs.asdict(config), **chosen})
 
@@ -74,42 +83,43 @@ def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> Measure
     return msgspec.structs.replace(measurement, steps=chosen)
 
 
-def resolved_matrix(matrix: Matrix, devices: Devices, on_this_host: int | None = None) -> ResolvedMatrix:
+def resolved_matrix(
+    matrix: Matrix, devices: Devices, on_this_host: int | None = None, nodes: int = 1
+) -> ResolvedMatrix:
     """The matrix for this machine's devices, as `resolve` says; raises DpscopeError."""
     _check_precisions(matrix.amp_variants, devices.kind)
     if devices.kind == "cpu" and matrix.nccl_engine != ("default",):
         raise DpscopeError(
             f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
         )
-    counts = matrix.devices or _default_device_counts(devices)
+    counts, layouts = matrix.devices, matrix.layouts
+    if counts is None:
+        counts = default_device_counts(devices)
+        layouts = default_layouts(max(counts), nodes) if set(matrix.strategies) & set(PER_DEVICE) else ()
+    check_layouts(counts, layouts, matrix.strategies, nodes)
     if on_this_host is None:
-        _check_device_count("--devices", max(counts), devices)
+        check_device_count("--devices", max((*counts, *(parse_layout(one).per_node for one in layouts))), devices)
     else:
-        _check_device_count("--nproc-per-node", on_this_host, devices)
-    sizes = matrix.batch_sizes or _default_batch_sizes(matrix, devices.kind, counts)
+        check_device_count("--nproc-per-node", on_this_host, devices)
+    everywhere = (*counts, *(parse_layout(one).devices for one in layouts))
+    sizes = matrix.batch_sizes or _default_batch_sizes(matrix, devices.kind, everywhere)
+    chosen = {"devices": counts, "layouts": layouts, "batch_sizes": sizes}
     with settings_told():
-        resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), "devices": counts, "batch_sizes": sizes})
+        resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
         _check_split(resolved)
         check_micro_batches(resolved)
     return resolved
 
 
-def check_idle_here(config: RunConfig, flags: Collection[str]) -> None:
+def check_idle_here(config: RunConfig, flags: Collection[str], nodes: int = 1) -> None:
     """Raise DpscopeError for one of the `flags` (fields) that does nothing with the devices that this machine has."""
     needing_several = {"link", "target_efficiency", "calibrate", "scaling", "ddp_alone"} & set(flags)
     if config.matrix.devices is None and needing_several:
-        here = resolve(config, resolve_devices(config.workload.device))
+        here = resolve(config, resolve_devices(config.workload.device), nodes=nodes)
         check_idle(
             idle_settings(here.workload, here.matrix),
             {field: f"--{field.replace('_', '-')}" for field in needing_several},
         )
-
-
-def _default_device_counts(devices: Devices) -> tuple[int, ...]:
-    if devices.count is None:
-        return (1, 2)
-    powers = [2**exponent for exponent in range(devices.count.bit_length())]
-    return tuple(sorted({count for count in powers if count <= devices.count} | {devices.count}))
 
 
 def _default_batch_sizes(matrix: Matrix, kind: DeviceType, counts: Sequence[int]) -> tuple[int, ...]:
@@ -119,24 +129,10 @@ def _default_batch_sizes(matrix: Matrix, kind: DeviceType, counts: Sequence[int]
     return tuple(sorted({math.ceil(size / multiple) * multiple for size in DEFAULT_BATCH_SIZES[kind]}))
 
 
-def _check_device_count(flag: str, count: int, devices: Devices) -> None:
-    if devices.count is not None and count > devices.count:
-        raise DpscopeError(
-            f"{flag} {count}: this machine has {devices.count} GPU(s) that torch can use; "
-            f"ask for {devices.count} at most"
-        )
-    most = max(8, 4 * usable_cores())
-    if devices.count is None and count > most:
-        raise DpscopeError(
-            f"{flag} {count}: on the CPU a device is a process, and {usable_cores()} cores are there "
-            f"for them; use {usable_cores()}; up to {most} are accepted, to see how things work"
-        )
-
-
 def _check_split(matrix: ResolvedMatrix) -> None:
     if matrix.scaling == "weak":
         return
-    for devices in matrix.devices:
+    for devices in matrix.counts:
         for batch_size in matrix.batch_sizes:
             if batch_size % devices:
                 raise DpscopeError(
@@ -154,22 +150,30 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
     the whole batch and at every share. Raises DpscopeError when nothing is left to measure.
     """
     cells: dict[Cell, str | None] = {}
-    for count in matrix.devices:
+    for count, nodes in (
+        *((one, 1) for one in matrix.devices),
+        *((one.devices, one.nodes) for one in layouts_of(matrix)),
+    ):
         for size in _weak_sizes(matrix, samples, count) if matrix.scaling != "strong" else ():
-            _add(cells, matrix, kind, count, size)
+            _add(cells, matrix, kind, count, size, nodes)
         for size in _strong_sizes(matrix, samples, count) if matrix.scaling != "weak" else ():
-            _add(cells, matrix, kind, count, size // count)
+            _add(cells, matrix, kind, count, size // count, nodes)
             if "single" in matrix.strategies:
                 _add_each(cells, _cell("single", kind, 1, size // count), other_options(matrix))
     planned = [PlannedCell(cell=cell, skip_reason=reason or too_large(cell, samples)) for cell, reason in cells.items()]
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
-            f"{','.join(str(count) for count in matrix.devices)} and batches "
+            f"{','.join((*map(str, matrix.devices), *matrix.layouts))} and batches "
             f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
             "single needs 1 device, dp and fsdp 2 or more, hsdp 4, and a step at most the data set's samples"
         )
-    key = lambda entry: (entry.cell.batch_size, entry.cell.devices, strategy_order(entry.cell.strategy))  # noqa: E731
+    key = lambda entry: (  # noqa: E731
+        entry.cell.batch_size,
+        entry.cell.devices,
+        entry.cell.nodes,
+        strategy_order(entry.cell.strategy),
+    )
     return tuple(sorted(planned, key=key))
 
 
@@ -194,20 +198,24 @@ def _grown(first: int, growth: int, largest: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _add(cells: dict[Cell, str | None], matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int) -> None:
-    only_one = max(matrix.devices) == 1
+def _add(
+    cells: dict[Cell, str | None], matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, nodes: int
+) -> None:
+    only_one = max(matrix.counts) == 1
+    for strategy in (one for one in PER_DEVICE if one in matrix.strategies):
+        options = ddp_options(matrix) if strategy == "ddp" else other_options(matrix)
+        if count > 1 or only_one:
+            cell = _cell(strategy, kind, count, size, nodes)
+            _add_each(cells, cell, options, unshardable(cell))
+        elif strategy == "ddp" and matrix.ddp_alone:
+            _add_each(cells, _cell("ddp", kind, 1, size), alone_options(matrix))
+    if nodes > 1:
+        return
     if count == 1 and "single" in matrix.strategies:
         _add_each(cells, _cell("single", kind, 1, size), other_options(matrix))
     if (count > 1 or only_one) and "dp" in matrix.strategies:
         reason = PASS_THROUGH_REASON if only_one else None
         _add_each(cells, _cell("dp", kind, count, size), other_options(matrix), reason)
-    for strategy in (one for one in PER_DEVICE if one in matrix.strategies):
-        options = ddp_options(matrix) if strategy == "ddp" else other_options(matrix)
-        if count > 1 or only_one:
-            cell = _cell(strategy, kind, count, size)
-            _add_each(cells, cell, options, unshardable(cell))
-        elif strategy == "ddp" and matrix.ddp_alone:
-            _add_each(cells, _cell("ddp", kind, 1, size), alone_options(matrix))
 
 
 def _add_each(
@@ -235,14 +243,14 @@ def too_large(cell: Cell, samples: int) -> str | None:
     return f"a step takes {cell.global_batch_size} samples and the data set has {samples}"
 
 
-def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int) -> Cell:
+def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int, nodes: int = 1) -> Cell:
     named: CellStrategy = "dp-host" if strategy == "dp" and kind == "cpu" else strategy
-    return Cell(strategy=named, devices=devices, batch_size=batch_size)
+    return Cell(strategy=named, devices=devices, batch_size=batch_size, nodes=nodes)
 
 
 def threads_per_process(matrix: ResolvedMatrix) -> int:
-    """Intra-op threads of every process, equal for all cells: the cores over the largest device count."""
-    return max(1, usable_cores() // max(matrix.devices))
+    """Intra-op threads of every process, equal for all cells: the cores over the most devices on a node."""
+    return max(1, usable_cores() // matrix.most_on_a_node)
 
 
 def plan_findings(
@@ -250,8 +258,8 @@ def plan_findings(
 ) -> list[Finding]:
     """What about this plan will mislead a reader who is not told; `on_this_host` as `resolve` has it."""
     findings = []
-    largest, cores = max(matrix.devices), usable_cores()
-    here = largest if on_this_host is None else on_this_host
+    largest, cores = max(matrix.counts), usable_cores()
+    here = matrix.most_on_a_node if on_this_host is None else on_this_host
     if kind == "cpu" and here > cores:
         findings.append(
             PlanCode.CPU_OVERSUBSCRIBED.finding(

@@ -24,13 +24,14 @@ def idle_settings(workload: Workload, matrix: Matrix) -> dict[str, str]:
         idle["workers"] = "--workers-total says how many there are"
     if workload.device == "cpu":
         idle["pin_memory"] = "batches are copied to no GPU with --device cpu"
-    if matrix.devices == (1,):
+    one_device = matrix.devices == (1,) and not matrix.layouts
+    if one_device:
         idle["scaling"] = "on one device weak and strong are the same"
     if "ddp" not in matrix.strategies:
         idle["ddp_alone"] = f"ddp is not in --strategy {','.join(matrix.strategies)}"
-    elif matrix.devices is not None and (1 not in matrix.devices or len(matrix.devices) == 1):
+    elif matrix.devices is not None and (1 not in matrix.devices or one_device):
         idle["ddp_alone"] = "DDP is measured on one device beside several, and --devices does not name both"
-    if matrix.devices == (1,) or matrix.strategies == ("single",):
+    if one_device or matrix.strategies == ("single",):
         idle |= dict.fromkeys(
             ("link", "target_efficiency", "calibrate"),
             "nothing is measured on several devices, so there is no link and no scaling",

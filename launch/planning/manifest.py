@@ -15,7 +15,7 @@ from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Manifest, PlannedCell
+from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Host, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -41,7 +41,7 @@ def new_manifest(
         environment=environment,
         plan=tuple(plan),
         normalisation=normalisation(config.workload),
-        findings=(*machine_findings(environment, kind, max(config.matrix.devices)), *findings),
+        findings=(*machine_findings(environment, kind, config.matrix.most_on_a_node), *findings),
         published=tuple(published_of(published, config.workload, [one.cell for one in plan])),
     )
 
@@ -62,6 +62,12 @@ def _refuse(out: Path, differences: Sequence[ConditionDifference]) -> None:
             f"--out {out}: begun with {differences[0]}: new cells would not compare with those that are there; set it as it "
             "was, use --fresh to redo them, or another --out"
         )
+
+
+def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:
+    """`host_findings` of all nodes of a command."""
+    environments = (host.environment for host in hosts if host.environment is not None)
+    return tuple(finding for one in environments for finding in host_findings(first, one))
 
 
 def host_findings(first: Environment, other: Environment) -> tuple[Finding, ...]:

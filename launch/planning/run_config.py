@@ -17,7 +17,14 @@ from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.published import read_published
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
-from dpscope.profiling.records.matrix import STRATEGY_LIST, VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches
+from dpscope.profiling.records.matrix import (
+    STRATEGY_LIST,
+    VARIANT_EXAMPLES,
+    Amp,
+    Matrix,
+    check_micro_batches,
+    parse_layout,
+)
 from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
@@ -31,7 +38,7 @@ _FIELD_OF_FLAG = {
     "timeout": "timeout_s",
 }
 _REPLACED = {"link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'}
-_FLAG_OF_FIELD = {field: flag for flag, field in _FIELD_OF_FLAG.items()}
+_FLAG_OF_FIELD = {field: flag for flag, field in _FIELD_OF_FLAG.items()} | {"layouts": "devices"}
 
 
 def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig:
@@ -101,6 +108,14 @@ def parse_devices(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(whole_numbers(text))))
 
 
+def parse_counts_and_layouts(text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Device counts on one node and layouts over several from ``1,2,4,2x4``; raises ValueError."""
+    parts = text.split(",")
+    layouts = tuple(str(parse_layout(part)) for part in parts if "x" in part)
+    on_one_node = [part for part in parts if "x" not in part]
+    return parse_devices(",".join(on_one_node)) if on_one_node else (), layouts
+
+
 def parse_batch_sizes(text: str) -> tuple[tuple[int, ...], int | None]:
     """Batch sizes and growth factor from ``32,128`` (no growth) or ``32x4`` (32, 128, 512, ...).
 
@@ -148,6 +163,9 @@ def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
 def build_part(kind: type[_Part], given: dict[str, object], origins: dict[str, str]) -> _Part:
     """A part of a configuration from what is given of its settings, lists as lists or text; raises DpscopeError."""
     values = {name: value for name, value in given.items() if name in kind.__struct_fields__}
+    counts = values.get("devices")
+    if isinstance(counts, list) and any("x" in str(count) for count in counts):  # a file's, layouts among them
+        values["devices"] = ",".join(map(str, counts))
     for field, parse in _TEXT_PARSERS.items():
         if isinstance(values.get(field), str | int | float):
             _parse_text(values, field, parse, origins)
@@ -197,7 +215,13 @@ def settings_told(origins: Mapping[str, str] | None = None) -> Iterator[None]:
 
 def _parse_text(values: dict[str, object], field: str, parse: Callable[[str], object], origins: dict[str, str]) -> None:
     parsed = read_text(str(values[field]), parse, origins[field], _EXAMPLES.get(field, "1,2,4"))
-    if field == "batch_sizes":
+    if field == "devices":
+        assert isinstance(parsed, tuple)
+        values["devices"], layouts = parsed
+        if layouts:
+            values["layouts"] = layouts
+            origins.setdefault("layouts", origins[field])
+    elif field == "batch_sizes":
         assert isinstance(parsed, tuple)
         values["batch_sizes"], growth = parsed
         if growth is not None:
@@ -216,7 +240,7 @@ def read_text(text: str, parse: Callable[[str], object], origin: str, example: s
 
 
 _TEXT_PARSERS: dict[str, Callable[[str], object]] = {
-    "devices": parse_devices,
+    "devices": parse_counts_and_layouts,
     "batch_sizes": parse_batch_sizes,
     "strategies": lambda text: tuple(part.strip() for part in text.split(",")),
     **variants.TEXT_PARSERS,

@@ -18,14 +18,16 @@ from dpscope.profiling.store.errors import DpscopeError
 TRAINING_BATCH_SIZE = 32
 
 
-def resolve_training(config: TrainConfig, devices: Devices) -> ResolvedTrainConfig:
+def resolve_training(config: TrainConfig, devices: Devices, nodes: int = 1) -> ResolvedTrainConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming what cannot be."""
     workload = resolved_workload(config.workload, devices.kind)
-    matrix = resolved_matrix(config.matrix, devices)
+    matrix = resolved_matrix(config.matrix, devices, nodes=nodes)
     if config.matrix.batch_sizes is None:
-        multiple = 1 if matrix.scaling == "weak" else math.lcm(*matrix.devices)
+        multiple = 1 if matrix.scaling == "weak" else math.lcm(*matrix.counts)
         batch_size = math.ceil(TRAINING_BATCH_SIZE / multiple) * multiple
-        matrix = resolved_matrix(msgspec.structs.replace(config.matrix, batch_sizes=(batch_size,)), devices)
+        matrix = resolved_matrix(
+            msgspec.structs.replace(config.matrix, batch_sizes=(batch_size,)), devices, nodes=nodes
+        )
     return ResolvedTrainConfig(**{**msgspec.structs.asdict(config), "workload": workload, "matrix": matrix})
 
 
@@ -43,7 +45,14 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     )
     # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
     chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in matrix.batch_sizes]
-    chosen.sort(key=lambda one: (_listed_batch(config, one.cell), one.cell.devices, strategy_order(one.cell.strategy)))
+    chosen.sort(
+        key=lambda one: (
+            _listed_batch(config, one.cell),
+            one.cell.devices,
+            one.cell.nodes,
+            strategy_order(one.cell.strategy),
+        )
+    )
     if all(one.skip_reason for one in chosen):
         raise DpscopeError(f"nothing to train: {chosen[0].cell.name}: {chosen[0].skip_reason}")
     return tuple(_planned_training(config, one) for one in chosen)

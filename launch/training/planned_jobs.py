@@ -60,11 +60,14 @@ class TrainDescription:
 
 
 def plan_trainings(
-    config: TrainConfig, out: Path, fresh: bool = False, resume_from: str | None = None
+    config: TrainConfig, out: Path, fresh: bool = False, resume_from: str | None = None, nodes: int = 1
 ) -> TrainDescription:
-    """What `run_trainings` would do; starts and writes nothing. Raises DpscopeError for what cannot be trained."""
+    """What `run_trainings` would do; starts and writes nothing. Raises DpscopeError for what cannot be trained.
+
+    Cells may span as many as `nodes`.
+    """
     devices = resolve_devices(config.workload.device)
-    resolved = resolve_training(config, devices)
+    resolved = resolve_training(config, devices, nodes)
     check_data(resolved.workload)
     checked_model_size(resolved.workload)
     folder = TrainFolder(out)
@@ -72,6 +75,11 @@ def plan_trainings(
     if is_train_folder(out) and not fresh:
         _check_same_settings(folder, resolved)
     _check_resume_from(resume_from, folder, fresh)
+    if resolved.max_restarts > 0 and resolved.matrix.layouts:
+        raise DpscopeError(
+            f"--max-restarts {resolved.max_restarts} with --devices {','.join(resolved.matrix.layouts)}: a training over "
+            "several nodes is not restarted; omit it, and give the same command again, which goes on from the checkpoint"
+        )
     own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
     origin = None if resume_from in (None, PREVIOUS) else Path(resume_from)
     plan = make_train_plan(resolved, devices.kind)
@@ -99,7 +107,9 @@ def _planned_job(job: TrainJob, out: Path, own: OwnCheckpoint) -> PlannedTrainJo
     cell, folder = job.cell, job.folder
     worker = ("-m", "dpscope.launch.training.worker", "--out", str(out), "--cell", cell.name, "--seed", str(job.seed))
     origin = () if job.resume_from is None else ("--resume-from", str(job.resume_from))
-    command = (*torchrun_prefix(cell.processes, folder, job.config.max_restarts), *worker, *origin)
+    # torchrun's agents on several nodes would restart their processes each by itself: the same command goes on instead.
+    restarts = job.config.max_restarts if cell.nodes == 1 else 0
+    command = (*torchrun_prefix(cell.processes, folder, restarts, cell.nodes), *worker, *origin)
     planned = PlannedTrainJob(cell=cell, seed=job.seed, folder=folder, command=command)
     if planned.done(job.config.epochs) and own != "none":
         return planned
@@ -132,10 +142,15 @@ def _check_same_settings(folder: TrainFolder, config: ResolvedTrainConfig) -> No
 
 
 def describe_trainings(
-    config: TrainConfig, out: Path, console: Console, fresh: bool = False, resume_from: str | None = None
+    config: TrainConfig,
+    out: Path,
+    console: Console,
+    fresh: bool = False,
+    resume_from: str | None = None,
+    nodes: int = 1,
 ) -> None:
     """Print the plan of trainings and the commands of those to do; starts and writes nothing."""
-    description = plan_trainings(config, out, fresh, resume_from)
+    description = plan_trainings(config, out, fresh, resume_from, nodes)
     print_train_plan(description, console)
     for job in description.jobs:
         if fresh or not job.done(description.config.epochs):

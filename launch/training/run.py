@@ -8,6 +8,7 @@ from rich.console import Console
 
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.training.manifest import open_train_manifest
 from dpscope.launch.training.planned_jobs import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
 from dpscope.launch.training.progress import TrainingWatch, TrainLogFile
@@ -32,25 +33,28 @@ def run_trainings(
     console: Console,
     mirrors: Sequence[TrainingMirror] = (),
     resume_from: str | None = None,
+    starter: JobStarter = THIS_HOST,
 ) -> Outcome[TrainManifest, TrainResult]:
     """Train every cell with every seed, seed by seed, but for what is trained already.
 
     One that was cut short goes on from its last checkpoint, or from what `resume_from` says (see `resumption`). A training
     that fails is recorded as such and the others go on. SIGINT and SIGTERM have the running one save itself, and end it
-    with all its processes. Every epoch is at once in train.json, and shown by `mirrors`. Raises DpscopeError for a mistake of the
+    with all its processes. Every epoch is at once in train.json, and shown by `mirrors`. `starter` starts the jobs, over its
+    nodes. Raises DpscopeError for a mistake of the
     user's, before anything is started.
     """
-    description = plan_trainings(config, out, fresh, resume_from)
+    description = plan_trainings(config, out, fresh, resume_from, starter.count)
     print_train_plan(description, console)
     folder = TrainFolder(out)
 
     with held(out, console):
         if fresh or not is_train_folder(out):
             _remove_trainings(folder)
-        manifest = open_train_manifest(folder, description)
+        manifest = open_train_manifest(folder, description, starter)
         download_data(description.config.workload)
-        trainings = _Trainings(folder, manifest, description, console, mirrors)
-        return Outcome(manifest=manifest, results=trainings.train(), stop=trainings.stop)
+        trainings = _Trainings(folder, manifest, description, console, mirrors, starter)
+        results = trainings.train()
+        return Outcome(manifest=manifest, results=results, stop=trainings.stop, lost=starter.lost)
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
@@ -73,11 +77,11 @@ class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):
         description: TrainDescription,
         console: Console,
         mirrors: Sequence[TrainingMirror],
+        starter: JobStarter,
     ) -> None:
-        timeout_s = description.config.timeout_s
-        super().__init__(
-            RunFolder(folder.path), description.jobs, manifest.threads_per_process, timeout_s, console, _SAVING_GRACE_S
-        )
+        timeout_s, threads = description.config.timeout_s, manifest.threads_per_process
+        run = RunFolder(folder.path)
+        super().__init__(run, description.jobs, threads, timeout_s, console, _SAVING_GRACE_S, starter)
         self._epochs = description.config.epochs
         self._mirrors = mirrors
         self._log = TrainLogFile(folder, manifest)

@@ -13,8 +13,14 @@ from typing import cast
 import pandas as pd
 import torch
 
-from dpscope.profiling.records.run import SAMPLE_COLUMNS, TimedBlock
+from dpscope.profiling.records.run import TimedBlock
 from dpscope.profiling.store.files import atomic_path
+
+SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
+"""Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
+includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's: what queued work hides is no
+wait); transfer and optimizer belong to the step either way."""
+
 
 BatchArrived = Callable[[], None]
 """What a step calls as soon as its batch is there."""

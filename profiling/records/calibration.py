@@ -9,7 +9,8 @@ import msgspec
 
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
-from dpscope.profiling.records.run import Environment
+from dpscope.profiling.records.matrix import Layout, parse_layout
+from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.records.stored import Stored
 
 CALIBRATION_SCHEMA_VERSION = 1
@@ -23,7 +24,7 @@ class CalibrationSettings(Stored, frozen=True):
     """What is to be timed; nothing in it is left to choose."""
 
     device: Literal["cuda", "cpu"]
-    devices: tuple[int, ...]  # device counts, each a subgroup of the first ranks of one job
+    devices: tuple[int, ...]  # device counts on one node, each a subgroup of the first ranks of one job
     collectives: tuple[Collective, ...] = MEASURED_COLLECTIVES  # type: ignore[assignment]
     dtype: str = "float32"
     min_bytes: int = 4 * 1024
@@ -32,6 +33,7 @@ class CalibrationSettings(Stored, frozen=True):
     warmup_iterations: int = 5  # of every size
     timeout_s: float = 900.0
     chosen_sizes: tuple[int, ...] = ()  # bytes, ascending; instead of the doubling ones
+    layouts: tuple[str, ...] = ()  # over several nodes, as 2x8; subgroups of the same job
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -40,6 +42,16 @@ class CalibrationSettings(Stored, frozen=True):
             return self.chosen_sizes
         doublings = (self.max_bytes // self.min_bytes).bit_length()
         return tuple(self.min_bytes << step for step in range(doublings))
+
+    @property
+    def groups(self) -> tuple[Layout, ...]:
+        """All that is timed, by nodes and devices on each of them."""
+        return (*(Layout(1, count) for count in self.devices), *map(parse_layout, self.layouts))
+
+    @property
+    def job(self) -> Layout:
+        """The job that holds them all."""
+        return Layout(max(one.nodes for one in self.groups), max(one.per_node for one in self.groups))
 
 
 class CalibrationPoint(Stored, frozen=True):
@@ -54,6 +66,7 @@ class CalibrationPoint(Stored, frozen=True):
     shortest_us: tuple[
         float, ...
     ] = ()  # one per iteration: the rank that took least, as transfers in traces are; logs have none
+    nodes: int | None = None  # hosts that its ranks were on; None: as `Calibration.nodes_of` says
 
 
 class Contention(Stored, frozen=True):
@@ -70,6 +83,7 @@ class Contention(Stored, frozen=True):
     beside_compute_us: tuple[float, ...]  # one call while every rank computes
     compute_alone_us: tuple[float, ...]  # one piece of computing, no collective beside it
     compute_beside_us: tuple[float, ...]  # the same piece while the collective runs
+    nodes: int | None = None  # as a point has it
 
 
 class NotTimed(Stored, frozen=True):
@@ -111,6 +125,7 @@ class CollectiveFit(Stored, frozen=True):
     prediction_relative_error: float | None  # holds 90% of measurements, their sizes left out; None: too few sizes
     interval_source: Literal["samples", "residuals"]  # what was resampled for the intervals
     statistic: Literal["slowest", "shortest"] = "slowest"  # of each iteration's ranks: `times_us` or `shortest_us`
+    nodes: int | None = None  # as its points have it
 
 
 class Calibration(Stored, frozen=True):
@@ -135,7 +150,27 @@ class Calibration(Stored, frozen=True):
     findings: tuple[Finding, ...] = ()
     nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, where it was told
     nccl_engine: str | None = None  # class that ran NCCL; None: gloo, logs, or an older version of dpscope
+    hosts: tuple[Host, ...] = ()  # of a calibration over several nodes
 
     def nodes_of(self, devices: int) -> int | None:
         """Hosts that the ranks of a device count were on: one where dpscope measured, in a log as it tells; None: untold."""
         return self.nodes.get(devices, 1 if self.source == "measured" else None)
+
+    def spans(self, devices: int) -> set[int | None]:
+        """All numbers of hosts on which so many ranks were timed: 2 on one host and 2x1 are both 2 ranks."""
+        timed = {point.nodes or self.nodes_of(devices) for point in self.points if point.devices == devices}
+        return timed or {self.nodes_of(devices)}
+
+    def on_nodes(self, nodes: int) -> "Calibration":
+        """What was timed with its ranks on so many hosts, or on a number that is not told."""
+        if all(one.nodes is None for one in self.points):
+            return self
+        kept = {
+            name: tuple(
+                one for one in getattr(self, name) if (one.nodes or self.nodes_of(one.devices)) in (None, nodes)
+            )
+            for name in ("points", "fits", "contention")
+        }
+        own = {name: tuple(msgspec.structs.replace(one, nodes=None) for one in values) for name, values in kept.items()}
+        spanned = dict.fromkeys((point.devices for point in kept["points"]), nodes)
+        return msgspec.structs.replace(self, **own, nodes={**self.nodes, **spanned})

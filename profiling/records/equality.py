@@ -84,7 +84,7 @@ class EqualitySettings(Stored, frozen=True):
     @property
     def devices(self) -> int:
         """Devices of the strategies that have several."""
-        return self.config.matrix.devices[0]
+        return self.config.matrix.counts[0]
 
     @property
     def global_batch_size(self) -> int:

@@ -1,6 +1,7 @@
 """Which cells a run has, as settings: strategies, devices, batches and variants. Imports no torch."""
 
-from typing import Literal, get_args
+import re
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -57,6 +58,35 @@ def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]
     return groups, devices // groups
 
 
+_LAYOUT = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
+
+
+class Layout(NamedTuple):
+    """So many hosts, and on each so many devices."""
+
+    nodes: int
+    per_node: int
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.per_node}"
+
+    @property
+    def devices(self) -> int:
+        """Over all hosts."""
+        return self.nodes * self.per_node
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout that a text such as ``2x8`` names; raises ValueError for another text, and for less than two nodes."""
+    found = _LAYOUT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text.strip() or 'nothing'} is not a number of nodes times devices")
+    layout = Layout(int(found[1]), int(found[2]))
+    if layout.nodes < 2 or layout.per_node < 1:
+        raise ValueError(f"{layout} is not over several nodes; on one node write {layout.per_node or 1}")
+    return layout
+
+
 class Variants(ConfigPart, frozen=True):
     """Variants of the strategies (docs/variants.md): each combination of their values is a cell.
 
@@ -99,7 +129,8 @@ class Matrix(Variants, frozen=True):
     """
 
     strategies: tuple[Strategy, ...] = ("single", "dp", "ddp")
-    devices: tuple[int, ...] | None = None  # device counts, 1 for the single-device baseline
+    devices: tuple[int, ...] | None = None  # device counts on one node, 1 for the single-device baseline
+    layouts: tuple[str, ...] = ()  # over several nodes, DDP's alone: 2x8 is two nodes with eight devices each
     batch_sizes: tuple[int, ...] | None = None
     batch_growth: int | None = None  # 32x4: batch_sizes == (32,), batch_growth == 4
     scaling: Literal["weak", "strong", "both"] = "weak"
@@ -130,13 +161,20 @@ class Matrix(Variants, frozen=True):
         for name in ("devices", "batch_sizes", "accumulate"):
             numbers = getattr(self, name)
             ordered[name] = None if numbers is None else tuple(sorted(set(numbers)))
+        if not _wrong_layouts(self.layouts):
+            ordered["layouts"] = tuple(map(str, sorted(set(map(parse_layout, self.layouts)))))
         return ordered
 
     def checks(self) -> list[SettingCheck]:
         sizes = [size for size in self.bucket_mb if not isinstance(size, str)]
         return [
             ("strategies", bool(self.strategies), f"no strategy; choose from {STRATEGY_LIST}"),
-            ("devices", _all_positive(self.devices), "every device count must be 1 or more"),
+            ("layouts", not _wrong_layouts(self.layouts), f"{_wrong_layouts(self.layouts)}; write it as 2x8"),
+            (
+                "devices",
+                _all_positive(self.devices) or (self.devices == () and bool(self.layouts)),
+                "every device count must be 1 or more",
+            ),
             ("batch_sizes", _all_positive(self.batch_sizes), "every batch size must be 1 or more"),
             ("batch_growth", self.batch_growth is None or self.batch_growth >= 2, "growth must be 2 or more"),
             *(
@@ -175,6 +213,21 @@ class ResolvedMatrix(Matrix, frozen=True, kw_only=True):
     devices: tuple[int, ...]
     batch_sizes: tuple[int, ...]
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many devices cells have, over all their nodes."""
+        return tuple(sorted({*self.devices, *(one.devices for one in layouts_of(self))}))
+
+    @property
+    def most_on_a_node(self) -> int:
+        """The most devices that a cell has on one node."""
+        return max((*self.devices, *(one.per_node for one in layouts_of(self))))
+
+
+def layouts_of(matrix: Matrix) -> tuple[Layout, ...]:
+    """The layouts over several nodes, the fewest nodes first."""
+    return tuple(map(parse_layout, matrix.layouts))
+
 
 _NO_VARIANTS = Variants()
 
@@ -187,7 +240,8 @@ def check_micro_batches(matrix: Matrix) -> None:
     for batch_size in matrix.batch_sizes or ():
         shares = {batch_size}
         if matrix.scaling != "weak":
-            shares |= {batch_size // devices for devices in matrix.devices or () if batch_size % devices == 0}
+            counts = (*(matrix.devices or ()), *(one.devices for one in layouts_of(matrix)))
+            shares |= {batch_size // devices for devices in counts if batch_size % devices == 0}
         for share in sorted(shares):
             for count in matrix.accumulate:
                 if share % count:
@@ -200,6 +254,16 @@ def check_micro_batches(matrix: Matrix) -> None:
 
 def _all_positive(numbers: tuple[int, ...] | None) -> bool:
     return numbers is None or (len(numbers) > 0 and min(numbers) >= 1)
+
+
+def _wrong_layouts(texts: tuple[str, ...]) -> str:
+    """Why one of the texts is no layout; empty where all are."""
+    try:
+        for text in texts:
+            parse_layout(text)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _wrong_arguments(text: str) -> str:

@@ -152,16 +152,10 @@ class Environment(Stored, frozen=True):
     )
 
 
-PublishedQuantity = Literal[
-    "epoch_seconds",
-    "speedup",
-    "efficiency",
-    "compute_seconds",
-    "communication_seconds",
-    "effective_bandwidth",
-    "utilisation",
-    "test_accuracy",
-]
+_PublishedTime = Literal["epoch_seconds", "compute_seconds", "communication_seconds"]
+PublishedQuantity = (
+    _PublishedTime | Literal["speedup", "efficiency", "effective_bandwidth", "utilisation", "test_accuracy"]
+)
 
 
 class PublishedValue(Stored, frozen=True):
@@ -179,6 +173,17 @@ class PublishedValue(Stored, frozen=True):
     value: float  # in `unit`
     unit: str
     method: str  # how its authors obtained it
+
+
+class Host(Stored, frozen=True):
+    """One node of a command that was started on several."""
+
+    node: int
+    hostname: str
+    address: str  # by which the nodes reach each other
+    interface: str | None  # that gloo uses between them; None: not known
+    interface_chosen_by: str
+    environment: Environment | None = None  # None of node 0: it is the manifest's own
 
 
 class Manifest(Stored, frozen=True):
@@ -203,6 +208,7 @@ class Manifest(Stored, frozen=True):
         default_factory=dict
     )  # those --detect chose; else the measurement's repeats
     published: tuple[PublishedValue, ...] = ()  # what others published of these cells, where a table of it was named
+    hosts: tuple[Host, ...] = ()  # of a run over several nodes, as it was started last
 
 
 class TimedBlock(Stored, frozen=True):
@@ -312,9 +318,3 @@ class DdpCounters(Stored, frozen=True):
     backward_comm_us: float
     overlap_us: float
     bucket_bytes: tuple[int, ...]  # rebuilt_bucket_sizes
-
-
-SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
-"""Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
-includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's: what queued work hides is no
-wait); transfer and optimizer belong to the step either way."""

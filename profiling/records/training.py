@@ -16,7 +16,7 @@ from typing import Literal
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import CellStrategy, Matrix, ResolvedMatrix
-from dpscope.profiling.records.run import Cell, CellStatus, Environment, PlannedCell
+from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
 from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1
@@ -82,6 +82,7 @@ class TrainManifest(Stored, frozen=True):
     environment: Environment
     plan: tuple[PlannedTraining, ...]
     findings: tuple[Finding, ...] = ()
+    hosts: tuple[Host, ...] = ()  # of trainings over several nodes, as they were started last
 
 
 class EpochRecord(Stored, frozen=True):

@@ -105,7 +105,7 @@ class RepeatFolder(JobFolder):
         return sorted(found, key=lambda result: result.rank)
 
     def samples(self, ranks: Sequence[RankResult]) -> "pd.DataFrame":
-        """These ranks' samples: SAMPLE_COLUMNS plus `rank`; empty frame when there are none."""
+        """These ranks' samples: the columns of `instruments.step_timer` plus `rank`; empty frame when there are none."""
         import pandas as pd
 
         frames = [

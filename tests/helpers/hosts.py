@@ -21,6 +21,7 @@ INTERFACE = "eth1"
 MOST_HOSTS = 4
 _BURST, _LATENCY = "80kb", "20ms"  # a burst holds one large packet of 64 kB; more of it would pass unshaped
 _NAME = re.compile(r"dpscope-(\d+)-\w+")
+_FILES = Path("/etc/netns")  # what lies there for a namespace, `ip netns exec` shows in /etc
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,31 @@ class Host:
 
     namespace: str
     address: str
+    name: str = "host"
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, **more: object
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, tell_gloo: bool = True, **more: object
     ) -> subprocess.Popen[str]:
-        """A process on this host, in a session of its own; gloo is told the interface."""
-        told = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})}
-        whole = ["ip", "netns", "exec", self.namespace, *command]
+        """A process on this host, in a session of its own, to which the host has its own name; gloo is told the interface."""
+        told = {**os.environ, **({"GLOO_SOCKET_IFNAME": INTERFACE} if tell_gloo else {}), **(env or {})}
+        named = ["unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"', self.name]
+        whole = ["ip", "netns", "exec", self.namespace, *named, *command]
         return subprocess.Popen(whole, env=told, text=True, start_new_session=True, **more)  # type: ignore[call-overload,no-any-return]
+
+    def cut(self) -> None:
+        """Its network is gone: nothing that it sends arrives, and nobody is told."""
+        _ip("-n", self.namespace, "link", "set", INTERFACE, "down")
+
+    def mend(self) -> None:
+        """It is back."""
+        _ip("-n", self.namespace, "link", "set", INTERFACE, "up")
 
 
 def why_no_hosts() -> str | None:
     """Why this machine lets no hosts be made; None where it does."""
     if os.geteuid() != 0:
         return "needs root: network namespaces are made"
-    if lacking := [name for name in ("ip", "tc") if shutil.which(name) is None]:
+    if lacking := [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]:
         return f"needs iproute2: {', '.join(lacking)} is not installed"
     try:
         with several_hosts(2, rate="1gbit"):
@@ -58,7 +69,7 @@ def several_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
     assert 2 <= count <= MOST_HOSTS
     _delete(lambda owner: not Path(f"/proc/{owner}").exists())
     prefix = f"dpscope-{os.getpid()}"
-    hosts = [Host(f"{prefix}-h{number}", f"10.199.8.{number}") for number in range(1, count + 1)]
+    hosts = [Host(f"{prefix}-h{number}", f"10.199.8.{number}", f"host{number}") for number in range(1, count + 1)]
     try:
         switch = f"{prefix}-sw"
         _ip("netns", "add", switch)
@@ -66,6 +77,7 @@ def several_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
         _ip("-n", switch, "link", "set", "br0", "mtu", "9000", "up")
         for number, host in enumerate(hosts, start=1):
             _connect(host, switch, f"p{number}", rate)
+            _name_all(host, hosts)
         yield hosts
     finally:
         _delete(lambda owner: owner == os.getpid())
@@ -84,6 +96,15 @@ def _connect(host: Host, switch: str, port: str, rate: str | None) -> None:
         _run(["tc", "-n", host.namespace, "qdisc", "add", "dev", INTERFACE, *shaped])
 
 
+def _name_all(host: Host, hosts: Sequence[Host]) -> None:
+    """The host knows all of them by name, and asks nobody else."""
+    folder = _FILES / host.namespace
+    folder.mkdir(parents=True)
+    names = [("127.0.0.1", "localhost"), *((one.address, one.name) for one in hosts)]
+    (folder / "hosts").write_text("".join(f"{address} {name}\n" for address, name in names))
+    (folder / "resolv.conf").write_text("options timeout:1 attempts:1\n")
+
+
 def _delete(whose: Callable[[int], bool]) -> None:
     """Kill what runs in namespaces of ours whose owner is meant, and delete them."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
@@ -95,6 +116,7 @@ def _delete(whose: Callable[[int], bool]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "delete", found[0]], capture_output=True, check=False)
+        shutil.rmtree(_FILES / found[0], ignore_errors=True)
 
 
 def _ip(*arguments: str) -> None:

@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/mirrors": "profiling/records profiling/store",
     "profiling/attached": "profiling/instruments profiling/machine profiling/records profiling/store",
     "launch/jobs": "profiling/machine profiling/records profiling/store",
+    "launch/nodes": "launch/jobs profiling/machine profiling/records profiling/store",
     "launch/attach": "launch/jobs profiling/attached profiling/machine profiling/records profiling/store",
     "launch/workload": "launch/jobs profiling/instruments profiling/records profiling/store",
     "launch/calibration": "launch/jobs profiling/machine profiling/records profiling/store",
@@ -77,14 +78,22 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/store",
     "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/partials analysis/report "
     "analysis/runs analysis/stats analysis/text analysis/traces/reading analysis/what_if analysis/what_if/answers "
-    "launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/planning launch/training "
+    "launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/nodes launch/planning "
+    "launch/training "
     "profiling/attached profiling/machine profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",
 }
 MOST_FILES = 20
 MOST_LINES = 320  # about 300
 MOST_FUNCTION_LINES = 55  # about 50
-TORCH_FREE = ("profiling/records", "profiling/store", "profiling/mirrors", "launch/planning", "launch/jobs/torchrun.py")
+TORCH_FREE = (
+    "profiling/records",
+    "profiling/store",
+    "profiling/mirrors",
+    "launch/planning",
+    "launch/nodes",
+    "launch/jobs/torchrun.py",
+)
 
 
 def folder_of(path: Path) -> str:

@@ -101,11 +101,15 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         devices=base.devices,
         per_node=base.per_node,
         traced=_traced(job),
-        calibration=None if calibration is None else calibration if calibration.fits else fit_calibration(calibration),
+        calibration=None if calibration is None else _fitted(calibration).on_nodes(data.nodes),
         specified=sources.link(base.devices),
         alike=_alike(run.manifest.environment.interconnect),
     )
     return AskedBase(base, costs, run, data)
+
+
+def _fitted(calibration: Calibration) -> Calibration:
+    return calibration if calibration.fits else fit_calibration(calibration)
 
 
 def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase:

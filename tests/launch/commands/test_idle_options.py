@@ -127,14 +127,25 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("run", ["--detect", "5%", "--dry-run"], (["--detect-limit", "60"],)),
     ("train", ["--device", "cpu", "--workers-total", "2"], (["--workers", "1"], ["--pin-memory"])),
     ("train", ["--data", "fake"], (["--augment"], ["--data-dir", "x"])),
+    *(
+        (command, [], (["--node-rank", "1"], ["--rendezvous", "host0:29500"]))
+        for command in ("run", "calibrate", "train", "equal")
+    ),
+    *(
+        (command, ["--nodes", "2", "--dry-run"], (["--node-rank", "1"], ["--rendezvous", "host0:29500"]))
+        for command in ("run", "train")
+    ),
+    ("calibrate", ["--from-nccl-tests", "TRACE"], (["--nodes", "2"],)),
     ("train", ["--epochs", "3"], (["--gamma", "0.2"], ["--learning-rate-scaling", "linear"])),
 ]
 
 WHAT = "it says what is read or where it is written"
+SPANNED = "so many nodes take part; more than any cell spans are refused"
 LEARNS = "every training depends on it"
 # Parameters that have an effect wherever the command gets as far as to use them, and why.
 ALWAYS: dict[str, dict[str, str]] = {
     "run": {
+        "nodes": SPANNED,
         **dict.fromkeys(
             ("strategy", "devices", "batch_size", "accumulate"),
             "they make the cells; what makes none is an error",
@@ -182,6 +193,7 @@ ALWAYS: dict[str, dict[str, str]] = {
     },
     "doctor": {},
     "train": {
+        "nodes": SPANNED,
         "milestones": "one beyond the last epoch is warned of: more epochs may go on from there",
         **dict.fromkeys(
             ("strategy", "devices", "batch_size", "seeds", "accumulate"),
@@ -203,6 +215,7 @@ ALWAYS: dict[str, dict[str, str]] = {
     "reduce": {"paths": WHAT, "output": WHAT},
     "bundle": {"run": WHAT, "list_only": "nothing is written"},
     "equal": {
+        "nodes": SPANNED,
         **dict.fromkeys(("strategy", "devices", "batch_size", "steps"), "they make the trainings that are compared"),
         **dict.fromkeys(("model", "data", "lr", "momentum", "weight_decay", "seed", "dtype"), LEARNS),
         **dict.fromkeys(("freeze_batch_norm", "sync_batch_norm"), "they change how batch norm trains, or are refused"),

@@ -116,7 +116,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     """`calibrate_first` into a run folder, with a job that ends as told."""
 
     def calibrate(result: Calibration | Exception) -> tuple[Finding, ...]:
-        def ended(*_: object) -> Calibration:
+        def ended(*_: object, **__: object) -> Calibration:
             if isinstance(result, Exception):
                 raise result
             return result

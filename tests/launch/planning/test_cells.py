@@ -1,5 +1,7 @@
 """Which cells a configuration leads to."""
 
+from pathlib import Path
+
 import pytest
 
 from dpscope.launch.jobs.devices import Devices
@@ -8,6 +10,7 @@ from dpscope.launch.planning.cells import check_idle_here, make_plan, plan_findi
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import PlannedCell
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
@@ -211,3 +214,63 @@ def test_what_one_device_makes_idle_is_refused_also_where_the_machine_has_no_mor
         return
     with pytest.raises(DpscopeError, match=rf"^{refused} does nothing here: .*; omit it$"):
         check_idle_here(config, flags)
+
+
+def over_nodes(flags: dict[str, object], nodes: int, gpus: int = 8) -> ResolvedMatrix:
+    return resolve(load_config(None, flags), Devices(kind="cuda", count=gpus), nodes=nodes).matrix
+
+
+def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts() -> None:
+    matrix = over_nodes({}, nodes=6)
+    assert (matrix.devices, matrix.layouts) == ((1, 2, 4, 8), ("2x8", "4x8", "6x8"))
+    assert (matrix.counts, matrix.most_on_a_node) == ((1, 2, 4, 8, 16, 32, 48), 8)
+    assert over_nodes({"strategy": "single,dp,ddp"}, nodes=1).layouts == ()
+    cells = [
+        one.cell.name for one in make_plan(over_nodes({"batch_size": "32", "devices": "1,8,2x4,2x8"}, 2), 10**6, "cuda")
+    ]
+    # DataParallel is one process and spans no nodes; 8 devices on one node and on two are two cells
+    assert cells == ["single-d1-b32", "ddp-d1-b32", "dp-d8-b32", "ddp-d8-b32", "ddp-d8-n2-b32", "ddp-d16-n2-b32"]
+
+
+def test_a_strong_batch_is_shared_by_all_devices_of_all_nodes() -> None:
+    matrix = over_nodes({"scaling": "strong", "batch_size": "64", "devices": "1,2x4", "strategy": "single,ddp"}, 2)
+    plan = make_plan(matrix, 10**6, "cuda")
+    assert [one.cell.name for one in plan] == ["single-d1-b8", "ddp-d8-n2-b8", "single-d1-b64", "ddp-d1-b64"]
+    with pytest.raises(DpscopeError, match="a global batch of 60 cannot be split over 8 devices"):
+        over_nodes({"scaling": "strong", "batch_size": "60", "devices": "2x4", "strategy": "ddp"}, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "said"),
+    [
+        (
+            {"devices": "2x8"},
+            1,
+            "--devices 2x8: one node is there for 2; start the same command on 2 nodes, with --nodes 2",
+        ),
+        ({"devices": "4x8"}, 2, "--devices 4x8: 2 nodes are there for 4"),
+        (
+            {"devices": "1,2"},
+            2,
+            "nothing spans nodes; name counts over them, such as --devices 2x2 with ddp, or omit --nodes",
+        ),
+        ({"devices": "1,2,2x8"}, 4, "no more than 2 node"),
+        ({"strategy": "single,dp"}, 2, "nothing spans nodes"),
+        ({"devices": "2x8", "strategy": "dp"}, 2, "only strategies with a process for each device span nodes"),
+        ({"devices": "2x9"}, 2, "--devices 9: this machine has 8"),
+        ({"devices": "1x8"}, 2, "1x8 is not over several nodes; on one node write 8; write it as 1,2,4"),
+        ({"devices": "2x"}, 2, "2x is not a number of nodes times devices"),
+    ],
+)
+def test_counts_over_nodes_that_cannot_be_are_refused(flags: dict[str, object], nodes: int, said: str) -> None:
+    with pytest.raises(DpscopeError) as caught:
+        over_nodes(flags, nodes)
+    assert said in str(caught.value)
+
+
+def test_a_file_names_layouts_in_a_list_or_as_text(tmp_path: Path) -> None:
+    for text in ('devices = [1, 4, "2x4"]', 'devices = "1,4,2x4"'):
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        matrix = load_config(path, {}).matrix
+        assert (matrix.devices, matrix.layouts) == ((1, 4), ("2x4",))

@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from dpscope.profiling.instruments.step_timer import StepCounts, save_samples, time_block
+from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, StepCounts, save_samples, time_block
 from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace, record_trace
-from dpscope.profiling.records.run import SAMPLE_COLUMNS
 
 HOST = torch.device("cpu")
 STEP_S = 0.02

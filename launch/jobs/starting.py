@@ -1,0 +1,80 @@
+"""What starts jobs: this host alone, or whoever speaks for several (launch/nodes). Imports no torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
+from dpscope.profiling.records.run import Environment, Host
+from dpscope.profiling.store.folders import JobFolder, RunFolder
+
+
+class RunningJob(Protocol):
+    """A job that was started: `TorchrunJob`, or one over several nodes."""
+
+    @property
+    def folder(self) -> JobFolder:
+        """Where it writes."""
+
+    @property
+    def lost(self) -> str | None:
+        """Which of its nodes is lost and how that showed, where waiting ended so."""
+
+    @property
+    def memory_kills_before(self) -> int | None:
+        """Processes that the kernel had killed on this host for lack of memory before the job began."""
+
+    def wait(
+        self, timeout_s: float, on_progress: Callable[[str | None], None], stop_requested: Callable[[], bool]
+    ) -> tuple[JobWait, int | None]:
+        """How waiting ended, and torchrun's exit status if it did."""
+
+    def ask_to_end(self, grace_s: float) -> None:
+        """Let it end by itself, for so long at most."""
+
+    def end(self) -> list[int]:
+        """End all of its processes; returns the ids of those of this host that are left."""
+
+    def told_where(self, rank: int | None) -> str:
+        """Where a rank ran, for whom several nodes are there; nothing on one."""
+
+
+class JobStarter(Protocol):
+    """Starts torchrun jobs, one at a time."""
+
+    @property
+    def count(self) -> int:
+        """The nodes that jobs may span."""
+
+    @property
+    def lost(self) -> str | None:
+        """Which node is lost, so that no further job can be started; None while all are there."""
+
+    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> RunningJob:
+        """Start a command of `torchrun_prefix`; with `run` what is left of it can be found later."""
+
+    def hosts(self, environment: Environment) -> tuple[Host, ...]:
+        """The nodes, where there are several; `environment` is this one's."""
+
+    def dismiss(self, exit_status: int, message: str = "") -> None:
+        """Tell the other nodes that all is done, and how it ended."""
+
+
+class OneHost:
+    """Starts jobs on this host."""
+
+    count = 1
+    lost: str | None = None
+
+    def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> RunningJob:
+        """As JobStarter has it."""
+        return TorchrunJob(command, folder, threads, run)
+
+    def hosts(self, environment: Environment) -> tuple[Host, ...]:
+        """As JobStarter has it."""
+        return ()
+
+    def dismiss(self, exit_status: int, message: str = "") -> None:
+        """As JobStarter has it."""
+
+
+THIS_HOST = OneHost()

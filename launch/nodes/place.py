@@ -1,0 +1,200 @@
+"""Which node this is of how many, and where they meet: told by options, Slurm, MPI, PMI or Kubernetes. Imports no torch."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+from dpscope.profiling.store.errors import DpscopeError
+
+DEFAULT_PORT = 29500
+_FIRST_PORT, _PORTS = (
+    20_000,
+    10_000,
+)  # of jobs that a scheduler numbers: two of them on one host rarely take the same one
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port on it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """This node of a command that was started on several."""
+
+    count: int
+    rank: int
+    told_by: str  # such as "Slurm"
+    address: Address | None  # at which node 0 is met; None: only by the run folder
+    job: str | None = None  # what all nodes of one start know alike, and those of no other; None where nothing tells it
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """What a launcher tells each of the processes it starts."""
+
+    name: str
+    count: int | None
+    rank: int | None
+    on_this_node: int | None = None  # of the processes it started
+    address: Address | None = None
+    job: str | None = None
+
+
+def node_place(
+    nodes: str | None, node_rank: int | None, rendezvous: str | None, environment: Mapping[str, str]
+) -> NodePlace | None:
+    """The place that --nodes, --node-rank and --rendezvous give, and for `auto` the launcher; None for one node alone.
+
+    Raises DpscopeError for what does not fit, or is not told.
+    """
+    if nodes is None:
+        return None
+    launcher = _launcher(environment)
+    count = _count(nodes, launcher)
+    if count == 1:
+        return None
+    rank = node_rank if node_rank is not None else launcher.rank if launcher is not None else None
+    if rank is None:
+        raise DpscopeError(
+            f"--nodes {nodes}: which of the {count} nodes this is nothing tells; give --node-rank, from 0 on"
+        )
+    if not 0 <= rank < count:
+        raise DpscopeError(f"--node-rank {rank}: of {count} nodes the first is 0 and the last {count - 1}")
+    address = launcher.address if launcher is not None else None
+    if rendezvous is not None:
+        address = parse_address(rendezvous)
+    job = launcher.job if launcher is not None else None
+    if address is None and job is None:
+        raise DpscopeError(
+            f"--nodes {nodes}: where the nodes meet nothing tells; give --rendezvous HOST:PORT, a name or address of node 0"
+        )
+    return NodePlace(count, rank, launcher.name if launcher is not None else "options", address, job)
+
+
+def parse_address(text: str) -> Address:
+    """``host0:29500``, ``host0`` (at the usual port) or ``[::1]:29500``; raises DpscopeError."""
+    found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d+))?", text.strip())
+    port = int(found[2] or DEFAULT_PORT) if found is not None else 0
+    if found is None or not 0 < port < 65536:
+        raise DpscopeError(f"--rendezvous {text}: give a host and a port on it, such as host0:29500")
+    return Address(found[1].strip("[]"), port)
+
+
+def _count(nodes: str, launcher: _Launcher | None) -> int:
+    if nodes == "auto":
+        if launcher is None or launcher.count is None:
+            raise DpscopeError(
+                "--nodes auto: neither Slurm's srun nor MPI, PMI or a Kubernetes job tells how many nodes there are; give "
+                "--nodes, --node-rank and --rendezvous"
+            )
+        if launcher.on_this_node not in (None, 1):
+            raise DpscopeError(
+                f"--nodes auto: {launcher.name} has started {launcher.on_this_node} tasks on this node; start one a node "
+                "(srun --ntasks-per-node=1), which starts the processes of its devices itself"
+            )
+        return launcher.count
+    if not nodes.isdecimal() or int(nodes) < 1:
+        raise DpscopeError(f"--nodes {nodes}: give auto, or a number of nodes")
+    return int(nodes)
+
+
+def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
+    """The first launcher that tells something."""
+    for ask in (_slurm, _open_mpi, _pmi, _pytorch_job, _indexed_job):
+        if (found := ask(environment)) is not None:
+            return found
+    return None
+
+
+def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
+    """srun's task. sbatch itself starts its script on one node alone, and tells no SLURM_STEP_NUM_NODES."""
+    number = _numbers(environment)
+    nodes = number("SLURM_STEP_NUM_NODES")
+    if nodes is None:
+        return None
+    tasks = number("SLURM_STEP_NUM_TASKS") or nodes
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    job = "slurm-" + "-".join(environment.get(name, "0") for name in (*names, "SLURM_RESTART_COUNT"))
+    first = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    return _Launcher(
+        "Slurm",
+        count=nodes,
+        rank=number("SLURM_NODEID"),
+        on_this_node=1 if tasks == nodes else -(-tasks // nodes),
+        address=None if first is None else Address(first, _port_of(job)),
+        job=job,
+    )
+
+
+def _open_mpi(environment: Mapping[str, str]) -> _Launcher | None:
+    number = _numbers(environment)
+    if (size := number("OMPI_COMM_WORLD_SIZE")) is None:
+        return None
+    job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
+    return _Launcher(
+        "Open MPI",
+        count=size,
+        rank=number("OMPI_COMM_WORLD_RANK"),
+        on_this_node=number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        job=None if job is None else f"mpi-{job}",
+    )
+
+
+def _pmi(environment: Mapping[str, str]) -> _Launcher | None:
+    """MPICH's and Intel's launchers; they tell no name of the job that all processes know."""
+    number = _numbers(environment)
+    if (size := number("PMI_SIZE")) is None:
+        return None
+    return _Launcher("PMI", count=size, rank=number("PMI_RANK"), on_this_node=number("MPI_LOCALNRANKS"))
+
+
+def _pytorch_job(environment: Mapping[str, str]) -> _Launcher | None:
+    """Kubeflow's PyTorchJob, one process a pod: as it tells torchrun, else as it tells a process of torch."""
+    number = _numbers(environment)
+    for count, rank, host, port in (
+        ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+        ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
+    ):
+        if "LOCAL_RANK" in environment and count == "WORLD_SIZE":
+            return None  # a process of torchrun's
+        if (nodes := number(count)) is not None and (own := number(rank)) is not None:
+            met = environment.get(host)
+            address = None if met is None else Address(met, number(port) or DEFAULT_PORT)
+            return _Launcher("PyTorchJob", count=nodes, rank=own, address=address)
+    return None
+
+
+def _indexed_job(environment: Mapping[str, str]) -> _Launcher | None:
+    """A Kubernetes job with completionMode Indexed, which tells each pod its number and not how many there are."""
+    index = _numbers(environment)("JOB_COMPLETION_INDEX")
+    return None if index is None else _Launcher("Kubernetes", count=None, rank=index)
+
+
+def _numbers(environment: Mapping[str, str]) -> Callable[[str], int | None]:
+    def number(name: str) -> int | None:
+        value = environment.get(name, "")
+        return int(value) if value.isdecimal() else None
+
+    return number
+
+
+def first_host(node_list: str) -> str | None:
+    """The first host of Slurm's compressed list.
+
+    >>> first_host("gpu[017-018,040],login1"), first_host("n0"), first_host("")
+    ('gpu017', 'n0', None)
+    """
+    found = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", node_list)
+    return None if found is None else f"{found[1]}{found[2] or ''}{found[3]}"
+
+
+def _port_of(job: str) -> int:
+    return _FIRST_PORT + crc32(job.encode()) % _PORTS

@@ -1,0 +1,226 @@
+"""`dpscope` on two hosts: one command on each; cells over both, losses, preemption, resuming. Skips without root."""
+
+import json
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.costs.calibration_fit import find_fit
+from dpscope.analysis.report.calibration import load_calibration
+from dpscope.launch.nodes.connection import LOST_S
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
+from tests.helpers.node_commands import TINY, NodeCommand
+from tests.helpers.sweeps import half_written, processes_of, wait_until
+
+RATE_MBIT = 200
+OVER_BOTH = Cell(strategy="ddp", devices=2, batch_size=2, nodes=2)
+ENDS_WITHIN_S = 60  # of whatever was lost, on a machine that does other things as well
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Host]]:
+    if (why := why_no_hosts()) is not None:
+        pytest.skip(why)
+    with several_hosts(2, rate=f"{RATE_MBIT}mbit") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NodeCommand]:
+    """A run folder with a calibration and a run of both hosts, and how the run went."""
+    out = tmp_path_factory.mktemp("nodes") / "run"
+    sizes = ("--min-bytes", "1MiB", "--max-bytes", "4MiB", "--iterations", "4", "--warmup", "1")
+    timed = NodeCommand(
+        hosts, out, "calibrate", "--device", "cpu", "--devices", "2,2x1", "--collectives", "all_reduce", *sizes
+    )
+    assert timed.wait() == [0, 0], timed.everything()
+    options = ("--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x1")
+    measured = NodeCommand(hosts, out, "run", *TINY, *options)
+    assert measured.wait() == [0, 0], measured.everything()
+    return out, measured
+
+
+def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeCommand]) -> None:
+    out, command = run
+    manifest = RunFolder(out).manifest()
+    assert [one.cell.name for one in manifest.plan] == ["single-d1-b2", "ddp-d2-n2-b2"]
+    assert manifest.config.matrix.layouts == ("2x1",)
+    assert all(len(RunFolder(out).done_repeats(one.cell)) == 1 for one in manifest.plan)
+    ranks = RunFolder(out).repeat(OVER_BOTH, 0).ranks()
+    assert [(one.rank, one.node, one.world_size) for one in ranks] == [(0, 0, 2), (1, 1, 2)]
+    assert [one.environment and one.environment.hostname for one in ranks] == [None, "host2"]
+    log = RunFolder(out).repeat(OVER_BOTH, 0).log_path.read_text()
+    assert "--- node 1 (host2) ---" in log
+    assert half_written(out) == []
+    assert "node 0 (host1) leads." in command.printed(1)
+    assert "DDP on 2 devices" in command.printed(0)
+
+
+def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, NodeCommand]) -> None:
+    """Nothing told gloo an interface; by its host's name it would have found none."""
+    hosts = RunFolder(run[0]).manifest().hosts
+    assert [(one.node, one.hostname, one.address, one.interface) for one in hosts] == [
+        (0, "host1", "10.199.8.1", INTERFACE),
+        (1, "host2", "10.199.8.2", INTERFACE),
+    ]
+    assert {one.interface_chosen_by for one in hosts} == {"the nodes' way to each other"}
+    assert hosts[1].environment is not None
+    assert hosts[1].environment.hostname == "host2"
+
+
+def test_calibration_finds_the_rate_between_hosts_beside_that_within_one(run: tuple[Path, NodeCommand]) -> None:
+    """2 and 2x1 are both two devices: the layout tells them apart. An all-reduce of two moves S a host: rate = S / t."""
+    calibration = load_calibration(run[0])
+    assert calibration.settings is not None
+    assert (calibration.settings.devices, calibration.settings.layouts) == ((2,), ("2x1",))
+    rates_gb_per_s = {
+        nodes: point.size_bytes / statistics.median(point.times_us) / 1e3
+        for nodes in (1, 2)
+        for point in calibration.on_nodes(nodes).points
+        if point.size_bytes == 4 << 20
+    }
+    assert rates_gb_per_s[2] == pytest.approx(RATE_MBIT / 8e3, rel=0.05)
+    assert rates_gb_per_s[1] > 2 * rates_gb_per_s[2]
+    assert find_fit(calibration.on_nodes(2), "all_reduce", 2) != find_fit(calibration.on_nodes(1), "all_reduce", 2)
+    assert [one.hostname for one in calibration.hosts] == ["host1", "host2"]
+
+
+def test_the_same_command_finds_everything_done_and_another_is_refused(
+    run: tuple[Path, NodeCommand], hosts: list[Host]
+) -> None:
+    out, _ = run
+    options = ("--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x2")
+    again = NodeCommand(hosts, out, "run", *TINY, *options)
+    assert again.wait(90) == [2, 2]
+    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(0)
+    assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)  # told there, too
+
+
+def slow_run(hosts: list[Host], out: Path) -> NodeCommand:
+    """A run whose one cell is in its timed pass, which takes longer than what is done to it."""
+    options = (
+        "--strategy",
+        "ddp",
+        "--devices",
+        "2x1",
+        "--warmup",
+        "5",
+        "--steps",
+        "100000",
+        "--model",
+        "tiny_models:slow",
+    )
+    command = NodeCommand(hosts, out, "run", *TINY, *options)
+    progress = RunFolder(out).repeat(OVER_BOTH, 0).path / "progress.txt"
+    wait_until(lambda: progress.exists() and progress.read_text() == "timed", timeout_s=150)
+    return command
+
+
+def ended(command: NodeCommand) -> tuple[list[int], str]:
+    """Exit statuses, and what the cell's result says."""
+    began_s = time.monotonic()
+    statuses = command.wait(ENDS_WITHIN_S)
+    assert time.monotonic() - began_s < ENDS_WITHIN_S
+    wait_until(lambda: processes_of(command.out) == [], timeout_s=15)
+    result = RunFolder(command.out).repeat(OVER_BOTH, 0).result()
+    return statuses, "no result" if result is None else f"{result.status}: {result.message}"
+
+
+def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
+    hosts: list[Host], tmp_path: Path
+) -> None:
+    command = slow_run(hosts, tmp_path / "run")
+    hosts[1].cut()
+    try:
+        statuses, said = ended(command)
+    finally:
+        hosts[1].mend()
+    assert statuses == [1, 1]
+    assert said.startswith(f"crashed: node 1 (host2) was lost: no word from it for {LOST_S:g} s (in its timed pass)")
+    assert "the same command on all nodes resumes" in said
+    assert "node 1 (host2) was lost" in command.printed(0)
+    assert f"node 0 (host1) was lost: no word from it for {LOST_S:g} s" in command.printed(1)
+
+
+@pytest.mark.parametrize("node", [1, 0])
+def test_a_killed_agent_ends_everything_on_both_hosts_at_once(hosts: list[Host], tmp_path: Path, node: int) -> None:
+    command = slow_run(hosts, tmp_path / "run")
+    command.send(signal.SIGKILL, node)
+    statuses, said = ended(command)
+    assert statuses == ([-signal.SIGKILL, 1] if node == 0 else [1, -signal.SIGKILL])
+    if node == 1:
+        assert said.startswith("crashed: node 1 (host2) was lost: its dpscope has ended (in its timed pass)")
+    else:
+        assert said == "no result"  # whoever would have written it is gone
+        assert "node 0 (host1) was lost: its dpscope has ended" in command.printed(1)
+
+
+def test_a_worker_killed_on_the_other_host_is_told_with_its_host(hosts: list[Host], tmp_path: Path) -> None:
+    command = slow_run(hosts, tmp_path / "run")
+    (victim,) = [one for one in processes_of(command.out) if environment_of(one).get("RANK") == "1"]
+    os.kill(victim, signal.SIGKILL)
+    statuses, said = ended(command)
+    assert statuses == [1, 1]
+    assert said.startswith(
+        "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on "
+    )
+    assert "on node 1 (host2) (in its timed pass)" in said
+
+
+def environment_of(process: int) -> dict[str, str]:
+    try:
+        parts = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    except OSError:
+        return {}
+    return dict(part.split("=", 1) for part in parts if "=" in part)
+
+
+def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goes_on(
+    hosts: list[Host], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    options = (
+        *(
+            "train",
+            "--device",
+            "cpu",
+            "--strategy",
+            "ddp",
+            "--devices",
+            "2x1",
+            "--model",
+            "tiny_models:slow",
+            "--data",
+            "fake",
+        ),
+        *("--batch-size", "4", "--samples", "200", "--epochs", "2", "--timeout", "200"),
+    )
+    first = NodeCommand(hosts, out, *options)
+    cells = out / "training"
+    wait_until(lambda: any(cells.glob("ddp-d2-n2-b2/seed0/epochs.json")), timeout_s=150)
+    first.send(signal.SIGTERM, 1, 0)
+    assert first.wait(ENDS_WITHIN_S) == [143, 143], first.everything()
+    wait_until(lambda: processes_of(out) == [], timeout_s=15)
+    again = NodeCommand(hosts, out, *options)
+    assert again.wait() == [0, 0], again.everything()
+    assert "goes on from" in again.printed(0)
+    records = [one for one in TrainFolder(out).log().epochs if one.cell == "ddp-d2-n2-b2"]
+    assert [one.epoch for one in records] == [1, 2]
+    assert json.loads((out / "train_manifest.json").read_text())["hosts"][1]["hostname"] == "host2"
+
+
+def test_strategies_are_compared_over_both_hosts(hosts: list[Host], tmp_path: Path) -> None:
+    compared = NodeCommand(
+        hosts, tmp_path / "run", "equal", "--device", "cpu", "--devices", "2x1", "--model", "tiny_models:tiny", "--steps", "3",
+        "--batch-size", "4",
+    )  # fmt: skip
+    assert compared.wait() == [0, 0], compared.everything()
+    assert "ddp-d2-n2-b2" in compared.printed(0)

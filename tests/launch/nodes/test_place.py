@@ -1,0 +1,113 @@
+"""Which node this is: told by every launcher's variables as they are set, or by options; and refused where it is not told."""
+
+import pytest
+
+from dpscope.launch.nodes.place import Address, NodePlace, first_host, node_place, parse_address
+from dpscope.profiling.store.errors import DpscopeError
+
+SLURM = {  # of srun -N2 --ntasks-per-node=1, second task
+    "SLURM_JOB_ID": "71", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_PROCID": "1",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "PMIX_NAMESPACE": "prterun-head-1@1",
+}  # fmt: skip
+PYTORCH_JOB = {
+    "PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-master-0", "PET_MASTER_PORT": "23456",
+    "WORLD_SIZE": "3", "RANK": "1", "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456",
+}  # fmt: skip
+
+
+def place(told: dict[str, str], nodes: str = "auto", rank: int | None = None, met: str | None = None) -> NodePlace:
+    found = node_place(nodes, rank, met, told)
+    assert found is not None
+    return found
+
+
+def test_slurm_tells_everything() -> None:
+    found = place(SLURM)
+    assert (found.count, found.rank, found.told_by, found.job) == (2, 1, "Slurm", "slurm-71-3-0")
+    assert found.address is not None
+    assert found.address.host == "gpu07"
+    assert 20_000 <= found.address.port < 30_000
+    # the same on every node, another of every step and of every time that the job is requeued
+    assert place({**SLURM, "SLURM_NODEID": "0"}).address == found.address
+    again = place({**SLURM, "SLURM_RESTART_COUNT": "1"})
+    assert again.job == "slurm-71-3-1"
+    assert again.address != found.address
+
+
+def test_open_mpi_tells_where_no_address_and_the_job_by_which_the_folder_is_searched() -> None:
+    assert place(OPEN_MPI) == NodePlace(4, 2, "Open MPI", None, "mpi-prterun-head-1@1")
+
+
+def test_others_tell_less() -> None:
+    pmi = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
+    assert place(pmi, met="host0") == NodePlace(2, 1, "PMI", Address("host0", 29500))
+    with pytest.raises(DpscopeError, match="where the nodes meet nothing tells; give --rendezvous"):
+        place(pmi)
+    assert place(PYTORCH_JOB) == NodePlace(3, 1, "PyTorchJob", Address("train-master-0", 23456))
+    elastic = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
+    assert place(elastic) == place(PYTORCH_JOB)
+    indexed = {"JOB_COMPLETION_INDEX": "1"}
+    assert place(indexed, "2", None, "job-0.svc:1234") == NodePlace(2, 1, "Kubernetes", Address("job-0.svc", 1234))
+    with pytest.raises(DpscopeError, match="--nodes auto: neither"):
+        place(indexed)
+
+
+def test_options_tell_what_no_launcher_does_and_win_over_one_that_does() -> None:
+    assert place({}, "2", 1, "[fe80::1]:2950") == NodePlace(2, 1, "options", Address("fe80::1", 2950))
+    assert str(Address("fe80::1", 2950)) == "[fe80::1]:2950"
+    assert place(SLURM, "2", 0, "other:1") == NodePlace(2, 0, "Slurm", Address("other", 1), "slurm-71-3-0")
+
+
+def test_one_node_is_none_of_several() -> None:
+    assert node_place(None, None, None, SLURM) is None
+    assert node_place("1", None, None, {}) is None
+    assert node_place("auto", None, None, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank", "told", "said"),
+    [
+        ("auto", None, {}, "--nodes auto: neither Slurm's srun nor MPI"),
+        # sbatch starts its script on one node: that is no step
+        ("auto", None, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, "--nodes auto: neither"),
+        (
+            "auto",
+            None,
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "8"},
+            "Slurm has started 4 tasks on this node; start one a node",
+        ),
+        ("auto", None, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI has started 2 tasks on this node"),
+        ("two", None, {}, "--nodes two: give auto, or a number"),
+        ("0", None, {}, "--nodes 0: give auto, or a number"),
+        ("2", None, {}, "which of the 2 nodes this is nothing tells; give --node-rank"),
+        ("2", 2, {}, "--node-rank 2: of 2 nodes the first is 0 and the last 1"),
+        ("2", 0, {}, "where the nodes meet nothing tells; give --rendezvous HOST:PORT"),
+    ],
+)
+def test_what_is_not_told_or_does_not_fit_is_refused(
+    nodes: str, rank: int | None, told: dict[str, str], said: str
+) -> None:
+    with pytest.raises(DpscopeError, match=said):
+        node_place(nodes, rank, None, told)
+
+
+@pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3"])
+def test_an_address_is_a_host_and_a_port(text: str) -> None:
+    with pytest.raises(DpscopeError, match="give a host and a port on it, such as host0:29500"):
+        parse_address(text)
+
+
+def test_the_first_host_of_a_list() -> None:
+    lists = {
+        "n0": "n0",
+        "n[0-1]": "n0",
+        "gpu[017,019-020],x": "gpu017",
+        "rack1-[03-04]-ib": "rack1-03-ib",
+        "a,b": "a",
+        "": None,
+    }
+    assert {text: first_host(text) for text in lists} == lists
