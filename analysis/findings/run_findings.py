@@ -9,6 +9,7 @@ from dpscope.analysis.comparison.row import as_number
 from dpscope.analysis.comparison.subtraction import FORMULAS
 from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.estimate_gaps import reasons
+from dpscope.analysis.findings.no_overlap import no_overlap_finding
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
 from dpscope.analysis.findings.straggler import straggler_finding
@@ -46,6 +47,7 @@ def _of_traces(run: RunData, comparison: Comparison) -> list[Finding]:
         *(finding for cell in run.cells.values() for finding in cell.findings),
         *prediction_findings(comparison, shared_cores=run.device_type == "cpu"),
         *(finding for cell in run.measured for finding in straggler_finding(cell)),
+        *(finding for cell in run.measured for finding in no_overlap_finding(cell)),
     ]
 
 
@@ -62,6 +64,7 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
         *scaling_findings(comparison),
         *variant_findings(run),
         *(finding for cell in run.measured for finding in straggler_finding(cell)),
+        *(finding for cell in run.measured for finding in no_overlap_finding(cell)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
     ]

@@ -211,6 +211,13 @@ class RunCode(FindingCode):
         "One rank is late to the collectives, and the others wait for it.",
         "see what that rank does before its first all-reduce: data, other load, a slower device",
     )
+    NO_OVERLAP = (
+        "no_overlap",
+        None,
+        "Little of a cell's communication is hidden behind compute: each reason with the number in the trace that shows it. A "
+        "warning on GPUs.",
+        "compare --overlap on,off and several --bucket-mb: the traces show no reason",
+    )
     OVERLAP_SAVES = (
         "overlap_saves",
         "info",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
@@ -90,5 +91,7 @@ def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
         ("fsdp-d2-b2-accumulate-2", "ddp-d2-b2-accumulate-2")
     ]
     assert "FSDP" in report.headline
+    reasons = {one.name: one.text for one in overlap_reasons(report.run.cells["ddp-d2-b2-accumulate-2"])}
+    assert "one bucket of 1.07 kB" in reasons["one_bucket"]
     ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].planned, 0).ranks()
     assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]

@@ -17,6 +17,7 @@ import pytest
 
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
@@ -212,6 +213,9 @@ def test_a_late_rank_is_named_and_the_wait_for_it_is_its_lateness(run_folder: Pa
         if one.code == "straggler"
     ]
     assert "rank 1 is the straggler" in straggler.message
+    reasons = {one.name: one.text for one in overlap_reasons(load_run(tmp_path / "late").cells["ddp-d2-b8"])}
+    assert "waiting for a later rank, for rank 1 in " in reasons["late_rank"]
+    assert {"one_bucket", "gloo"} <= set(reasons)  # a tiny model's gradients fit into one
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 TIMELINE = "timeline"
 _WORDS = frozenset({"kind", "group", "group_ranks", "phase"})
+_TRUTHS = frozenset({"partial_window", "compute_stream"})
+_SHARES = frozenset({"compute_done"})
 _KNOWN = {"exposed": ("start_us", "end_us"), "copies": ("device", "bytes", "model_bytes", "count")}  # never NA
 _FINDING = pa.struct([(name, pa.string()) for name in ("severity", "code", "message", "next_step")])
 
@@ -45,9 +47,9 @@ def _list(kind: pa.DataType) -> pa.DataType:
 def _type(column: str) -> pa.DataType:
     if column in _WORDS:
         return pa.string()
-    if column == "partial_window":
+    if column in _TRUTHS:
         return pa.bool_()
-    return pa.float64() if column.endswith("_us") else pa.int64()
+    return pa.float64() if column.endswith("_us") or column in _SHARES else pa.int64()
 
 
 _TABLE_SCHEMAS = {

@@ -22,15 +22,16 @@ from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
+from dpscope.analysis.traces.steps.readiness import compute_done, on_compute_stream
 from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
-    "duration_us", "queue_us", "ready_us", "concurrent",
+    "duration_us", "queue_us", "ready_us", "concurrent", "compute_done", "compute_stream",
 )  # fmt: skip
 
-_ADDED = ("rank", "order", "ready_us", "concurrent")
+_ADDED = ("rank", "order", "ready_us", "concurrent", "compute_done", "compute_stream")
 _NO_ARGS = CommunicationArgs()
 _NO_SIZES: dict[str, None] = dict.fromkeys(("input_elements", "output_elements", "input_bytes", "output_bytes"))
 _RECORD = re.compile(r"record_param_comms$")
@@ -42,9 +43,10 @@ def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = Mappi
 
     `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
     ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
-    time a work of gloo's waited for a worker thread, `ready_us`
-    when its data were ready, `concurrent` how many others of the rank were in flight on its device at some time of its own (a
-    link that they share gives each a part). Unknown is NA. `step` is NA for a collective that no traced step launched.
+    time a work of gloo's waited for a worker thread, `ready_us` when its data were ready, `compute_done` which share of its
+    step's computing was done then, `compute_stream` whether its stream is one that computes, `concurrent` how many others of the
+    rank were in flight on its device at some time of its own (a link that they share gives each a part). Unknown is NA. `step` is
+    NA for a collective that no traced step launched.
     `kind_of_row` is the kind of event rows of which neither a record nor a name tells, as RCCL's kernels in DataParallel.
     """
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
@@ -60,9 +62,12 @@ def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = Mappi
     frame[whole] = frame[whole].astype("Int64")
     words = ["kind", "group", "group_ranks"]
     frame[words] = frame[words].astype("string")
-    frame["ready_us"] = ready_us(attribution, rows)
+    ready = ready_us(attribution, rows)
+    frame["ready_us"] = ready
     frame["concurrent"] = pd.array(concurrent(attribution, rows), dtype="Int64")
-    times = ["start_us", "duration_us", "queue_us", "ready_us"]
+    frame["compute_done"] = compute_done(attribution, rows, ready)
+    frame["compute_stream"] = pd.array(on_compute_stream(attribution, rows), dtype="boolean")
+    times = ["start_us", "duration_us", "queue_us", "ready_us", "compute_done"]
     frame[times] = frame[times].astype("Float64")
     return frame
 

@@ -1,71 +1,40 @@
-"""When collectives were ready, against the same worked out from the raw trace."""
+"""How much was computed when each collective was ready: by hand on generated traces, and streams that compute."""
 
-import gzip
 import json
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.collectives import collectives, ready_us
-from dpscope.analysis.traces.steps.event_kind import Kind
-from tests.generated_traces.collective_cases import gloo_queue_trace
-from tests.helpers.paths import ROOT
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.generated_traces.generator import DdpOptions, ddp_trace, write_trace
 
-TRACE = ROOT / "tests" / "data" / "a100x2_ddp_resnet50_rank0.json.gz"
-
-
-def test_ready_is_the_end_of_what_was_launched_before() -> None:
-    events = [one for one in json.loads(gzip.decompress(TRACE.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
-    launched = {
-        one["args"]["correlation"]: one["ts"]
-        for one in events
-        if "Launch" in one["name"] and "correlation" in one["args"]
-    }
-    kernels = [
-        (launched[one["args"]["correlation"]], one["ts"], one["ts"] + one["dur"], "nccl" in one["name"].lower())
-        for one in events
-        if one.get("cat") == "kernel" and one["args"].get("correlation") in launched
-    ]
-    expected = {
-        start: max([launch, *(end for other, _, end, nccl in kernels if not nccl and other < launch)])
-        for launch, start, _, is_nccl in kernels
-        if is_nccl
-    }
-    assert len(expected) >= 14
-    attribution = attribute(read_trace(TRACE))
-    rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
-    waits = attribution.events.start_us[rows] - ready_us(attribution, rows)
-    known = np.isfinite(waits)
-    by_hand = [start - ready for start, ready in sorted(expected.items())]
-    assert sorted(waits[known].tolist()) == pytest.approx(sorted(by_hand), abs=0.01)
-    assert min(by_hand) > -1  # none starts before it is ready
+# Kernels before the optimizer take 194 + 100 + 8 (forward, loss) and 100 + 100 + 60 + 20 us (backward): 582 us. Buckets
+# follow the first, the second and the last kernel of the backward pass; buffers go before anything is computed.
+COMPUTED = 582
+DONE = {"broadcast": {0.0}, "all_reduce": {402 / COMPUTED, 502 / COMPUTED, 1.0}}
 
 
-@pytest.mark.parametrize(("begins", "expected"), [("created", True), ("taken_up", True), ("alone", False)])
-def test_on_the_cpu_a_collective_is_ready_when_it_is_created(tmp_path: Path, begins: str, expected: bool) -> None:
-    """Created at 110, 120, 130, 140; carried out 110-200, 120-180, 180-250, 200-300, so that the first overlaps the second and
-    the third, the second the first, the third the first and the fourth, the fourth the third."""
-    path = tmp_path / "0_0.pt.trace.json"
-    path.write_text(json.dumps(gloo_queue_trace(begins)))
-    table = collectives(attribute(read_trace(path))).sort_values("order")
-    created = [110.0, 120.0, 130.0, 140.0]
-    assert table["ready_us"].tolist() == (created if expected else [pd.NA] * 4)
-    assert table["concurrent"].tolist() == [2, 1, 2, 1]
+@pytest.mark.parametrize("named_ranges", [True, False])
+def test_what_was_computed_when_each_bucket_was_ready(tmp_path: Path, named_ranges: bool) -> None:
+    for rank in (0, 1):
+        write_trace(ddp_trace(rank, options=DdpOptions(named_ranges=named_ranges)).trace, tmp_path / f"{rank}.json")
+    table = analyze_traces(sorted(tmp_path.iterdir())).collectives
+    assert len(table) == 2 * 3 * 5
+    for kind, expected in DONE.items():  # torch's own range tells the optimizer's kernels as well as dpscope's does
+        found = set(table.loc[table["kind"] == kind, "compute_done"].astype(float).round(6))
+        assert found == {round(one, 6) for one in expected}
+    assert not table["compute_stream"].any()
 
 
-def test_collectives_of_a_device_overlap_only_on_that_device(tmp_path: Path) -> None:
-    """Kernels of two streams run at once; the same spans on two devices do not share a device's links."""
-    spans = [(0, 0.0, 10.0), (0, 5.0, 15.0), (0, 15.0, 20.0), (1, 0.0, 20.0)]
-    path = tmp_path / "0_0.pt.trace.json"
-    kernels = [
-        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "pid": device, "tid": 7 + index,
-         "ts": 100 + start, "dur": end - start, "args": {"device": device, "stream": 7 + index}}
-        for index, (device, start, end) in enumerate(spans)
-    ]  # fmt: skip
-    path.write_text(json.dumps({"traceEvents": kernels}))
-    table = collectives(attribute(read_trace(path))).sort_values(["device", "start_us"])
-    assert table["concurrent"].tolist() == [1, 1, 0, 0]
+def test_collectives_on_the_stream_of_kernels_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "0.json"
+    write_trace(ddp_trace().trace, path)
+    content = json.loads(path.read_text())
+    for event in content["traceEvents"]:
+        if event.get("cat") == "kernel" and "AllReduce" in event["name"]:
+            event["tid"] = event["args"]["stream"] = 7
+    path.write_text(json.dumps(content))
+    table = analyze_traces([path]).collectives
+    on_stream = table.groupby("kind")["compute_stream"].agg(["any", "all"])
+    assert on_stream.loc["all_reduce"].all()
+    assert not on_stream.loc["broadcast"].any()

@@ -1,0 +1,308 @@
+"""Why little of a cell's communication is hidden: each reason with the number in the trace that shows it, and what to change."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dpscope.analysis.findings.straggler import straggler_of
+from dpscope.analysis.runs.engine_check import SUSPECT
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.text.units import choose_unit, show, show_time
+from dpscope.profiling.records.ddp_arguments import ddp_arguments
+from dpscope.profiling.records.finding import Finding, Severity
+from dpscope.profiling.records.matrix import ONE_PROCESS, SHARDED
+from dpscope.profiling.records.run_codes import RunCode
+
+LITTLE = 0.3  # of communication that is hidden: below it the reasons are told...
+WORTH_TELLING = 0.05  # ...where at least this much of a step is exposed
+_MOST = 0.5  # a part that most of the whole is in
+_LATE = 0.8  # of a step's computing: what is ready later has little left to hide behind
+_BEFORE = 0.3  # of communication, in broadcasts or all-gathers that something waits for
+_IDLE = 0.3  # of a step, in which a device neither computes nor communicates
+_SMALL = 1 << 20  # bytes: DDP's own first bucket
+_TOO_SMALL = (
+    "so few bytes cost latency, whatever the buckets: a larger batch or gradient accumulation makes it count less"
+)
+_NAMED = 4  # buckets in a message
+_REDUCING = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """`text` holds the number that shows it, `advice` what to change."""
+
+    name: str
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A cell's whole traced steps: `means` over ranks and steps in microseconds, `buckets` a row per reduction of a step.
+
+    `buckets`: mean bytes, share of the step's computing done when ready (`done`), transfer; in the order in which they are
+    launched. `communication` has a row per collective.
+    """
+
+    data: CellData
+    means: dict[str, float]
+    buckets: pd.DataFrame
+    communication: pd.DataFrame
+
+    @property
+    def several(self) -> bool:
+        """Whether gradients travel in more than one message."""
+        return len(self.buckets) > 1
+
+
+def no_overlap_finding(data: CellData) -> list[Finding]:
+    """`no_overlap` with its reasons, where a cell hides little of its communication; else nothing."""
+    evidence = _evidence(data)
+    if evidence is None:
+        return []
+    hidden, exposed, step = (evidence.means[name] for name in ("hidden_us", "exposed_us", "step_us"))
+    communication = evidence.means["communication_us"]
+    if not communication > 0 or hidden >= LITTLE * communication or exposed < WORTH_TELLING * step:
+        return []
+    reasons = list(_reasons(evidence))
+    told = (
+        f"{data.cell.name} hides {hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
+    )
+    if not reasons:
+        return [
+            RunCode.NO_OVERLAP.finding(f"{told}, and the trace shows no reason for it", severity="info"),
+        ]
+    because = "; ".join(reason.text for reason in reasons)
+    severity: Severity = "warning" if data.on_device else "info"
+    return [RunCode.NO_OVERLAP.finding(f"{told}, because {because}", reasons[0].advice, severity)]
+
+
+def overlap_reasons(data: CellData) -> list[Reason]:
+    """The reasons that a cell's traces show, the strongest first, whether or not it hides much."""
+    evidence = _evidence(data)
+    return [] if evidence is None else list(_reasons(evidence))
+
+
+def _evidence(data: CellData) -> Evidence | None:
+    if data.cell.strategy in ONE_PROCESS or data.cell.devices < 2 or not data.communication_known:
+        return None
+    windows = data.whole_windows()
+    if windows.empty or data.collectives.empty:
+        return None
+    names = ("communication_us", "hidden_us", "exposed_us", "step_us", "compute_us", "idle_us")
+    if windows[list(names)].isna().all().any():
+        return None
+    means = {name: float(windows[name].mean()) for name in names}
+    means["exposed_wait_us"] = float(windows["exposed_wait_us"].fillna(0.0).mean())
+    keys = [name for name in ("repeat", "rank", "device", "step") if name in windows]
+    own = data.collectives.merge(windows[keys].drop_duplicates(), on=keys)
+    return Evidence(data, means, _buckets(own, keys), own)
+
+
+def _buckets(own: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Reductions of a step by their place in it: means over ranks and steps; those of steps with another number left out."""
+    reduced = own[own["kind"].isin(_REDUCING) & own["bytes"].notna()]
+    if reduced.empty or "compute_done" not in reduced:
+        return pd.DataFrame(columns=["bytes", "done", "transfer_us"])
+    ordered = reduced.sort_values([*keys, "start_us"], kind="stable")
+    place = ordered.groupby(keys, dropna=False).cumcount()
+    count = ordered.groupby(keys, dropna=False)["bytes"].transform("size")
+    usual = count == count.mode().iloc[0]
+    frame = ordered.assign(place=place, done=ordered["compute_done"].astype("Float64"))[usual]
+    frame = frame.assign(bytes=frame["bytes"].astype("Float64"))
+    means: pd.DataFrame = frame.groupby("place")[["bytes", "done", "transfer_us"]].mean().reset_index(drop=True)
+    return means
+
+
+def _reasons(evidence: Evidence) -> Iterator[Reason]:
+    yield from _shared_stream(evidence)
+    yield from _engine(evidence)
+    yield from _late_rank(evidence)
+    yield from _one_bucket(evidence)
+    yield from _last_bucket(evidence)
+    yield from _late_buckets(evidence)
+    yield from _waited_for(evidence)
+    yield from _unused_parameters(evidence)
+    yield from _host_bound(evidence)
+    yield from _nothing_to_hide_behind(evidence)
+    yield from _gloo(evidence)
+
+
+def _shared_stream(evidence: Evidence) -> Iterator[Reason]:
+    own = evidence.communication
+    if "compute_stream" not in own or not evidence.data.on_device:
+        return
+    on_stream = own["compute_stream"].fillna(False).astype(bool)
+    share = float(own.loc[on_stream, "duration_us"].sum()) / float(own["duration_us"].sum() or 1.0)
+    if share >= _MOST:
+        yield Reason(
+            "compute_stream",
+            f"{share:.0%} of it runs on a stream that computes, where one waits for the other",
+            "launch collectives on a stream of their own: async_op=True, or DDP's and FSDP's own streams",
+        )
+
+
+def _engine(evidence: Evidence) -> Iterator[Reason]:
+    ran = {rank.nccl_engine for _, rank in evidence.data.ranks}
+    if SUSPECT in ran and evidence.several:
+        yield Reason(
+            "engine",
+            f"{SUSPECT} ran its {len(evidence.buckets)} buckets, which may make the stream wait for each (not confirmed on "
+            "hardware)",
+            "measure --nccl-engine default,legacy and compare",
+        )
+
+
+def _late_rank(evidence: Evidence) -> Iterator[Reason]:
+    waiting, exposed = evidence.means["exposed_wait_us"], evidence.means["exposed_us"]
+    if not exposed > 0 or waiting < _MOST * exposed:
+        return
+    late = straggler_of(evidence.data)
+    for_whom = f", for rank {late.rank} in {late.steps} of {late.of_steps} steps" if late else ""
+    yield Reason(
+        "late_rank",
+        f"{show_time(waiting)} of {show_time(exposed)} exposed is waiting for a later rank{for_whom}",
+        f"see what {f'rank {late.rank}' if late else 'the last rank'} does before its collectives: no overlap hides its lateness",
+    )
+
+
+def _one_bucket(evidence: Evidence) -> Iterator[Reason]:
+    buckets, cell = evidence.buckets, evidence.data.cell
+    if len(buckets) != 1 or cell.strategy in SHARDED:
+        return
+    size = float(buckets["bytes"].iloc[0])
+    ready = _ready(buckets["done"].iloc[0])
+    asked = ", as --overlap off asks" if cell.options.overlap == "off" else ""
+    if size < _SMALL and not asked:
+        yield Reason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}", _TOO_SMALL)
+        return
+    advice = (
+        "--overlap on reduces while the backward pass runs"
+        if asked
+        else f"a bucket cap below that lets parts of it go earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
+    )
+    yield Reason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}", advice)
+
+
+def _last_bucket(evidence: Evidence) -> Iterator[Reason]:
+    if not evidence.several or evidence.data.cell.strategy in SHARDED:
+        return
+    sizes = evidence.buckets["bytes"]
+    share = float(sizes.iloc[-1] / sizes.sum())
+    if share > _MOST:
+        yield Reason(
+            "last_bucket",
+            f"the last of {len(sizes)} buckets holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
+            f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
+            "smaller buckets (--bucket-mb) let the first part of it go earlier; what the first layers hold comes last",
+        )
+
+
+def _late_buckets(evidence: Evidence) -> Iterator[Reason]:
+    buckets, options = evidence.buckets, evidence.data.cell.options
+    if not evidence.several or buckets["done"].isna().any() or float(buckets["done"].iloc[0]) < _LATE:
+        return
+    when = ", ".join(
+        f"{_bytes(size)} at {done:.0%}"
+        for size, done in buckets[["bytes", "done"]].head(_NAMED).itertuples(index=False)
+    )
+    more = f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else ""
+    static = options.static_graph == "on"
+    yield Reason(
+        "late_buckets",
+        f"its buckets are ready when the step's computing is nearly done: {when}{more}"
+        + (" (with a static graph)" if static else ""),
+        "see why gradients come late: a graph compiled as a whole, static_graph, or one layer that computes most"
+        if not static
+        else "measure without --static-graph and compare",
+    )
+
+
+def _waited_for(evidence: Evidence) -> Iterator[Reason]:
+    """Collectives that the next computing waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
+    own = evidence.communication
+    total = float(own["duration_us"].sum())
+    for kind, called, advice in (
+        (
+            "broadcast",
+            "broadcasts of buffers, for which the forward pass waits",
+            "--broadcast-buffers off, if each rank may keep its own",
+        ),
+        (
+            "all_gather",
+            "all-gathers, for which the next block waits",
+            "larger blocks, --strategy fsdp-no-reshard where memory allows, or prefetching (set_modules_to_forward_prefetch)",
+        ),
+    ):
+        share = float(own.loc[own["kind"] == kind, "duration_us"].sum()) / total if total else 0.0
+        if share >= _BEFORE:
+            yield Reason(kind, f"{share:.0%} of it are {called}", advice)
+
+
+def _unused_parameters(evidence: Evidence) -> Iterator[Reason]:
+    """DDP then all-reduces a map of 4 bytes for each parameter that is a tensor, after the last bucket."""
+    cell = evidence.data.cell
+    if not ddp_arguments(cell.options.ddp_args).get("find_unused_parameters"):
+        return
+    tensors = max((len(rank.model.gradient_shapes) for _, rank in evidence.data.ranks), default=0)
+    maps = (
+        evidence.communication[evidence.communication["bytes"] == 4 * tensors]
+        if tensors
+        else evidence.communication.head(0)
+    )
+    steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
+    shown = f" and all-reduces a map of {4 * tensors} B, {len(maps) / steps:.0f} in a step" if len(maps) else ""
+    yield Reason(
+        "find_unused_parameters",
+        f"find_unused_parameters has it walk the whole graph before each backward pass{shown}",
+        "leave find_unused_parameters out where every parameter is used, or use --static-graph",
+    )
+
+
+def _host_bound(evidence: Evidence) -> Iterator[Reason]:
+    idle, step = evidence.means["idle_us"], evidence.means["step_us"]
+    if evidence.data.on_device and idle >= _IDLE * step:
+        yield Reason(
+            "host_bound",
+            f"the devices are idle for {show_time(idle)} of a {show_time(step)} step: the host launches too late",
+            "make the host faster: larger batches, compilation, fewer small operators",
+        )
+
+
+def _nothing_to_hide_behind(evidence: Evidence) -> Iterator[Reason]:
+    buckets = evidence.buckets
+    if buckets.empty or buckets[["done", "transfer_us"]].isna().any().any():
+        return
+    left = evidence.means["compute_us"] * (1 - float(buckets["done"].iloc[0]))
+    needed = float(buckets["transfer_us"].sum())
+    if evidence.several and left < _MOST * needed:
+        yield Reason(
+            "little_computing",
+            f"{show_time(left)} of computing is left when the first bucket is ready, and the transfers need {show_time(needed)}",
+            "more computing per byte: a larger batch, gradient accumulation, or fp16 gradients",
+        )
+
+
+def _gloo(evidence: Evidence) -> Iterator[Reason]:
+    if evidence.data.on_device:
+        return
+    processes = evidence.data.cell.processes
+    queue = evidence.communication["queue_us"].dropna()
+    steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
+    queued = f", and works queue {show_time(float(queue.sum()) / steps)} a step for a thread" if len(queue) else ""
+    yield Reason(
+        "gloo",
+        f"gloo's threads run on the cores that compute ({processes} processes){queued}",
+        "nothing to change here: a GPU's collectives do not take its cores",
+    )
+
+
+def _ready(done: object) -> str:
+    known = None if pd.isna(done) else float(done)  # type: ignore[arg-type, call-overload]
+    return "" if known is None else f", ready when {known:.0%} of the step's computing is done"
+
+
+def _bytes(size: float) -> str:
+    unit = choose_unit("bytes", [float(size)])
+    return f"{show(float(size), unit)} {unit.label}"

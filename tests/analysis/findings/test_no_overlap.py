@@ -1,0 +1,175 @@
+"""Why little is hidden: every reason from tables in which its cause is planted, and a near miss in which it is not."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pandas as pd
+import pytest
+
+from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions
+from tests.helpers.run_cells import all_reduces, cell_data, windows
+
+MB = 10**6
+STEPS = 4
+
+
+def cell(strategy: CellStrategy = "ddp", **options: object) -> Cell:
+    return Cell(strategy=strategy, devices=2, batch_size=8, options=CellOptions(**options))  # type: ignore[arg-type]
+
+
+def planted(
+    made: Cell,
+    buckets: Sequence[tuple[float, float, float]],
+    done: Sequence[float],
+    on_device: bool = True,
+    stream: bool = False,
+    **columns: float,
+) -> CellData:
+    """Steps of 100 ms: 50 ms computing, 20 ms communication, 1 ms of it hidden; `buckets` as (bytes, ready, transfer)."""
+    usual = {
+        "step_us": 100e3, "compute_us": 50e3, "communication_us": 20e3, "hidden_us": 1e3, "exposed_us": 19e3,
+        "idle_us": 10e3, "exposed_wait_us": 0.0,
+    }  # fmt: skip
+    steps = windows(msgspec.structs.replace(made, strategy="ddp"), STEPS, 1, **{**usual, **columns})
+    table = all_reduces(made, STEPS, buckets)
+    places = table.groupby(["rank", "step"]).cumcount()
+    table["compute_done"] = pd.array([done[place] for place in places], dtype="Float64")
+    table["compute_stream"] = pd.array([stream] * len(table), dtype="boolean")
+    table["queue_us"] = pd.array([100.0] * len(table), dtype="Float64")
+    data = cell_data(made, [[100e3] * 6], steps, table)
+    if on_device:
+        return data
+    for one in (steps, table):
+        one["device"] = pd.array([pd.NA] * len(one), dtype="Int64")
+    return data
+
+
+EVEN = [(4 * MB, 30e3, 5e3), (4 * MB, 50e3, 5e3), (4 * MB, 70e3, 5e3)]
+
+
+def names(data: CellData) -> list[str]:
+    return [reason.name for reason in overlap_reasons(data)]
+
+
+def test_well_overlapped_communication_has_no_finding() -> None:
+    assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), hidden_us=15e3, exposed_us=5e3)) == []
+    assert no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_us=4e3)) == []  # 4% of the step
+
+
+def test_where_the_trace_shows_no_reason_that_is_said() -> None:
+    (finding,) = no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9)))
+    assert (
+        finding.message
+        == "ddp-d2-b8 hides 5% of its communication (20.0 ms a step), and the trace shows no reason for it"
+    )
+    assert finding.severity == "info"
+
+
+def test_one_bucket() -> None:
+    one = planted(cell(), [(40 * MB, 90e3, 15e3)], (0.97,))
+    (finding,) = no_overlap_finding(one)
+    said = "because all gradients travel in one bucket of 40.0 MB, ready when 97% of the step's computing is done"
+    assert said in finding.message
+    assert "--bucket-mb 9.5" in finding.next_step  # a quarter of 40e6 B in MiB
+    assert finding.severity == "warning"
+    asked = overlap_reasons(planted(cell(overlap="off"), [(40 * MB, 90e3, 15e3)], (0.97,)))
+    assert "as --overlap off asks" in asked[0].text
+    assert "--overlap on" in asked[0].advice
+    small = overlap_reasons(planted(cell(), [(4_000, 90e3, 15e3)], (0.97,)))
+    assert "latency" in small[0].advice
+
+
+def test_the_last_bucket_holds_most() -> None:
+    sizes = [(2 * MB, 30e3, 2e3), (6 * MB, 50e3, 3e3), (32 * MB, 90e3, 10e3)]
+    (reason,) = overlap_reasons(planted(cell(), sizes, (0.2, 0.5, 0.99)))
+    assert reason.text == (
+        "the last of 3 buckets holds 80% of the bytes (32.0 MB of 40.0 MB), ready when 99% of the step's computing is done"
+    )
+    first = [(32 * MB, 30e3, 10e3), (6 * MB, 50e3, 3e3), (2 * MB, 90e3, 2e3)]
+    assert names(planted(cell(), first, (0.2, 0.5, 0.99))) == []
+
+
+def test_buckets_that_are_ready_late() -> None:
+    late = planted(cell(static_graph="on"), EVEN, (0.9, 0.95, 1.0))
+    text = {reason.name: reason.text for reason in overlap_reasons(late)}["late_buckets"]
+    assert text.endswith("nearly done: 4.00 MB at 90%, 4.00 MB at 95%, 4.00 MB at 100% (with a static graph)")
+    assert "late_buckets" not in names(planted(cell(), EVEN, (0.5, 0.95, 1.0)))
+
+
+def test_little_computing_is_left_for_long_transfers() -> None:
+    """50 ms x (1 - 0.9) = 5 ms are left; the transfers need 15 ms."""
+    texts = {reason.name: reason.text for reason in overlap_reasons(planted(cell(), EVEN, (0.9, 0.95, 1.0)))}
+    assert texts["little_computing"].startswith("5.00 ms of computing is left when the first bucket is ready")
+    assert "the transfers need 15.0 ms" in texts["little_computing"]
+    assert "little_computing" not in names(planted(cell(), EVEN, (0.7, 0.95, 1.0)))  # 15 ms are left
+
+
+def test_a_late_rank() -> None:
+    waiting = planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_wait_us=15e3)
+    table = waiting.collectives
+    table["wait_us"] = pd.array([15e3 if rank == 0 else 0.0 for rank in table["rank"]], dtype="Float64")
+    table["duration_us"] = table["transfer_us"] + table["wait_us"]
+    (reason,) = overlap_reasons(waiting)
+    assert reason.text.startswith("15.0 ms of 19.0 ms exposed is waiting for a later rank")
+    assert names(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_wait_us=5e3)) == []
+
+
+def test_collectives_on_a_stream_that_computes() -> None:
+    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.2, 0.5, 0.9), stream=True))
+    assert reason.text == "100% of it runs on a stream that computes, where one waits for the other"
+
+
+def test_the_engine_that_may_serialise() -> None:
+    data = planted(cell(), EVEN, (0.2, 0.5, 0.9))
+    ranks = tuple((repeat, msgspec.structs.replace(one, nccl_engine="ProcessGroupNCCL2")) for repeat, one in data.ranks)
+    (reason,) = overlap_reasons(replace(data, ranks=ranks))
+    assert reason.text.startswith("ProcessGroupNCCL2 ran its 3 buckets")
+    assert "--nccl-engine" in reason.advice
+
+
+def test_a_host_that_launches_too_late() -> None:
+    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.2, 0.5, 0.9), idle_us=40e3))
+    assert reason.text.startswith("the devices are idle for 40.0 ms of a 100.0 ms step")
+    assert names(planted(cell(), EVEN, (0.2, 0.5, 0.9), idle_us=20e3)) == []
+
+
+def test_unused_parameters_are_looked_for() -> None:
+    """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
+    buckets = [*EVEN, (8, 90e3, 100.0)]
+    data = planted(cell(ddp_args="find_unused_parameters=true"), buckets, (0.2, 0.5, 0.9, 1.0))
+    ranks = tuple(
+        (repeat, msgspec.structs.replace(one, model=msgspec.structs.replace(one.model, gradient_shapes=((3,), (4,)))))
+        for repeat, one in data.ranks
+    )
+    (reason,) = overlap_reasons(replace(data, ranks=ranks))
+    assert reason.name == "find_unused_parameters"
+    assert reason.text.endswith("all-reduces a map of 8 B, 1 in a step")
+
+
+@pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
+def test_what_the_next_computing_waits_for(kind: str, strategy: CellStrategy) -> None:
+    data = planted(cell(strategy), EVEN, (0.2, 0.5, 0.9))
+    table = data.collectives
+    first = table.groupby(["rank", "step"]).cumcount() == 0
+    table.loc[first, "kind"] = kind
+    table.loc[~first, "kind"] = "reduce_scatter" if strategy == "fsdp" else "all_reduce"
+    (reason,) = overlap_reasons(data)
+    assert reason.name == kind
+    assert reason.text.startswith("33% of it are ")
+
+
+def test_gloo_shares_the_cores() -> None:
+    (finding,) = no_overlap_finding(planted(cell(), EVEN, (0.2, 0.5, 0.9), on_device=False))
+    assert finding.severity == "info"
+    assert (
+        "gloo's threads run on the cores that compute (2 processes), and works queue 300.0 µs a step" in finding.message
+    )
+
+
+def test_strategies_of_one_process_and_unknown_communication_are_left_out() -> None:
+    assert overlap_reasons(planted(cell("dp"), EVEN, (0.2, 0.5, 0.9))) == []
+    assert overlap_reasons(replace(planted(cell(), EVEN, (0.2, 0.5, 0.9)), communication_known=False)) == []
