@@ -29,7 +29,7 @@ _REDUCING = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)
-class Reason:
+class OverlapReason:
     """`text` holds the number that shows it, `advice` what to change."""
 
     name: str
@@ -78,7 +78,7 @@ def no_overlap_finding(data: CellData) -> list[Finding]:
     return [RunCode.NO_OVERLAP.finding(f"{told}, because {because}", reasons[0].advice, severity)]
 
 
-def overlap_reasons(data: CellData) -> list[Reason]:
+def overlap_reasons(data: CellData) -> list[OverlapReason]:
     """The reasons that a cell's traces show, the strongest first, whether or not it hides much."""
     evidence = _evidence(data)
     return [] if evidence is None else list(_reasons(evidence))
@@ -115,7 +115,7 @@ def _buckets(own: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return means
 
 
-def _reasons(evidence: Evidence) -> Iterator[Reason]:
+def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     yield from _shared_stream(evidence)
     yield from _engine(evidence)
     yield from _late_rank(evidence)
@@ -129,24 +129,24 @@ def _reasons(evidence: Evidence) -> Iterator[Reason]:
     yield from _gloo(evidence)
 
 
-def _shared_stream(evidence: Evidence) -> Iterator[Reason]:
+def _shared_stream(evidence: Evidence) -> Iterator[OverlapReason]:
     own = evidence.communication
     if "compute_stream" not in own or not evidence.data.on_device:
         return
     on_stream = own["compute_stream"].fillna(False).astype(bool)
     share = float(own.loc[on_stream, "duration_us"].sum()) / float(own["duration_us"].sum() or 1.0)
     if share >= _MOST:
-        yield Reason(
+        yield OverlapReason(
             "compute_stream",
             f"{share:.0%} of it runs on a stream that computes, where one waits for the other",
             "launch collectives on a stream of their own: async_op=True, or DDP's and FSDP's own streams",
         )
 
 
-def _engine(evidence: Evidence) -> Iterator[Reason]:
+def _engine(evidence: Evidence) -> Iterator[OverlapReason]:
     ran = {rank.nccl_engine for _, rank in evidence.data.ranks}
     if SUSPECT in ran and evidence.several:
-        yield Reason(
+        yield OverlapReason(
             "engine",
             f"{SUSPECT} ran its {len(evidence.buckets)} buckets, which may make the stream wait for each (not confirmed on "
             "hardware)",
@@ -154,20 +154,20 @@ def _engine(evidence: Evidence) -> Iterator[Reason]:
         )
 
 
-def _late_rank(evidence: Evidence) -> Iterator[Reason]:
+def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
     waiting, exposed = evidence.means["exposed_wait_us"], evidence.means["exposed_us"]
     if not exposed > 0 or waiting < _MOST * exposed:
         return
     late = straggler_of(evidence.data)
     for_whom = f", for rank {late.rank} in {late.steps} of {late.of_steps} steps" if late else ""
-    yield Reason(
+    yield OverlapReason(
         "late_rank",
         f"{show_time(waiting)} of {show_time(exposed)} exposed is waiting for a later rank{for_whom}",
         f"see what {f'rank {late.rank}' if late else 'the last rank'} does before its collectives: no overlap hides its lateness",
     )
 
 
-def _one_bucket(evidence: Evidence) -> Iterator[Reason]:
+def _one_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
     buckets, cell = evidence.buckets, evidence.data.cell
     if len(buckets) != 1 or cell.strategy in SHARDED:
         return
@@ -175,23 +175,23 @@ def _one_bucket(evidence: Evidence) -> Iterator[Reason]:
     ready = _ready(buckets["done"].iloc[0])
     asked = ", as --overlap off asks" if cell.options.overlap == "off" else ""
     if size < _SMALL and not asked:
-        yield Reason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}", _TOO_SMALL)
+        yield OverlapReason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}", _TOO_SMALL)
         return
     advice = (
         "--overlap on reduces while the backward pass runs"
         if asked
         else f"a bucket cap below that lets parts of it go earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
     )
-    yield Reason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}", advice)
+    yield OverlapReason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}", advice)
 
 
-def _last_bucket(evidence: Evidence) -> Iterator[Reason]:
+def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
     if not evidence.several or evidence.data.cell.strategy in SHARDED:
         return
     sizes = evidence.buckets["bytes"]
     share = float(sizes.iloc[-1] / sizes.sum())
     if share > _MOST:
-        yield Reason(
+        yield OverlapReason(
             "last_bucket",
             f"the last of {len(sizes)} buckets holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
             f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
@@ -199,7 +199,7 @@ def _last_bucket(evidence: Evidence) -> Iterator[Reason]:
         )
 
 
-def _late_buckets(evidence: Evidence) -> Iterator[Reason]:
+def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     buckets, options = evidence.buckets, evidence.data.cell.options
     if not evidence.several or buckets["done"].isna().any() or float(buckets["done"].iloc[0]) < _LATE:
         return
@@ -209,7 +209,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[Reason]:
     )
     more = f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else ""
     static = options.static_graph == "on"
-    yield Reason(
+    yield OverlapReason(
         "late_buckets",
         f"its buckets are ready when the step's computing is nearly done: {when}{more}"
         + (" (with a static graph)" if static else ""),
@@ -219,7 +219,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[Reason]:
     )
 
 
-def _waited_for(evidence: Evidence) -> Iterator[Reason]:
+def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     """Collectives that the next computing waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
     own = evidence.communication
     total = float(own["duration_us"].sum())
@@ -237,10 +237,10 @@ def _waited_for(evidence: Evidence) -> Iterator[Reason]:
     ):
         share = float(own.loc[own["kind"] == kind, "duration_us"].sum()) / total if total else 0.0
         if share >= _BEFORE:
-            yield Reason(kind, f"{share:.0%} of it are {called}", advice)
+            yield OverlapReason(kind, f"{share:.0%} of it are {called}", advice)
 
 
-def _unused_parameters(evidence: Evidence) -> Iterator[Reason]:
+def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
     """DDP then all-reduces a map of 4 bytes for each parameter that is a tensor, after the last bucket."""
     cell = evidence.data.cell
     if not ddp_arguments(cell.options.ddp_args).get("find_unused_parameters"):
@@ -253,45 +253,45 @@ def _unused_parameters(evidence: Evidence) -> Iterator[Reason]:
     )
     steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
     shown = f" and all-reduces a map of {4 * tensors} B, {len(maps) / steps:.0f} in a step" if len(maps) else ""
-    yield Reason(
+    yield OverlapReason(
         "find_unused_parameters",
         f"find_unused_parameters has it walk the whole graph before each backward pass{shown}",
         "leave find_unused_parameters out where every parameter is used, or use --static-graph",
     )
 
 
-def _host_bound(evidence: Evidence) -> Iterator[Reason]:
+def _host_bound(evidence: Evidence) -> Iterator[OverlapReason]:
     idle, step = evidence.means["idle_us"], evidence.means["step_us"]
     if evidence.data.on_device and idle >= _IDLE * step:
-        yield Reason(
+        yield OverlapReason(
             "host_bound",
             f"the devices are idle for {show_time(idle)} of a {show_time(step)} step: the host launches too late",
             "make the host faster: larger batches, compilation, fewer small operators",
         )
 
 
-def _nothing_to_hide_behind(evidence: Evidence) -> Iterator[Reason]:
+def _nothing_to_hide_behind(evidence: Evidence) -> Iterator[OverlapReason]:
     buckets = evidence.buckets
     if buckets.empty or buckets[["done", "transfer_us"]].isna().any().any():
         return
     left = evidence.means["compute_us"] * (1 - float(buckets["done"].iloc[0]))
     needed = float(buckets["transfer_us"].sum())
     if evidence.several and left < _MOST * needed:
-        yield Reason(
+        yield OverlapReason(
             "little_computing",
             f"{show_time(left)} of computing is left when the first bucket is ready, and the transfers need {show_time(needed)}",
             "more computing per byte: a larger batch, gradient accumulation, or fp16 gradients",
         )
 
 
-def _gloo(evidence: Evidence) -> Iterator[Reason]:
+def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
     if evidence.data.on_device:
         return
     processes = evidence.data.cell.processes
     queue = evidence.communication["queue_us"].dropna()
     steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
     queued = f", and works queue {show_time(float(queue.sum()) / steps)} a step for a thread" if len(queue) else ""
-    yield Reason(
+    yield OverlapReason(
         "gloo",
         f"gloo's threads run on the cores that compute ({processes} processes){queued}",
         "nothing to change here: a GPU's collectives do not take its cores",
