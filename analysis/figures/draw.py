@@ -18,6 +18,7 @@ from dpscope.analysis.figures.scaling import scaling
 from dpscope.analysis.figures.step import phase_split, step_split
 from dpscope.analysis.figures.study import study
 from dpscope.analysis.figures.style import STYLE
+from dpscope.analysis.figures.wait_strip import wait_strip
 from dpscope.analysis.figures.waits import waits
 from dpscope.analysis.figures.waterfall import waterfall
 from dpscope.analysis.runs.run_data import RunData
@@ -36,6 +37,8 @@ CAPTIONS = {
     "rank that comes later. Idle: neither.",
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
     "waits": "Mean waiting per traced step: the rank of the row waits in collectives for the column's, which comes last.",
+    "wait_strip": "Left what each rank waits in each traced step, right what the others wait for it, their mean: a dark row on "
+    "the right is a rank that makes all others wait.",
     "communication": "What the traces show beside what each shortcut would have said; an estimate can be negative.",
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, and what a calibration, the ring on the "
     "link and the link's specification say of such sizes, as far as they are known.",
@@ -57,6 +60,7 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
         "step_split": step_split,
         "phases": phase_split,
         "waits": waits,
+        "wait_strip": wait_strip,
         "communication": measured_and_estimated,
         "busbw": lambda run, _: bandwidths(run, sources),
         "scaling": scaling,

@@ -12,13 +12,17 @@ from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.units import Unit, choose_unit, show
 
 MOST_WAIT_PANELS = 4
+MOST_WAIT_RANKS = 32  # more are shown by `wait_strip`
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
 
 
 def waits(run: RunData, comparison: Comparison) -> Figure | None:
-    """A panel for each cell, the longest waits first: row waits for column, mean per step. None where nobody waited."""
+    """A panel for each cell, the longest waits first: row waits for column, mean per step. None where nobody waited.
+
+    Cells of more than MOST_WAIT_RANKS ranks have a `wait_strip` instead.
+    """
     matrices = {}
-    for data in run.measured:
+    for data in (one for one in run.measured if one.cell.processes <= MOST_WAIT_RANKS):
         pairs = mean_waits(data)
         if len(pairs):
             matrix = np.zeros((data.cell.processes, data.cell.processes))

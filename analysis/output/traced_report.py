@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
+from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.traces import few_of_each_kind, records, to_csv, to_tables, trace_content, trace_status
 from dpscope.analysis.partials.merge import analyze_partials, partials_among
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_tables, reading
@@ -43,6 +44,7 @@ class TraceRequest:
     report: Path | None = None
     figure_formats: Sequence[str] | None = None  # as in `write_report`
     open_page: bool = False  # in the user's browser, where there is one
+    hosts: HostOptions = field(default_factory=HostOptions)
 
     @property
     def modelled(self) -> bool:
@@ -80,7 +82,8 @@ def print_traces(
     paths: Sequence[Path], output_format: str, max_bytes: int | None, console: Console, request: TraceRequest
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    analysis = read_analysis(paths, max_bytes)
+    analysis, places = placed(read_analysis(paths, max_bytes), request.hosts)
+    few = fold_ranks(analysis, places) if is_many(analysis) or request.hosts.topology is not None else None
     report = report_of_traces(analysis, paths, request) if request.modelled or request.report else None
     page = (
         _write(report, request.report, request.figure_formats)
@@ -89,13 +92,13 @@ def print_traces(
     )
     modelled = report if request.modelled else None
     if output_format == "json":
-        sys.stdout.write(traces_json(analysis, modelled) + "\n")
+        sys.stdout.write(traces_json(analysis, modelled, few) + "\n")
     elif output_format == "csv":
         sys.stdout.write(to_csv(analysis))
     else:
         if output_format == "table":
             _print_decisive(console, analysis.findings)
-        print_tables([*to_tables(analysis), *model_tables(modelled)], output_format, console)
+        print_tables([*to_tables(analysis, few), *model_tables(modelled)], output_format, console)
         if output_format == "table":
             _print_others(console, analysis.findings, modelled)
     if page is not None:
@@ -145,9 +148,9 @@ def model_tables(report: "Report | None") -> list[TextTable]:
     return shown
 
 
-def traces_json(analysis: TraceAnalysis, modelled: "Report | None") -> str:
+def traces_json(analysis: TraceAnalysis, modelled: "Report | None", few: Folded | None = None) -> str:
     """`trace_content`; where models were asked for also `cells`, a row with the comparison's columns, and `predictions`."""
-    content = trace_content(analysis)
+    content = trace_content(analysis, few)
     if modelled is not None:
         from dpscope.analysis.output.run_json import prediction_records
 

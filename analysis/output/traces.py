@@ -7,13 +7,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from dpscope.analysis.output.many_ranks import Folded, folded_content, spread_tables
 from dpscope.analysis.report.phase_table import trace_phases
 from dpscope.analysis.report.wait_table import trace_waits
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
-from dpscope.analysis.traces.ranks.stragglers import find_straggler, waits_caused
+from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
@@ -59,13 +60,18 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
 
-def trace_content(analysis: TraceAnalysis) -> dict[str, object]:
-    """The lists steps, collectives, dp_phases, waits, findings, as plain data; unknown is None."""
+def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[str, object]:
+    """The lists steps, collectives, dp_phases, waits, findings, as plain data; unknown is None.
+
+    Of many ranks `few` stands in place of the rows of each.
+    """
+    if few is not None:
+        return {**folded_content(few), "findings": msgspec.to_builtins(analysis.findings)}
     return {
         "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
         "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
         "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
-        "waits": records(waits_caused(analysis.collectives), stragglers.COLUMNS),
+        "waits": records(analysis.waits_caused, stragglers.COLUMNS),
         "findings": msgspec.to_builtins(analysis.findings),
     }
 
@@ -85,15 +91,14 @@ def to_csv(analysis: TraceAnalysis) -> str:
     return str(analysis.steps[list(STEP_FIELDS)].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
 
-def to_tables(analysis: TraceAnalysis) -> list[TextTable]:
-    """Steps, collectives by kind and size, who made whom wait, DataParallel's phases, for reading."""
-    tables = [_step_table(analysis)]
+def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTable]:
+    """Steps, or of many ranks `few`; collectives by kind and size, who made whom wait, DataParallel's phases, for reading."""
+    tables = [_step_table(analysis)] if few is None else spread_tables(few)
     if len(analysis.collectives):
-        tables.append(_collective_table(analysis.collectives))
-        waits = waits_caused(analysis.collectives)
-        if len(waits):
-            tables.append(trace_waits(waits))
-    if len(analysis.dp_phases):
+        tables.append(_collective_table(analysis.collectives, by_group=few is None))
+        if few is None and len(analysis.waits_caused):
+            tables.append(trace_waits(analysis.waits_caused))
+    if len(analysis.dp_phases) and few is None:
         tables.append(trace_phases(analysis.dp_phases))
     return tables
 
@@ -134,13 +139,15 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
     )
 
 
-def _collective_table(collectives: pd.DataFrame) -> TextTable:
-    """Collectives of one kind, group and size together: count, means."""
+def _collective_table(collectives: pd.DataFrame, by_group: bool) -> TextTable:
+    """Collectives of one kind, group (unless those are many) and size together: count, means."""
     unit = choose_unit("time", [float(value) for value in collectives["duration_us"].dropna()])
-    named_groups = collectives["group"].nunique() > 1
+    named_groups = by_group and collectives["group"].nunique() > 1
+    keys = ["kind", "group", "bytes"] if by_group else ["kind", "bytes"]
     rows = []
-    for key, own in collectives.groupby(["kind", "group", "bytes"], dropna=False):
-        kind, group, size = key if isinstance(key, tuple) else (key, None, None)
+    for key, own in collectives.groupby(keys, dropna=False):
+        kind, *groups, size = key if isinstance(key, tuple) else (key, None, None)
+        group = groups[0] if groups else None
         means = own[["duration_us", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s"]].astype(float).mean()
         rows.append(
             (

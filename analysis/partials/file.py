@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, TIMELINE, write_rows
+from dpscope.analysis.traces.ranks.rank_rows import READ_ON, SCHEMA, TIMELINE, write_rows
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
@@ -23,7 +23,7 @@ MADE_FROM = pa.schema(
         ("size_bytes", pa.int64()),
         ("modified_ns", pa.int64()),
         ("reader", pa.string()),  # the version of what read it
-        ("reduced_on", pa.string()),  # the host that read it, where the trace lay on that host; else NA
+        (READ_ON, pa.string()),  # the host that read it, where the trace lay on that host; else NA
         ("world_size", pa.int64()),
     ]
 )

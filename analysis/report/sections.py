@@ -55,7 +55,12 @@ SECTIONS = (
         terms=("step", "hidden", "exposed", "wait", "transfer"),
     ),
     Section(
-        "waiting", "Waiting", "Who made whom wait, and how long?", ("waits",), ("waits",), terms=("wait", "straggler")
+        "waiting",
+        "Waiting",
+        "Who made whom wait, and how long?",
+        ("waits", "wait_strip"),
+        ("waits",),
+        terms=("wait", "straggler"),
     ),
     Section(
         "estimates",

@@ -96,7 +96,10 @@ def timeline_view(
         cell=data.cell.name,
         length_us=end_us - zero_us,
         lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
-        notes=(*_notes(repeat, step, ranks, clocks), *(() if data.communication_known else (_INCOMPLETE,))),
+        notes=(
+            *_notes(repeat, step, ranks, clocks, data.cell.processes),
+            *(() if data.communication_known else (_INCOMPLETE,)),
+        ),
     )
 
 
@@ -128,11 +131,13 @@ def _of_step(data: CellData, repeat: int, step: int | None) -> pd.DataFrame:
     return table[(table["repeat"] == repeat) & in_step]
 
 
-def _notes(repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock]) -> Iterator[str]:
+def _notes(
+    repeat: int, step: int | None, ranks: Sequence[StepTimeline], clocks: Sequence[RankClock], of: int
+) -> Iterator[str]:
     which = "the only one" if step is None else f"number {step}"
     yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, see tracer cost among the checks"
-    if len(ranks) > MOST_RANKS:
-        yield f"{MOST_RANKS} of {len(ranks)} ranks are drawn"
+    if max(of, len(ranks)) > MOST_RANKS:
+        yield f"{min(len(ranks), MOST_RANKS)} of {max(of, len(ranks)):,} ranks are drawn"
     if len(ranks) > 1:
         yield _clock_note(clocks)
     closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)

@@ -120,6 +120,12 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "a run's tables are printed and nothing is written; omit --format and --tables",
         ),
         Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
+        Idle(("topology", "hide_hosts"), _any_run, "it is of traces and partials; dpscope bundle hides a run's hosts"),
+        Idle(
+            ("topology", "hide_hosts"),
+            lambda values: values["output_format"] == "csv",
+            "the CSV of traces names no host",
+        ),
         Idle(("max_bytes",), _any_partial, "what was reduced is not read again; give it to dpscope reduce"),
         Idle(
             ("link", "calibration", "report", "target_efficiency"),

@@ -29,6 +29,11 @@ def analyze(
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     open_page: options.OpenPage = False,
+    topology: Annotated[
+        Path | None,
+        typer.Option(help="waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"),
+    ] = None,
+    hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="number the hosts in all that is said")] = False,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     stated = options.read_link(link)
@@ -41,9 +46,11 @@ def analyze(
 
     console = Console()
     if not runs:
+        from dpscope.analysis.output.many_ranks import HostOptions
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 
-        request = TraceRequest(stated, calibration, report, figure_formats, open_page)
+        hosts = HostOptions(topology, hide_hosts)
+        request = TraceRequest(stated, calibration, report, figure_formats, open_page, hosts)
         raise typer.Exit(print_traces(paths, output_format, max_bytes, console, request))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 

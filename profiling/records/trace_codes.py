@@ -144,6 +144,12 @@ class TraceCode(FindingCode):
         "Several files claim the same rank, so their collectives were not matched.",
         "name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not record the rank",
     )
+    RANKS_MISSING = (
+        "ranks_missing",
+        "warning",
+        "The job has ranks whose traces were not read.",
+        "read their traces too; if they are lost, trace again",
+    )
     COLLECTIVES_UNMATCHED = (
         "collectives_unmatched",
         "warning",
@@ -167,6 +173,12 @@ class TraceCode(FindingCode):
         "info",
         "What communication itself needs in a step, what ranks lose waiting, and which rank they wait for.",
         "a faster link, a larger batch or more overlap can save at most the exposed transfer",
+    )
+    WAITING_FOR_NODE = (
+        "waiting_for_node",
+        "info",
+        "One node of the job makes the others wait, for a large part of all waiting.",
+        "compare that node with the others: clocks, temperatures, other processes, its disk and its loader",
     )
     DEVICE_IDLE = (
         "device_idle",

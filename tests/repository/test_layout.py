@@ -44,6 +44,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps profiling/records profiling/store",
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
+    "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store",
+    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
@@ -67,11 +69,11 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
     "analysis/what_if/answers profiling/machine profiling/records profiling/store",
     "analysis/equality": "analysis/text profiling/records profiling/store",
-    "analysis/output": "analysis/comparison analysis/equality analysis/figures analysis/partials analysis/report analysis/runs "
+    "analysis/output": "analysis/bundle analysis/comparison analysis/equality analysis/figures analysis/hosts "
+    "analysis/partials analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
     "analysis/epoch_times": "analysis/text profiling/records profiling/store",
-    "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis": "analysis/comparison analysis/partials analysis/report analysis/runs "
     "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "

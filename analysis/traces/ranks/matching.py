@@ -18,6 +18,7 @@ from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
+ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # between two ranks of a group, whatever its size
 MATCHED_COLUMNS = ("match", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s")
 
@@ -35,8 +36,8 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     """Match the `collectives` tables of the ranks of one job; adds MATCHED_COLUMNS. `origins` are the ranks' clocks.
 
     transfer_us = min over ranks of duration_us; wait_us = duration_us - transfer_us. Both NA for rooted collectives,
-    which do not synchronise, and unless all ranks of the group are there. `match` numbers the collectives found on all
-    their ranks. Collectives of unknown groups that do not end together are not matched, and their group's size is NA.
+    which do not synchronise, and unless all ranks of the group are there, of 100 and more ENOUGH_RANKS of them. `match` numbers
+    the collectives found so. Collectives of unknown groups that do not end together are not matched; their group's size is NA.
     Bandwidths in GB/s (1e9 B/s).
     """
     table = pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
@@ -52,7 +53,8 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     one_each = groups["rank"].transform("size") == present
     variable_size = table["kind"].eq("all_to_all").fillna(False)  # each rank may send another amount
     sound = same_kind & (same_size | variable_size) & one_each
-    whole = (present == table["group_size"]).fillna(False) & sound & (table["group_size"] > 1).fillna(False)
+    enough = (present <= table["group_size"]) & (present >= ENOUGH_RANKS * table["group_size"])
+    whole = enough.fillna(False) & sound & (table["group_size"] > 1).fillna(False)
     apart = of_several_groups(table, groups.ngroup().astype("Int64").where(whole), origins)
     whole &= ~apart
     table["group_size"] = table["group_size"].mask(apart)
@@ -109,11 +111,15 @@ def _same_collective(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bus_factors(table: pd.DataFrame) -> "pd.Series[float]":
+    keys = table[["kind", "group_size"]]
+    groups = keys.groupby(["kind", "group_size"], dropna=False, sort=False)
+    code = groups.ngroup().to_numpy()
+    first = keys[~keys.duplicated()]  # in the order of their codes
     factors = [
         bus_factor(kind, int(size)) if pd.notna(size) and pd.notna(kind) else None
-        for kind, size in zip(table["kind"], table["group_size"], strict=True)
+        for kind, size in zip(first["kind"], first["group_size"], strict=True)
     ]
-    return pd.Series(factors, index=table.index, dtype="Float64")
+    return pd.Series(pd.array(factors, dtype="Float64").take(code), index=table.index)
 
 
 def _gb_per_s(size_bytes: pd.Series, time_us: pd.Series) -> pd.Series:

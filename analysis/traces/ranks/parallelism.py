@@ -85,7 +85,7 @@ def _name(evidence: Sequence[ParallelismEvidence], collectives: pd.DataFrame) ->
         return "DataParallel: one process drives several devices and replicates, gathers and reduces between them"
     if any(one.stand_in for one in evidence):
         return "dp-host: replicas on threads of one process, copies within the host"
-    kinds = set(collectives["kind"].dropna()) if len(collectives) else set()
+    kinds = set(collectives["kind"].dropna().unique()) if len(collectives) else set()
     return _by_collectives(evidence, kinds.union(*(one.asked_kinds for one in evidence))) if kinds else None
 
 

@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[str, ...]] = {
 """A rank's tables and their columns; `rank` is the row's own and stands in no list."""
 
 TIMELINE = "timeline"
+READ_ON = "reduced_on"  # a column of partials alone
 _WORDS = frozenset({"kind", "group", "group_ranks", "phase"})
 _TRUTHS = frozenset({"partial_window", "compute_stream"})
 _SHARES = frozenset({"compute_done"})
@@ -132,7 +133,8 @@ def table_of(rows: pa.Table, name: str) -> tuple[pd.DataFrame, Any]:
 def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
     """What each row's trace said beside its tables."""
     decode = msgspec.msgpack.Decoder(_Evidence).decode
-    own = (rows.column(name).to_pylist() for name in _OWN)
+    own = [rows.column(name).to_pylist() for name in _OWN]
+    read_on = rows.column(READ_ON).to_pylist() if READ_ON in rows.column_names else [None] * rows.num_rows
     evidence = (decode(one) for one in rows.column("evidence").to_pylist())
     return tuple(
         TraceSummary(
@@ -140,8 +142,9 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
             range_counts=found.range_counts,
             parallelism=found.parallelism,
             backward_ends_us=found.backward_ends_us,
+            read_on=host,
         )
-        for values, found in zip(zip(*own, strict=True), evidence, strict=True)
+        for values, found, host in zip(zip(*own, strict=True), evidence, read_on, strict=True)
     )
 
 

@@ -37,6 +37,7 @@ class TraceSummary:
     )  # step -> when its backward ends on the device
     zero_ns: int = 0  # the trace's clock, as `Trace` tells it
     host: str | None = None
+    read_on: str | None = None  # the host that reduced the trace where it lay
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
 
 

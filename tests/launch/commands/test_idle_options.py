@@ -85,6 +85,8 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("whatif", ["TRACE"], (["--measured", "TABLE"], ["--cell", "ddp-d2-b8"], ["--need", "efficiency=0.9"])),
     ("whatif", ["TRACE", "--solve", "strategy"], (["--need", "efficiency=0.9"],)),
     ("whatif", ["RUN"], (["--base-devices", "2"], ["--base-batch-size", "8"], ["--base-bucket-mb", "5"])),
+    ("analyze", ["RUN"], (["--topology", "topology.conf"], ["--hide-hosts"])),
+    ("analyze", ["TRACE", "--format", "csv"], (["--topology", "topology.conf"], ["--hide-hosts"])),
     ("analyze", ["PARTIAL"], (["--max-bytes", "1000000"],)),
     ("reduce", ["PARTIAL", "-o", "x.dpscope"], (["--share", "1/2"], ["--jobs", "2"], ["--max-bytes", "1000000"])),
     ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),

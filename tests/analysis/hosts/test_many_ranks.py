@@ -1,0 +1,167 @@
+"""A thousand generated ranks with a planted bad node: it is named, with its local rank, in few numbers and no table of ranks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from dpscope.analysis.figures.wait_strip import wait_strips
+from dpscope.analysis.hosts.folds import RankSpread, fold, rank_means, spreads
+from dpscope.analysis.hosts.places import rank_places
+from dpscope.analysis.partials.merge import analyze_partials
+from dpscope.analysis.runs.traced_run import traced_run
+from dpscope.analysis.traces.ranks.drawn_ranks import drawn_ranks
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.launch.cli import app
+from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials
+
+RANKS, STEPS, PER_STEP = 1024, 4, 5
+BAD_NODE, BAD_LOCAL = 17, 3
+BAD = BAD_NODE * PER_NODE + BAD_LOCAL
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("partials")
+    write_partials(folder, RANKS, 64, STEPS, PER_STEP, bad_rank=BAD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def analysis(folder: Path) -> TraceAnalysis:
+    return analyze_partials(folder)
+
+
+@pytest.fixture(scope="module")
+def waits() -> np.ndarray:
+    """(collectives, ranks), by the definition: what each waits is the last one's lateness less its own."""
+    late = lateness_us(RANKS, STEPS * PER_STEP, BAD)
+    return np.asarray(late.max(axis=1, keepdims=True) - late)
+
+
+def shares(waits: np.ndarray) -> np.ndarray:
+    """Of all waiting the part that is for each rank."""
+    last = waits.argmin(axis=1)
+    caused = np.zeros(RANKS)
+    np.add.at(caused, last, waits.sum(axis=1))
+    return np.asarray(caused / waits.sum())
+
+
+def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarray) -> None:
+    caused = shares(waits)
+    node = caused.reshape(-1, PER_NODE).sum(axis=1)
+    assert node.argmax() == BAD_NODE
+    assert 0.6 < node[BAD_NODE] < 0.8
+    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "markdown"])
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(CliRunner().invoke(app, ["analyze", str(folder), "--format", "json"]).output)
+    (finding,) = [one["message"] for one in told["findings"] if one["code"] == "waiting_for_node"]
+    of_node = caused[BAD] / node[BAD_NODE]
+    assert finding == (
+        f"node n0017 causes {node[BAD_NODE]:.0%} of all waiting, its local rank 3 {of_node:.0%} of that (rank {BAD})"
+    )
+    assert 0.8 < of_node < 0.9
+    assert [row["host"] for row in told["by_host"][:2]] == ["n0017", "n0000"]
+    assert told["by_host"][0]["caused_share"] == pytest.approx(node[BAD_NODE])
+    assert told["by_local_rank"][0]["local_rank"] == BAD_LOCAL
+    assert sum(row["caused_share"] for row in told["by_host"]) == pytest.approx(1.0)
+    assert "by_switch" not in told
+    assert len(ended.output.splitlines()) < 100
+
+
+def test_spreads_are_over_the_means_of_ranks(analysis: TraceAnalysis, waits: np.ndarray) -> None:
+    whole = waits.reshape(STEPS, PER_STEP, RANKS)[1:].sum(axis=1).mean(axis=0)  # the first window is partial
+    found = {one.quantity: one for one in spreads(rank_means(analysis))}
+    wait = found["wait_us"]
+    assert (wait.ranks, wait.worst_rank) == (RANKS, int(whole.argmax()))
+    assert [wait.median_us, wait.low_us, wait.high_us, wait.worst_us] == pytest.approx(
+        [np.median(whole), *np.quantile(whole, (0.05, 0.95)), whole.max()]
+    )
+    late = found["lateness_us"]
+    caused = shares(waits)[BAD] * waits.sum() / STEPS / (RANKS - 1)
+    assert late.worst_rank == BAD
+    assert late.worst_us == pytest.approx(caused)
+    assert late.far >= 3
+    assert found["step_us"].far == 0
+
+
+def test_transfer_is_what_the_last_rank_takes(analysis: TraceAnalysis) -> None:
+    assert analysis.collectives["transfer_us"].astype(float).to_numpy() == pytest.approx(TRANSFER_US, abs=1e-3)
+
+
+def test_the_strips_show_who_waits_and_who_is_waited_for(
+    analysis: TraceAnalysis, folder: Path, waits: np.ndarray
+) -> None:
+    strips = wait_strips(traced_run(analysis, [folder]).cells["traces of 1024 ranks"])
+    per_step = waits.reshape(STEPS, PER_STEP, RANKS).sum(axis=1)
+    rows = per_step.T.reshape(RANKS // 4, 4, STEPS).max(axis=1)  # four ranks share a row
+    assert strips["waits"].to_numpy() == pytest.approx(rows)
+    late = strips["is waited for"]
+    assert late.to_numpy().argmax(axis=0).tolist() == [BAD // 4, 0, BAD // 4, 0]  # 5 + 1 of ten, then 2 of rank 0
+    first = [waits[index].sum() / (RANKS - 1) for index in range(PER_STEP)]  # the bad rank is the last in all of step 0
+    assert late.loc[BAD // 4 * 4, (0, 0)] == pytest.approx(sum(first))
+
+
+def test_eight_ranks_are_drawn_and_the_late_one_is_among_them(analysis: TraceAnalysis) -> None:
+    drawn = drawn_ranks([one.rank for one in analysis.summaries], analysis.waits, analysis.waits_caused)
+    assert len(drawn) == 8
+    assert {0, BAD} < set(drawn)
+    assert drawn == sorted(drawn)
+
+
+def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.ndarray) -> None:
+    switches = tmp_path / "topology.conf"
+    switches.write_text("# leaves\nSwitchName=s0 Nodes=n[0000-0015]\nSwitchName=s1 Nodes=n[0016-0127] LinkSpeed=1\n"
+                        "SwitchName=top Switches=s[0-1]\n")  # fmt: skip
+    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "json", "--topology", str(switches)])
+    rows = {row["switch"]: row for row in json.loads(ended.output)["by_switch"]}
+    assert [rows["s0"]["ranks"], rows["s1"]["ranks"]] == [128, 896]
+    assert rows["s0"]["caused_share"] == pytest.approx(shares(waits)[:128].sum())
+    wrong = tmp_path / "wrong"
+    for text, said in (
+        ("m0 s0\n", "names none of the hosts"),
+        ("a b c\n", "line 1: write a host"),
+        ("", "names no host"),
+    ):
+        wrong.write_text(text)
+        bad = CliRunner().invoke(app, ["analyze", str(folder), "--topology", str(wrong)])
+        assert said in str(bad.exception)
+
+
+def test_hosts_are_numbered_where_that_is_asked_for(folder: Path) -> None:
+    ended = CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts", "--format", "json"])
+    assert "n0017" not in ended.output
+    assert "node host17 causes" in ended.output
+    assert "n0017" not in CliRunner().invoke(app, ["analyze", str(folder), "--hide-hosts"]).output
+
+
+@pytest.mark.parametrize(("left_out", "known"), [(5, True), (40, False)])
+def test_missing_ranks_are_told(left_out: int, known: bool, tmp_path: Path) -> None:
+    """Of 1,024, 99% are 1,014."""
+    missing = frozenset({300, 301, 302, 511, *range(900, 900 + left_out - 4)})
+    write_partials(tmp_path, RANKS, 128, 2, 2, left_out=missing)
+    found = analyze_partials(tmp_path)
+    assert len(found.summaries) == RANKS - left_out
+    assert bool(found.collectives["transfer_us"].notna().all()) is known
+    told = json.loads(CliRunner().invoke(app, ["analyze", str(tmp_path), "--format", "json"]).output)
+    (message,) = [one["message"] for one in told["findings"] if one["code"] == "ranks_missing"]
+    last = "900" if left_out == 5 else "900 to 935"
+    assert message.startswith(f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; ")
+    assert ("transfer an upper bound" in message) is known
+
+
+def test_all_ranks_there_is_no_finding(folder: Path) -> None:
+    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "json"])
+    assert "ranks_missing" not in ended.output
+
+
+def test_places_without_hosts_are_unknown(analysis: TraceAnalysis) -> None:
+    places = rank_places(analysis.summaries)
+    assert places["local_rank"].tolist() == [rank % PER_NODE for rank in range(RANKS)]
+    means = rank_means(analysis)
+    nowhere = places.assign(host=pd.array([pd.NA] * len(places), dtype="string"))
+    assert fold(analysis, means, nowhere, "host").empty
+    assert all(isinstance(one, RankSpread) for one in spreads(means))
