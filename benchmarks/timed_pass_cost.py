@@ -3,10 +3,11 @@
     python benchmarks/timed_pass_cost.py [--pairs 300] [--steps 5] [--batch-size 8] [--processes 6]
 
 ResNet-8 for CIFAR on one CPU thread, the same model, batch and optimizer. The bare loop is forward, backward, step, zero_grad and
-nothing else, the clock around all of it. First both loops alternate within one process, then processes that run one of them
-alternate. A pair runs bare and dpscope, every second one in the other order; what is told is the median of the pairs'
-differences per step with its 95% interval (order statistics, no distribution assumed), their quartiles and their number: of the
-wall clock, and of the processor's time, which other programs on the machine disturb less.
+nothing else, the clock around all of it. Both loops alternate: within one process on a single layer, whose steps are short
+enough to show what the loop itself takes; then on ResNet-8; then as processes that run one of them. A pair runs bare and
+dpscope, every second one in the other order; what is told is the median of the pairs' differences per step with its 95% interval
+(order statistics, no distribution assumed), their quartiles and their number: of the wall clock, and of the processor's time,
+which other programs on the machine disturb less.
 """
 
 import argparse
@@ -31,18 +32,31 @@ from dpscope.profiling.records.run import Cell
 
 CPU = torch.device("cpu")
 WARMUP_STEPS = 10
+LAYER_STEPS = 50
 
 Clocks = tuple[float, float]  # wall clock and processor time, microseconds
 Block = Callable[[], Clocks]
 """Runs some steps; returns what one took."""
 
 
-def make_loops(batch_size: int, steps: int) -> dict[str, Block]:
-    """`steps` steps of each loop."""
+class OneLayer(nn.Module):
+    """Next to nothing to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(images.flatten(1))
+        return logits
+
+
+def make_loops(batch_size: int, steps: int, own: nn.Module | None = None) -> dict[str, Block]:
+    """`steps` steps of each loop, of ResNet-8 or of a model of one's `own`."""
     workload = Workload(model="resnet8_cifar", data="synthetic")
     torch.manual_seed(0)
     built = build_model(workload.model)
-    model = built.model.train()
+    model = (own or built.model).train()
     batches = open_stream(workload, Cell(strategy="single", devices=1, batch_size=batch_size), built, 0, CPU)
     step = TrainStep(model, batches, Optimizer(), workload.amp, CPU)
     images, labels = batches.next_batch()
@@ -124,10 +138,15 @@ def main() -> None:
         blocks = [loops[arguments.only]() for _ in range(arguments.pairs)]
         sys.stdout.write(json.dumps([statistics.median(clock) for clock in zip(*blocks, strict=True)]))
         return
+    one_layer = make_loops(arguments.batch_size, LAYER_STEPS, OneLayer())
+    for block in one_layer.values():
+        block()
     sys.stdout.write(
         f"{platform.machine()} CPU, 1 thread, torch {torch.__version__}, ResNet-8, batch {arguments.batch_size}, blocks of "
         f"{arguments.steps} steps\n"
     )
+    found = alternating(lambda name: one_layer[name](), arguments.pairs)
+    sys.stdout.write(describe("a layer, one process ", found) + "\n")
     found = alternating(lambda name: loops[name](), arguments.pairs)
     sys.stdout.write(describe("one process          ", found) + "\n")
     if arguments.processes:
