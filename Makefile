@@ -13,7 +13,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --durations=15
 # What is held against DDP's own clock has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py
 
-.PHONY: demo check test lint docs bench digits clean
+.PHONY: demo check test lint docs bench digits frameworks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
@@ -49,6 +49,13 @@ bench: $(VENV)/.installed .venv-bench/.installed
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check HolisticTraceAnalysis==0.5.0
 	@touch $@
 
+# `dpscope attach` on trainings by other packages, in an environment of their own: they pull in dozens of packages.
+frameworks: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venv-frameworks
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$(.venv-frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/dpscope.pth"
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check accelerate lightning transformers
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/launch/attach/test_frameworks.py
+
 docs: $(VENV)/.installed
 	$(BIN)/python docs/_tools/published_docs.py
 	$(BIN)/python docs/_tools/cell_values.py
@@ -80,4 +87,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-frameworks build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,6 +82,7 @@ class Comparison:
     ring_rates: Mapping[int, RingRate] = field(default_factory=dict)  # by device count
     decisive: str = ""  # of traces alone: the sentence that says what communication costs
     of_traces: bool = False  # no run was measured: one job, known by its traces alone
+    of_script: bool = False  # of a script that was attached to
     calibrated_later: bool = False  # the calibration was made when the run had begun
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
@@ -126,6 +127,7 @@ def compare(
         ring_rates=_ring_rates(run, sources),
         decisive=_decisive(run),
         of_traces=run.recorded is None,
+        of_script=run.recorded is not None and run.recorded.script is not None,
         calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),

@@ -25,6 +25,9 @@ STAND_IN = (
     "dp-host stands in for nn.DataParallel, which does nothing without a GPU."
 )
 ON_CPU = "These traces are of a CPU: compute and communication shared its cores, and they say nothing about GPUs."
+SCRIPT_ON_CPU = (
+    "The script ran on a CPU: compute and communication shared its cores, and its times say nothing about GPUs."
+)
 NOT_COMPARED = "No strategy on several devices was measured beside one device, so none can be recommended."
 ONE_JOB = (
     "Traces of one job cannot tell whether another strategy is faster: trace that one too and set them side by side with "
@@ -94,7 +97,9 @@ def answer(
 def _caveat(comparison: Comparison, device_type: str) -> str | None:
     if device_type != "cpu":
         return None
-    return ON_CPU if comparison.of_traces else STAND_IN
+    if comparison.of_traces:
+        return ON_CPU
+    return SCRIPT_ON_CPU if comparison.of_script else STAND_IN
 
 
 def _rows(comparison: Comparison) -> list[CellValues]:
@@ -254,7 +259,8 @@ def _action(
     if chosen is None and comparison.of_traces:
         return Answer(question, "Trace a job on several devices, every rank of it.", "no_interval")
     if chosen is None:
-        return Answer(question, "Measure two or more devices: dpscope run --devices 1,2.", "no_interval")
+        command = "dpscope attach" if comparison.of_script else "dpscope run"
+        return Answer(question, f"Measure two or more devices: {command} --devices 1,2.", "no_interval")
     speedup = _speedup(comparison, str(chosen["cell"]))
     shown = None if speedup is None else verdict(speedup)
     action: Action = best_action(_rows(comparison), chosen, shown == "below", straggler, on_device)

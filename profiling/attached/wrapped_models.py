@@ -46,18 +46,18 @@ class Constructed:
         self._originals.append((kind, name, original))
 
         @wraps(original)
-        def noting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, *args, **kwargs)
-            note(module, *args, **kwargs)
+        def noting(made: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # callers may name any argument, `module` too
+            result = original(made, *args, **kwargs)
+            note(made, *args, **kwargs)
             return result
 
         setattr(kind, name, noting)
 
-    def _note_module(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        self.modules.add(module)
+    def _note_module(self, made: nn.Module, /, *args: Any, **kwargs: Any) -> None:
+        self.modules.add(made)
 
-    def _note_hook(self, module: nn.Module, state: object, hook: object, *args: Any, **kwargs: Any) -> None:
-        self.hooks[module] = str(getattr(hook, "__name__", type(hook).__name__))
+    def _note_hook(self, made: nn.Module, /, state: object, hook: object) -> None:
+        self.hooks[made] = str(getattr(hook, "__name__", type(hook).__name__))
 
 
 @dataclass(frozen=True)

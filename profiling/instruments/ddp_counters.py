@@ -45,7 +45,7 @@ class StepCounters:
         """After step `step`, counted from the trace's first: read the counters of the step before it."""
         if step - 1 >= WARMUP_STEPS:
             logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-            self.counters.append(_counters(step - 1, logged))
+            self.counters.append(counters_of(step - 1, logged))
 
 
 def record_counters(
@@ -65,11 +65,14 @@ def record_counters(
     return counting.counters
 
 
-def _counters(step: int, logged: Mapping[str, object]) -> DdpCounters:
-    def microseconds(name: str) -> float:
-        return int(str(logged[name])) / 1000  # DDP counts in nanoseconds
+def counters_of(step: int, logged: Mapping[str, object]) -> DdpCounters:
+    """One step's counters from DDP's logging data, whose times are nanoseconds."""
 
-    bucket_bytes = str(logged["rebuilt_bucket_sizes"])
+    def microseconds(name: str) -> float:
+        return int(str(logged[name])) / 1000
+
+    # Where DDP looks for unused parameters it rebuilds no buckets, and does not tell of rebuilt ones.
+    bucket_bytes = str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"])
     return DdpCounters(
         step=step,
         forward_compute_us=microseconds("forward_compute_time"),

@@ -93,18 +93,40 @@ def _in_order(events: EventTable, places: IntColumn, rows: IntColumn) -> IntColu
 
 
 def ended_in_their_pass(events: EventTable) -> EventTable:
-    """The table, with `gloo:` ranges that begin in a step's forward or backward pass ending with it at the latest.
+    """The table, with `gloo:` ranges ending at the latest where what waited for them did.
 
-    The passes are dpscope's own ranges; a trace without them stays as it is.
+    Those that begin in dpscope's own range of a forward or backward pass end with it. In a trace without such ranges that
+    shows DDP they end before the next optimizer step begins: DDP's backward pass has waited for them by then.
     """
-    passes = np.flatnonzero(named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD))
     rows = np.flatnonzero(named_annotations(events, "gloo:"))
-    if not len(passes) or not len(rows):
+    if not len(rows):
         return events
+    passes = np.flatnonzero(named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD))
+    if len(passes):
+        latest = _ends_of_their_pass(events, rows, passes)
+    elif named_annotations(events, _DDP_FORWARD).any():
+        latest = _next_optimizer_step(events, rows)
+    else:
+        return events
+    late = events.end_us[rows] > latest
+    duration_us = events.duration_us.copy()
+    duration_us[rows[late]] = latest[late] - events.start_us[rows[late]]
+    return replace(events, duration_us=duration_us)
+
+
+_DDP_FORWARD = "DistributedDataParallel.forward"  # ranges that torch itself records, as that of optimizers
+_OPTIMIZER_STEP = "Optimizer.step#"
+
+
+def _ends_of_their_pass(events: EventTable, rows: IntColumn, passes: IntColumn) -> FloatColumn:
+    """The end of the pass in which each range begins; infinite for those that begin in none."""
     passes = passes[np.argsort(events.start_us[passes], kind="stable")]
     index = np.searchsorted(events.start_us[passes], events.start_us[rows], side="right") - 1
     pass_ends = events.end_us[passes[np.maximum(index, 0)]]
-    late = (index >= 0) & (events.start_us[rows] < pass_ends) & (events.end_us[rows] > pass_ends)
-    duration_us = events.duration_us.copy()
-    duration_us[rows[late]] = pass_ends[late] - events.start_us[rows[late]]
-    return replace(events, duration_us=duration_us)
+    return np.where((index >= 0) & (events.start_us[rows] < pass_ends), pass_ends, np.inf)
+
+
+def _next_optimizer_step(events: EventTable, rows: IntColumn) -> FloatColumn:
+    """The start of the first optimizer step behind each range's start; infinite behind the last."""
+    begins = np.sort(events.start_us[named_annotations(events, _OPTIMIZER_STEP)])
+    return np.append(begins, np.inf)[np.searchsorted(begins, events.start_us[rows], side="right")]

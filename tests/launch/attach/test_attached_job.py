@@ -1,8 +1,5 @@
 """Scripts of two processes that train together, attached to as torchrun would start them."""
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,39 +8,10 @@ import pytest
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import two_processes
 
 WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
 GRADIENT_BYTES = 4 * (16 * 64 + 64 + 64 * 4 + 4)  # of two linear layers, 1,348 floats
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def two_processes(command: list[str]) -> list[tuple[int, str, str]]:
-    """Exit status, output and errors of each of two ranks, started without torchrun, which takes seconds more."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={
-                **os.environ,
-                **place,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "GROUP_RANK": "0",
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = [process.communicate(timeout=240) for process in ranks]
-    return [(process.returncode, *texts) for process, texts in zip(ranks, ended, strict=True)]
 
 
 @pytest.mark.process

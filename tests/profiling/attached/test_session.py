@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpscope.profiling.attached.session import Session
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.watch import Active, watch_steps
+from dpscope.profiling.attached.wrapped_models import Constructed
 from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
@@ -362,3 +363,16 @@ def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_p
     assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
     assert len(graphs) <= 3  # the model's and the optimizer's: hooks that come and go compile nothing again
     assert RunFolder(tmp_path).manifest().config.workload.model == "Net"
+
+
+def test_a_wrapper_may_be_constructed_by_names(tmp_path: Path) -> None:
+    """As Lightning does: `module` is one of its arguments' names."""
+    with attached(tmp_path / "run", []):
+        assert isinstance(nn.DataParallel(module=Net(), device_ids=None).module, Net)
+    constructed = Constructed()
+    constructed.listen()
+    try:
+        wrapped = nn.DataParallel(module=Net())
+    finally:
+        constructed.stop()
+    assert set(constructed.modules) == {wrapped}

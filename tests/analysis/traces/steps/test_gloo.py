@@ -57,6 +57,29 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     assert analysis.collectives["duration_us"].iloc[0] == communication_us + clipped_us
 
 
+@pytest.mark.parametrize(
+    ("shows_ddp", "communication_us"),
+    [
+        (True, 250.0),  # 400-650, where the optimizer begins
+        (False, 600.0),  # what the optimizer waited for is not known: 400-1000
+    ],
+)
+def test_of_somebodys_ddp_an_all_reduce_ends_before_the_optimizer_begins(
+    tmp_path: Path, shows_ddp: bool, communication_us: float
+) -> None:
+    """Without dpscope's ranges, by those that torch records itself."""
+    told = trace(passes=False)
+    events = told["traceEvents"]
+    assert isinstance(events, list)
+    for start in (1000.0, 2000.0):
+        events.append(event("user_annotation", "Optimizer.step#AdamW.step", 1, start + 650, 300))
+        if shows_ddp:
+            events.append(event("user_annotation", "DistributedDataParallel.forward", 1, start + 50, 200))
+    path = tmp_path / "0_0.pt.trace.json"
+    path.write_text(json.dumps(told))
+    assert analyze_traces([path]).steps["communication_us"].iloc[0] == communication_us
+
+
 def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path) -> None:
     """The tracer is stopped in it."""
     whole = trace(passes=True)
