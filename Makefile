@@ -13,7 +13,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --durations=15
 # What is held against DDP's own clock has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py
 
-.PHONY: demo check test lint docs bench digits frameworks clean
+.PHONY: demo check test lint docs bench gpu digits frameworks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# dpscope itself checked on this machine's GPUs, offline, two parts of ten minutes; without a GPU every check says why it is skipped.
+gpu: $(VENV)/.installed
+	$(BIN)/dpscope doctor --acceptance
 
 # Nine trainings on real digits, five minutes on two quiet cores: every strategy learns, and the same.
 digits: $(VENV)/.installed-dev

@@ -60,12 +60,13 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
 
 
 def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
-    times = _measure(job.settings, place, report)
+    times = measure(job.settings, place, report)
     if place.rank == 0:
         write_json(job.folder.result_path, times)
 
 
-def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellProgress) -> TimedCollectives:
+def measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellProgress) -> TimedCollectives:
+    """Time all that `settings` name, in this process of a job; rank 0's answer has every point."""
     import torch
     from torch import distributed
 
@@ -92,8 +93,9 @@ def _measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellPr
     backend, engine = distributed.get_backend(), nccl_engine(device)
     distributed.destroy_process_group()
     cuda = settings.device == "cuda"
-    count = settings.job.per_node
-    properties = [torch.cuda.get_device_properties(index) for index in range(count)] if cuda else []
+    # Ranks may share a device, if somebody has them do so.
+    here = range(min(settings.job.per_node, torch.cuda.device_count())) if cuda else range(0)
+    properties = [torch.cuda.get_device_properties(index) for index in here]
     return TimedCollectives(
         backend=backend,
         device_names=tuple(one.name for one in properties) * place.nodes or ("cpu",) * place.world_size,

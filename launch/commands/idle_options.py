@@ -179,6 +179,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
     "reduce": (
         Idle(("share", "jobs", "max_bytes"), _any_partial, "partials are joined by one task, and no trace is read"),
     ),
+    "doctor": (Idle(("part", "out"), lambda values: not values["acceptance"], "only --acceptance has it"),),
     "bundle": (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),),
     "whatif": (
         Idle(

@@ -151,7 +151,7 @@ class TorchrunJob:
 
         Returns the ids of processes that outlive even SIGKILL, as one does that waits for a device or a file system.
         """
-        left = _end_all(self._token, self._process)
+        left = end_processes(self._token, self._process)
         self._log.close()
         shutil.rmtree(_torchrun_folder(self.folder), ignore_errors=True)
         return left
@@ -163,14 +163,14 @@ class TorchrunJob:
 
 def end_leftovers(run: RunFolder) -> list[int]:
     """End what is left of earlier sweeps of this run folder on this host; returns the ids that outlive it."""
-    return _end_all("=".join(_run_token(run)))
+    return end_processes("=".join(_run_token(run)))
 
 
 def _run_token(run: RunFolder) -> tuple[str, str]:
     return RUN_TOKEN_VARIABLE, str(run.path.resolve())
 
 
-def _end_all(token: str, started: subprocess.Popen[bytes] | None = None) -> list[int]:
+def end_processes(token: str, started: subprocess.Popen[bytes] | None = None) -> list[int]:
     """End all processes with the token and the group of the one that was started; returns those that are left."""
     _signal(_alive(token, started), started, signal.SIGTERM)  # once: a second one would cut torchrun's own end short
     deadline = time.monotonic() + _GRACE_S

@@ -83,7 +83,7 @@ def _alone() -> Any:
 def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
     """Rank 1 of two times all-reduces of 4 and 8 KiB and their contention with products of matrices."""
     DEVICES.work_us["mm"] = piece_us
-    from dpscope.launch.calibration.worker import _measure
+    from dpscope.launch.calibration.worker import measure
     from dpscope.launch.jobs.place import TorchrunPlace
     from dpscope.profiling.records.calibration import CalibrationSettings
 
@@ -92,7 +92,7 @@ def calibration(out: Path, piece_us: float = PIECE_US) -> dict[str, Any]:
         chosen_sizes=(4096, 8192), timeout_s=900.0,
     )  # fmt: skip
     place = TorchrunPlace(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0)
-    timed = _measure(settings, place, lambda _: None)
+    timed = measure(settings, place, lambda _: None)
     ((contention,),) = (timed.contention,)
     return {
         "times_us": {point.size_bytes: point.times_us for point in timed.points},

@@ -90,6 +90,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["PARTIAL"], (["--max-bytes", "1000000"],)),
     ("reduce", ["PARTIAL", "-o", "x.dpscope"], (["--share", "1/2"], ["--jobs", "2"], ["--max-bytes", "1000000"])),
     ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),
+    ("doctor", [], (["--part", "1"], ["--out", "there"])),
     (
         "run",
         ["--dry-run"],
@@ -193,7 +194,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         "devices": "it says what to predict; of a table that or --measured does, and both are refused",
         "output_format": "it says what is printed",
     },
-    "doctor": {},
+    "doctor": {"acceptance": "it says what is checked"},
     "train": {
         "nodes": SPANNED,
         "milestones": "one beyond the last epoch is warned of: more epochs may go on from there",
