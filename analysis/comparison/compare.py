@@ -26,6 +26,9 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Manifest
 from dpscope.profiling.records.trace_codes import TraceCode
 
+TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
+GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
+
 
 @dataclass(frozen=True)
 class StrategyGap:
@@ -52,6 +55,21 @@ class StrategyGap:
     def dp_label(self) -> str:
         """What DP is called beside DDP."""
         return "dp-host" if self.stand_in else "DP"
+
+    @property
+    def largest_part(self) -> str | None:
+        """Which of GAP_PARTS, known, is the largest; None where the traces tell none."""
+        known = {name: abs(value) for name in GAP_PARTS if (value := getattr(self, f"{name}_us")) is not None}
+        return max(known, key=lambda name: known[name]) if known else None
+
+    @property
+    def explained(self) -> bool:
+        """Whether its parts explain the gap: not where what tracing changed is more than a quarter of it, or any part's size."""
+        if self.gap_us is None or self.largest_part is None:
+            return False
+        tracer_us = abs(self.tracer_us or 0.0)
+        largest_us = abs(getattr(self, f"{self.largest_part}_us"))
+        return tracer_us < largest_us and tracer_us <= TRACER_SHARE * abs(self.gap_us)
 
     def record(self) -> dict[str, object]:
         """The gap flattened, as it is written."""

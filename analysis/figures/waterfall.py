@@ -34,15 +34,20 @@ def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Waterfall
     spread = step_spread(run.measured)
     dp, ddp = (median_estimate(run.cells[name].step_samples(), spread) for name in (gap.dp, gap.ddp))
     unit = choose_unit("time", [dp.value, ddp.value])
-    explained = is_explained(gap)
     labels = [gap.ddp, *(part.label for part in parts), gap.dp]
     _whole(axes, 0, ddp, unit)
     at = (ddp.value or 0.0) / unit.divisor
     for index, part in enumerate(parts, 1):
         change = part.gap_us / unit.divisor
-        hatch = None if explained else "///"
+        hatch = None if gap.explained else "///"
         axes.barh(
-            index, change, left=at, color=COLOURS[part.key], height=0.7, hatch=hatch, alpha=1.0 if explained else 0.5
+            index,
+            change,
+            left=at,
+            color=COLOURS[part.key],
+            height=0.7,
+            hatch=hatch,
+            alpha=1.0 if gap.explained else 0.5,
         )
         end = max(at, at + change)
         axes.annotate(
@@ -58,18 +63,17 @@ def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Waterfall
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"time per step [{unit.label}]; whiskers: 95% interval of the median untraced step")
-    axes.set_title(_title(gap, explained), loc="left")
+    axes.set_title(_title(gap), loc="left")
 
 
-def is_explained(gap: StrategyGap) -> bool:
-    """Whether the parts explain the gap: not where what tracing changed is as large as the gap itself."""
-    return gap.gap_us is not None and gap.tracer_us is not None and abs(gap.tracer_us) < abs(gap.gap_us)
-
-
-def _title(gap: StrategyGap, explained: bool) -> str:
+def _title(gap: StrategyGap) -> str:
     dp = "dp-host" if gap.dp.startswith("dp-host") else "DP"
     said = f"From DDP's step to {dp}'s: {gap.devices} devices, batch {gap.batch_size}"
-    return said if explained else f"{said}\nTracing changed more than this gap: the hatched parts do not explain it"
+    return (
+        said
+        if gap.explained
+        else f"{said}\nTracing changed the timing too much: the hatched parts do not explain the gap"
+    )
 
 
 def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:

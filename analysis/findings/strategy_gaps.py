@@ -1,12 +1,12 @@
 """DP against DDP in words: which one is faster, and where the difference lies."""
 
-from dpscope.analysis.comparison.compare import StrategyGap
+from dpscope.analysis.comparison.compare import GAP_PARTS, StrategyGap
 from dpscope.analysis.stats.samples import verdict
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 
-_TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
+_NAMES = dict(zip(GAP_PARTS, ("exposed communication", "host copies", "compute", "idle"), strict=True))
 
 
 def gap_finding(gap: StrategyGap) -> Finding:
@@ -33,26 +33,19 @@ def gap_finding(gap: StrategyGap) -> Finding:
 
 
 def _advice(gap: StrategyGap) -> str:
-    parts = {
-        "exposed communication": gap.exposed_us,
-        "host copies": gap.host_copies_us,
-        "compute": gap.compute_us,
-        "idle": gap.idle_us,
-    }
-    known = {name: value for name, value in parts.items() if value is not None}
-    if not known or gap.gap_us is None:
+    if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not tell where the difference lies"
+    values = ((_NAMES[part], getattr(gap, f"{part}_us")) for part in GAP_PARTS)
+    known = {name: value for name, value in values if value is not None}
     faster, slower = (gap.dp_label, "DDP") if gap.gap_us < 0 else ("DDP", gap.dp_label)
     by = f"{faster} is {show_time(abs(gap.gap_us))} faster per step by the medians"
-    largest = max(known, key=lambda name: abs(known[name]))
-    tracer_us = abs(gap.tracer_us or 0.0)
-    if tracer_us >= abs(known[largest]) or tracer_us > _TRACER_SHARE * abs(gap.gap_us):
+    if not gap.explained:
         return f"{by}. Tracing changed the timing too much to say why"
     sign = -1 if gap.gap_us < 0 else 1  # of what the slower one takes longer
     listed = ", ".join(f"{name} {_signed(sign * value)}" for name, value in known.items())
     rest = f", tracer {_signed(sign * gap.tracer_us)}" if gap.tracer_us is not None else ""
     said = f"{by}. What {slower} adds to a step: {listed}{rest}"
-    return f"{said}. Look at {largest} first" if verdict(gap.ratio) in ("above", "below") else said
+    return f"{said}. Look at {_NAMES[gap.largest_part]} first" if verdict(gap.ratio) in ("above", "below") else said
 
 
 def _signed(microseconds: float) -> str:

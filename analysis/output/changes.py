@@ -11,6 +11,7 @@ from dpscope.analysis.output.analyze import load_any
 from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
 from dpscope.analysis.output.history import history_table, in_order
 from dpscope.analysis.runs.changes import (
+    JUDGED,
     change_table,
     compare_runs,
     detection_text,
@@ -108,11 +109,21 @@ def _judge(
 
 def _print_verdict(found: Judgement, share: float, console: Console) -> None:
     """The answer first: what got slower, a row per cell, what would have been seen."""
-    cells = ", ".join(change.cell for change in found.worse)
-    console.print(f"\nSlower by more than {share:.3g}: {cells or 'none'}", highlight=False)
+    console.print(f"\n{_verdict(found, share)}", highlight=False)
     if detection := detection_text(found.changes):
         console.print(detection, highlight=False, soft_wrap=True)
     print_table(console, verdict_table(found.changes))
+
+
+def _verdict(found: Judgement, share: float) -> str:
+    """Which cells got slower; where none is seen to, whether that could have been seen at all."""
+    if found.worse:
+        return f"Slower by more than {100 * share:.3g}%: {', '.join(change.cell for change in found.worse)}."
+    if not found.status:
+        return f"Slower by more than {100 * share:.3g}%: none."
+    steps = [change for change in found.changes if change.quantity in JUDGED and change.ratio.value is not None]
+    ratios = ", ".join(f"{change.cell} {100 * ((change.ratio.value or 1) - 1):+.1f}%" for change in steps)
+    return f"Cannot be judged: {found.findings[0].message}." + (f" Seen: {ratios}." if ratios else "")
 
 
 def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:

@@ -2,30 +2,27 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
-from dpscope.analysis.output.traces import few_of_each_kind, records, to_csv, to_tables, trace_content, trace_status
+from dpscope.analysis.output.traced_jobs import job_content, job_csv, job_findings, job_tables, the_one_job
+from dpscope.analysis.output.traces import few_of_each_kind, records, trace_status
 from dpscope.analysis.partials.merge import analyze_partials, partials_among
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs
 from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
-
-if TYPE_CHECKING:
-    from dpscope.analysis.report.build import Report
-    from dpscope.analysis.runs.run_data import RunData
-    from dpscope.profiling.records.links import LinkRate
 
 if TYPE_CHECKING:
     from dpscope.analysis.report.build import Report
@@ -52,20 +49,20 @@ class TraceRequest:
         return self.link is not None or self.calibration is not None
 
 
-def read_analysis(paths: Sequence[Path], max_bytes: int | None = None) -> TraceAnalysis:
-    """`analyze_traces`, telling on standard error how far it is; or `analyze_partials`, where paths hold these."""
+def read_jobs(paths: Sequence[Path], max_bytes: int | None = None) -> JobAnalyses:
+    """`analyze_jobs`, telling on standard error how far it is; or `analyze_partials`, where paths hold these."""
     if partials_among(paths):
-        return analyze_partials(paths)
+        return {"": analyze_partials(paths)}
     with reading() as tell:
         limit = max_bytes or DEFAULT_MAX_BYTES
-        return analyze_traces(paths, limit, progress=lambda done, of: tell(f"{done} of {of} read"))
+        return analyze_jobs(paths, limit, progress=lambda done, of: tell(f"{done} of {of} read"))
 
 
 def load_traces(path: Path) -> "RunData":
-    """The traces of one job, a file or a folder, as a run of one cell."""
-    from dpscope.analysis.runs.traced_run import traced_run
+    """The traces of one job, a file or a folder, as a run of one cell; of several jobs alike each is a repeat of it."""
+    from dpscope.analysis.runs.traced_run import traced_repeats
 
-    return traced_run(read_analysis([path]), [path])
+    return traced_repeats(read_jobs([path]), [path])
 
 
 def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: TraceRequest) -> "Report":
@@ -82,9 +79,17 @@ def print_traces(
     paths: Sequence[Path], output_format: str, max_bytes: int | None, console: Console, request: TraceRequest
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    analysis, places = placed(read_analysis(paths, max_bytes), request.hosts)
-    few = fold_ranks(analysis, places) if is_many(analysis) or request.hosts.topology is not None else None
-    report = report_of_traces(analysis, paths, request) if request.modelled or request.report else None
+    placed_jobs = {name: placed(analysis, request.hosts) for name, analysis in read_jobs(paths, max_bytes).items()}
+    jobs = {name: analysis for name, (analysis, _) in placed_jobs.items()}
+    few = {
+        name: fold_ranks(analysis, places)
+        for name, (analysis, places) in placed_jobs.items()
+        if is_many(analysis) or request.hosts.topology is not None
+    }
+    report = None
+    if request.modelled or request.report:
+        report = report_of_traces(the_one_job(jobs, paths, "a report or a prediction"), paths, request)
+    findings = job_findings(jobs)
     page = (
         _write(report, request.report, request.figure_formats)
         if report is not None and request.report is not None
@@ -92,21 +97,21 @@ def print_traces(
     )
     modelled = report if request.modelled else None
     if output_format == "json":
-        sys.stdout.write(traces_json(analysis, modelled, few) + "\n")
+        sys.stdout.write(traces_json(jobs, modelled, few) + "\n")
     elif output_format == "csv":
-        sys.stdout.write(to_csv(analysis))
+        sys.stdout.write(job_csv(jobs))
     else:
         if output_format == "table":
-            _print_decisive(console, analysis.findings)
-        print_tables([*to_tables(analysis, few), *model_tables(modelled)], output_format, console)
+            _print_decisive(console, findings)
+        print_tables([*job_tables(jobs, few), *model_tables(modelled)], output_format, console)
         if output_format == "table":
-            _print_others(console, analysis.findings, modelled)
+            _print_others(console, findings, modelled)
     if page is not None:
         told = console if output_format == "table" else Console(stderr=True)  # data stays data
         told.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if request.open_page:
             open_in_browser(page)
-    return trace_status(analysis.findings, analysis.cut_short)
+    return trace_status(findings, [source for analysis in jobs.values() for source in analysis.cut_short])
 
 
 def _write(report: "Report", folder: Path, figure_formats: Sequence[str] | None) -> Path:
@@ -148,9 +153,9 @@ def model_tables(report: "Report | None") -> list[TextTable]:
     return shown
 
 
-def traces_json(analysis: TraceAnalysis, modelled: "Report | None", few: Folded | None = None) -> str:
-    """`trace_content`; where models were asked for also `cells`, a row with the comparison's columns, and `predictions`."""
-    content = trace_content(analysis, few)
+def traces_json(jobs: JobAnalyses, modelled: "Report | None", few: Mapping[str, Folded] = MappingProxyType({})) -> str:
+    """`job_content`; where models were asked for also `cells`, a row with the comparison's columns, and `predictions`."""
+    content = job_content(jobs, few)
     if modelled is not None:
         from dpscope.analysis.output.run_json import prediction_records
 
@@ -167,7 +172,7 @@ def export_traces(paths: Sequence[Path], request: TraceRequest, out: Path | None
 
     if partials := partials_among(paths):
         raise DpscopeError(f"{partials[0]} is a partial: TensorBoard shows traces, which it does not hold; name these")
-    analysis = read_analysis(paths)
+    analysis = the_one_job(read_jobs(paths), paths, "a TensorBoard folder")
     if analysis.cut_short:
         raise DpscopeError(f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again")
     report = report_of_traces(analysis, paths, request)

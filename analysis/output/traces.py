@@ -86,9 +86,9 @@ def _rounded(value: object) -> object:
     return round(known, 6) + 0.0 if isinstance(known, float) else known  # no -0.0
 
 
-def to_csv(analysis: TraceAnalysis) -> str:
-    """The steps as CSV; the collectives are in the JSON."""
-    return str(analysis.steps[list(STEP_FIELDS)].to_csv(index=False, na_rep=NA, float_format="%.6f"))
+def to_csv(steps: pd.DataFrame, keys: tuple[str, ...] = ()) -> str:
+    """The steps as CSV, `keys` first; the collectives are in the JSON."""
+    return str(steps[[*keys, *STEP_FIELDS]].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
 
 def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTable]:
@@ -100,7 +100,7 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
             tables.append(trace_waits(analysis.waits_caused))
     if len(analysis.dp_phases) and few is None:
         tables.append(trace_phases(analysis.dp_phases))
-    return tables
+    return [table for table in tables if table.rows]
 
 
 def _step_table(analysis: TraceAnalysis) -> TextTable:

@@ -4,28 +4,50 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from dpscope.analysis.runs.run_data import CellData, RunData, TraceFile, copies_between_devices
 from dpscope.analysis.runs.traced_job import TracedJob
 from dpscope.analysis.text.units import counted
 from dpscope.analysis.traces.ranks.parallelism import told_strategy
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis
+from dpscope.profiling.store.errors import DpscopeError
 
 
 def traced_run(analysis: TraceAnalysis, paths: Sequence[Path]) -> RunData:
     """What `analyze_traces` gave of `paths`, as a run whose one cell is the job; its name tells the ranks that were read."""
-    job = traced_job(analysis)
+    return traced_repeats({"": analysis}, paths)
+
+
+def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
+    """As `traced_run`, of several jobs alike: each is a repeat of the one cell. Raises DpscopeError where they are not."""
+    cells = {name: traced_job(analysis) for name, analysis in jobs.items()}
+    (first, job), *others = cells.items()
+    if unlike := [(name, other) for name, other in others if other != job]:
+        name, other = unlike[0]
+        raise DpscopeError(
+            f"{_common(paths)} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
+            f"({other.strategy}); name folders of the same job traced several times"
+        )
+    told = list(enumerate(jobs.values()))
     cell = CellData(
         cell=job,
         skip_reason=None,
-        steps=analysis.steps_with_waits.assign(repeat=0),
-        collectives=analysis.collectives.assign(repeat=0),
-        dp_phases=analysis.dp_phases.assign(repeat=0),
-        copies=copies_between_devices(analysis).assign(repeat=0),
-        timelines=tuple((0, one) for one in analysis.timelines),
-        findings=analysis.findings,
-        communication_known=all(one.communication_shown for one in analysis.summaries),
+        steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in told]),
+        collectives=_together([one.collectives.assign(repeat=repeat) for repeat, one in told]),
+        dp_phases=_together([one.dp_phases.assign(repeat=repeat) for repeat, one in told]),
+        copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in told]),
+        timelines=tuple((repeat, timeline) for repeat, one in told for timeline in one.timelines),
+        findings=tuple(finding for _, one in told for finding in one.findings),
+        communication_known=all(rank.communication_shown for _, one in told for rank in one.summaries),
     )
-    return RunData(_common(paths), None, {job.name: cell}, traces=_files(analysis))
+    return RunData(
+        _common(paths), None, {job.name: cell}, traces=tuple(file for _, one in told for file in _files(one))
+    )
+
+
+def _together(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
 def traced_job(analysis: TraceAnalysis) -> TracedJob:

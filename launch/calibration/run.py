@@ -11,8 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.launch.calibration.worker import TimedCollectives
+from dpscope.launch.calibration.worker import TimedCollectives, collectives_path
 from dpscope.launch.jobs.attended_job import attend_job, check_done
+from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
@@ -24,7 +25,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json, write_json
+from dpscope.profiling.store.files import read_json, read_json_if_there, write_json
 from dpscope.profiling.store.folders import JobFolder
 
 
@@ -47,7 +48,7 @@ def run_calibration(
     shared = None if starter.count == 1 else scratch
     folder = JobFolder(Path(tempfile.mkdtemp(prefix=".tmp-calibrate-" if shared else "dpscope-calibrate-", dir=shared)))
     try:
-        measured = _run_job(settings, folder, console, starter)
+        measured, lost = _run_job(settings, folder, console, starter)
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
     if not measured.points:
@@ -70,15 +71,15 @@ def run_calibration(
         contention=measured.contention,
         interconnect=links,
         links=_rates(settings, links, link),
-        findings=(*machine_findings(environment, settings.device, settings.job.per_node), *_findings(settings)),
+        findings=(*machine_findings(environment, settings.device, settings.job.per_node), *_findings(settings), *lost),
         hosts=starter.hosts(environment),
     )
 
 
 def _run_job(
     settings: CalibrationSettings, folder: JobFolder, console: Console, starter: JobStarter
-) -> TimedCollectives:
-    """Run the job to its end and read what it measured."""
+) -> tuple[TimedCollectives, tuple[Finding, ...]]:
+    """Run the job to its end and read what it measured; a finding where it ended before contention was timed."""
     write_json(folder.settings_path, settings)
     job = settings.job
     command = [
@@ -89,8 +90,19 @@ def _run_job(
     threads = max(1, usable_cores() // job.per_node)
     with stop.listening():
         outcome = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console, starter)
+    if (collectives := collectives_without_contention(outcome, folder)) is not None:
+        reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
+        return collectives, (PlanCode.CONTENTION_NOT_TIMED.finding(reason),)
     check_done(outcome, "calibration failed, nothing is saved", stop, console)
-    return read_json(folder.result_path, TimedCollectives)
+    return read_json(folder.result_path, TimedCollectives), ()
+
+
+def collectives_without_contention(outcome: JobOutcome, folder: JobFolder) -> TimedCollectives | None:
+    """What a job that failed had timed before contention; None where it did not fail, was stopped, or had timed nothing."""
+    if outcome.status in ("ok", "interrupted"):
+        return None
+    timed = read_json_if_there(collectives_path(folder), TimedCollectives)
+    return timed if timed is not None and timed.points else None
 
 
 def _rates(settings: CalibrationSettings, links: Interconnect, stated: LinkRate | None) -> dict[int, LinkRate]:

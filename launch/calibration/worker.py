@@ -1,7 +1,7 @@
 """One process of a calibration job under torchrun; `dpscope calibrate` starts it, rank 0 writes what all measured."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +11,8 @@ from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
+
+import msgspec
 
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.worker_process import TellProgress, work
@@ -60,51 +62,99 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
 
 
 def _calibrate(job: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
-    times = measure(job.settings, place, report)
+    def keep(collectives: TimedCollectives) -> None:
+        if place.rank == 0:
+            write_json(collectives_path(job.folder), collectives)
+
+    timed = measure(job.settings, place, report, keep)
     if place.rank == 0:
-        write_json(job.folder.result_path, times)
+        write_json(job.folder.result_path, timed)
 
 
-def measure(settings: CalibrationSettings, place: TorchrunPlace, report: TellProgress) -> TimedCollectives:
-    """Time all that `settings` name, in this process of a job; rank 0's answer has every point."""
+def measure(
+    settings: CalibrationSettings,
+    place: TorchrunPlace,
+    report: TellProgress,
+    keep: Callable[[TimedCollectives], None] = lambda _: None,
+) -> TimedCollectives:
+    """Time all that `settings` name, in this process of a job; rank 0's answer has every point.
+
+    The collectives come first, and `keep` is given them before contention is timed: whatever ends that, loses that alone.
+    """
+    from torch import distributed
+
+    device = _join(settings, place)
+    subgroups = _subgroups(settings, device, place.local_world_size)
+    timed = _time_collectives(settings, subgroups, device, place, report)
+    keep(timed)
+    contention = _time_contention(settings, subgroups, timed, report)
+    distributed.destroy_process_group()
+    return msgspec.structs.replace(timed, contention=contention)
+
+
+def collectives_path(folder: JobFolder) -> Path:
+    """Where a job leaves its collectives while it times contention."""
+    return folder.path / "collectives.json"
+
+
+def _time_collectives(
+    settings: CalibrationSettings,
+    subgroups: "Sequence[Subgroup | None]",
+    device: "torch.device",
+    place: TorchrunPlace,
+    report: TellProgress,
+) -> TimedCollectives:
     import torch
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import time_collective
-    from dpscope.launch.calibration.contention import time_contention
     from dpscope.launch.jobs.process_group import nccl_engine
 
-    device = _join(settings, place)
     points: list[CalibrationPoint] = []
     left_out: list[NotTimed] = []
-    contention: list[Contention] = []
-    for subgroup in _subgroups(settings, device, place.local_world_size):
-        if subgroup is not None:
-            for collective in settings.collectives:
-                timed, missing = time_collective(collective, settings, subgroup, report)
-                points += timed
-                left_out += missing
-            nodes = subgroup.nodes if subgroup.nodes > 1 else None
-            if any(
-                (one.collective, one.devices, one.nodes) == ("all_reduce", subgroup.devices, nodes) for one in points
-            ):
-                contention.append(time_contention(settings, subgroup, report))
+    for subgroup in subgroups:
+        for collective in settings.collectives if subgroup is not None else ():
+            assert subgroup is not None
+            timed, missing = time_collective(collective, settings, subgroup, report)
+            points += timed
+            left_out += missing
         distributed.barrier()
-    backend, engine = distributed.get_backend(), nccl_engine(device)
-    distributed.destroy_process_group()
     cuda = settings.device == "cuda"
     # Ranks may share a device, if somebody has them do so.
     here = range(min(settings.job.per_node, torch.cuda.device_count())) if cuda else range(0)
     properties = [torch.cuda.get_device_properties(index) for index in here]
     return TimedCollectives(
-        backend=backend,
+        backend=distributed.get_backend(),
         device_names=tuple(one.name for one in properties) * place.nodes or ("cpu",) * place.world_size,
         device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
         points=tuple(points),
         left_out=tuple(left_out),
-        contention=tuple(contention),
-        nccl_engine=engine,
+        nccl_engine=nccl_engine(device),
     )
+
+
+def _time_contention(
+    settings: CalibrationSettings,
+    subgroups: "Sequence[Subgroup | None]",
+    timed: TimedCollectives,
+    report: TellProgress,
+) -> tuple[Contention, ...]:
+    """On every device count of which all-reduces were timed."""
+    from torch import distributed
+
+    from dpscope.launch.calibration.contention import time_contention
+
+    contention = []
+    for subgroup in subgroups:
+        if subgroup is not None and _all_reduced(subgroup, timed.points):
+            contention.append(time_contention(settings, subgroup, report))
+        distributed.barrier()
+    return tuple(contention)
+
+
+def _all_reduced(subgroup: "Subgroup", points: Sequence[CalibrationPoint]) -> bool:
+    nodes = subgroup.nodes if subgroup.nodes > 1 else None
+    return any((one.collective, one.devices, one.nodes) == ("all_reduce", subgroup.devices, nodes) for one in points)
 
 
 def _join(settings: CalibrationSettings, place: TorchrunPlace) -> "torch.device":

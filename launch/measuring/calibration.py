@@ -154,7 +154,7 @@ def calibrate_first(
         raise
     except DpscopeError as error:
         return (PlanCode.CALIBRATION_FAILED.finding(f"The run's own calibration failed: {error}"),)
-    return ()
+    return tuple(one for one in measured.findings if one.code == PlanCode.CONTENTION_NOT_TIMED)
 
 
 def _same_machine(stored: Calibration, environment: Environment) -> bool:

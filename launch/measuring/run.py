@@ -99,7 +99,12 @@ def _open_manifest(
     told_anew = (PlanCode.CALIBRATION_FAILED, PlanCode.MIXED_HOSTS)
     findings = (*(one for one in had.findings if one.code not in told_anew), *unlike, *failures)
     config = with_settings(had.config, **{name: asked[name] for name in MAY_CHANGE})
-    told = {"findings": findings, "repeats_by_cell": repeats_by_cell, "published": manifest.published, "hosts": hosts}
+    told = {
+        "findings": tuple(dict.fromkeys(findings)),
+        "repeats_by_cell": repeats_by_cell,
+        "published": manifest.published,
+        "hosts": hosts,
+    }
     kept = msgspec.structs.replace(had, config=config, **told)
     if kept != had:
         write_json(run.manifest_path, kept)

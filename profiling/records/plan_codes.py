@@ -30,6 +30,13 @@ class PlanCode(FindingCode):
         "The calibration that a run makes before its cells failed: the cells are measured, but not predicted.",
         "Run the same command again, which then calibrates; or use dpscope calibrate --out with the run's folder.",
     )
+    CONTENTION_NOT_TIMED = (
+        "contention_not_timed",
+        "warning",
+        "A calibration timed the collectives, but not how collectives and computing slow each other.",
+        "predictions of overlapped cells are those of an idle machine; dpscope calibrate --out with the run's folder times it "
+        "again",
+    )
     LOADER_WORKERS_UNEVEN = (
         "loader_workers_uneven",
         "warning",

@@ -88,6 +88,12 @@ class TraceCode(FindingCode):
         "In a file of several ranks, device events that several of them, or none, could have launched were left out.",
         "read the ranks' own files, or give each event its `args.rank`",
     )
+    NO_EVENTS = (
+        "no_events",
+        "error",
+        "The trace holds no event that took time, so there is nothing to read in it.",
+        "trace while steps run: the profiler's schedule may have ended before its active steps",
+    )
     NO_KERNELS = (
         "no_kernels",
         "error",
@@ -142,7 +148,8 @@ class TraceCode(FindingCode):
         "ranks_not_unique",
         "warning",
         "Several files claim the same rank, so their collectives were not matched.",
-        "name the traces of one job, as <node>_<rank>.pt.trace.json.gz where the files do not record the rank",
+        "put each job's traces into a folder of its own, named <node>_<rank>.pt.trace.json.gz where the files do not record "
+        "the rank",
     )
     RANKS_MISSING = (
         "ranks_missing",
@@ -159,7 +166,7 @@ class TraceCode(FindingCode):
     GROUPS_UNKNOWN = (
         "groups_unknown",
         "warning",
-        "Collectives that name no process group do not end together on all ranks, so they were not matched.",
+        "Collectives that name no process group are not shown to end together on all ranks, so they were not matched.",
         "trace with a torch that records groups (2.2 or later), or read the ranks of each group by themselves",
     )
     PARALLELISM = (

@@ -1,6 +1,7 @@
 """A real calibration: gloo processes under torchrun, what is saved of it, and how it ends when it does not end well."""
 
 import io
+import os
 import tempfile
 from pathlib import Path
 
@@ -161,3 +162,42 @@ def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path, monkeypatch: pyte
     assert "\n" not in str(raised.value)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+BROKEN_CONTENTION = """
+import importlib.abc, importlib.machinery, sys
+
+class Broken(importlib.abc.Loader):
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        def time_contention(*_):
+            raise RuntimeError("no such event on this device")
+        module.time_contention = time_contention
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "dpscope.launch.calibration.contention":
+            return importlib.machinery.ModuleSpec(name, Broken())
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_contention_that_cannot_be_timed_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks' own code raises there, as that of a device may on which it never ran."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_CONTENTION)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    settings = calibration_settings(
+        device="cpu", devices="2", collectives="all_reduce", min_bytes="4K", max_bytes="8K", iterations=2, timeout_s=90
+    )
+    calibration = run_calibration(settings, console())
+    assert [(one.collective, one.size_bytes, len(one.times_us)) for one in calibration.points] == [
+        ("all_reduce", 4096, 2),
+        ("all_reduce", 8192, 2),
+    ]
+    assert calibration.contention == ()
+    (finding,) = [one for one in calibration.findings if one.code == "contention_not_timed"]
+    assert "no such event on this device" in finding.message
+    assert "idle machine" in finding.next_step

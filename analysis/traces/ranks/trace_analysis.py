@@ -15,6 +15,7 @@ from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.job_tables import JobTables, join_rows, rows_in_order
+from dpscope.analysis.traces.ranks.jobs import jobs_of
 from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
@@ -80,6 +81,9 @@ class TraceAnalysis:
         return waits_caused(self.collectives)
 
 
+JobAnalyses = dict[str, TraceAnalysis]
+
+
 def analyze_traces(
     paths: Paths,
     max_bytes: int = DEFAULT_MAX_BYTES,
@@ -92,19 +96,45 @@ def analyze_traces(
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder.
     """
+    by_file, findings = _read(paths, max_bytes, executor, progress)
+    return _of_one_job(list(by_file.values()), findings)
+
+
+def analyze_jobs(paths: Paths, max_bytes: int = DEFAULT_MAX_BYTES, progress: FileProgress | None = None) -> JobAnalyses:
+    """As `analyze_traces` of each job whose traces are among the paths, by its name; one job's is ``""``.
+
+    Where files claim the same rank they are of different jobs, told apart by the folders in which they lie.
+    """
+    by_file, findings = _read(paths, max_bytes, None, progress)
+    jobs = jobs_of({file: rows.column("rank").to_pylist() for file, rows in by_file.items()})
+    analyses = {}
+    for name, files in jobs.items():
+        analyses[name] = _of_one_job([by_file[file] for file in files], findings)
+        findings = []  # files that could not be read are said once
+    return analyses
+
+
+def _read(
+    paths: Paths, max_bytes: int, executor: Executor | None, progress: FileProgress | None
+) -> tuple[dict[Path, pa.Table], list[Finding]]:
+    """A row per rank of each file that could be read, and findings on the others; raises DpscopeError as `analyze_traces`."""
     files, findings = find_traces(paths)
     named = {path for path in as_paths(paths) if not path.is_dir()}
-    found: list[pa.Table] = []
+    found: dict[Path, pa.Table] = {}
     for file, outcome in zip(files, read_trace_rows(files, max_bytes, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
-            found.append(outcome)
+            found[file] = pa.concat_tables([found[file], outcome]) if file in found else outcome
         elif file in named:
             raise outcome
         else:
             findings.append(not_read(str(outcome)))
     if not found:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    rows = rows_in_order(pa.concat_tables(found))
+    return found, findings
+
+
+def _of_one_job(tables: list[pa.Table], findings: Sequence[Finding]) -> TraceAnalysis:
+    rows = rows_in_order(pa.concat_tables(tables))
     return analyze_rows(rows, findings, lambda indices: timelines_of(rows.take(pa.array(indices))))
 
 

@@ -31,7 +31,7 @@ def of_several_groups(table: pd.DataFrame, match: "pd.Series[int]", origins: Seq
     """Rows of unknown groups that were taken for one of all ranks and do not end together: marked all or none.
 
     `match` numbers the collectives found on all their ranks, NA elsewhere. Ranks of one host, and those that name none,
-    share a clock; those of several are set by the median difference of their ends. Without `origins` all are set so.
+    share a clock; of several hosts, and without `origins`, the distance of their ends has to be steady while durations vary.
     gloo's ranges end when their thread has a core again: their ends tell nothing, and they stay as matched.
     """
     unknown = table["device"].notna() & table["group"].isna() & match.notna()
@@ -71,13 +71,14 @@ def _end_together(
 ) -> bool:
     """Whether most ends of two ranks' collectives fall together, `close` being how near each must be.
 
-    Where a shared clock says otherwise, it may be off: ends in a steady distance, of durations that vary, outweigh it.
+    Where no clock is shared, or a shared one says otherwise and so may be off, ends in a steady distance alone show nothing:
+    groups that run the same program side by side have that, too. Steady ends of durations that vary from one collective to the
+    next are of one group, in which somebody comes late.
     """
-    if first is None or other is None or first.host != other.host:
-        return _mostly(np.abs(ends_apart - np.median(ends_apart)) <= close)
-    ends_apart = ends_apart + (other.zero_ns - first.zero_ns) / 1e3
-    if _mostly(np.abs(ends_apart) <= close):
-        return True
+    if first is not None and other is not None and first.host == other.host:
+        ends_apart = ends_apart + (other.zero_ns - first.zero_ns) / 1e3
+        if _mostly(np.abs(ends_apart) <= close):
+            return True
     steady = _mostly(np.abs(ends_apart - np.median(ends_apart)) <= close)
     return steady and _mostly(np.abs(durations_apart - np.median(durations_apart)) > close)
 

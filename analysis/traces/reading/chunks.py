@@ -54,6 +54,7 @@ class TraceText:
     """Each a JSON array of whole events; the last one may hold more, or less."""
     kineto_layout: bool = False
     tail: bytearray = field(default_factory=bytearray)  # filled once `chunks` is exhausted
+    compressed: bool = False  # the file is gzip's by its first bytes
     damaged: bool = False  # compressed text that ends, or cannot be read on, before its end
     unfinished: bytes = b""  # of the last chunk, given back by who decoded it: the next one begins with it
 
@@ -86,12 +87,7 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
             )
         searched = max(0, len(buffer) - 4096)
     else:
-        if not buffer.strip():
-            raise DpscopeError(f"{path} is empty: not a trace; was the process killed before it exported one?")
-        raise DpscopeError(
-            f'{path} is not a torch.profiler trace: it has no "traceEvents" list; name a file that '
-            "export_chrome_trace or tensorboard_trace_handler wrote"
-        )
+        raise _no_trace(path, text, bool(buffer.strip()))
     text.head = bytes(buffer[:start])
     del buffer[:start]
     while len(buffer) < 4096 and (block := next(blocks, b"")):
@@ -99,6 +95,21 @@ def open_trace(path: Path, max_bytes: int, report: ReportFinding) -> TraceText:
     text.kineto_layout = re.match(rb"\s*\n  \{", buffer) is not None
     text.chunks = _chunks(bytes(buffer), blocks, text, lambda: report(_without_events(path)))
     return text
+
+
+def _no_trace(path: Path, text: TraceText, holds_something: bool) -> DpscopeError:
+    """What a file without events is, so that nobody looks for a trace where there was none."""
+    wanted = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
+    if holds_something:
+        content = "what it holds, uncompressed," if text.compressed else "it"
+        return DpscopeError(f'{path} is not a torch.profiler trace: {content} has no "traceEvents" list; {wanted}')
+    if text.damaged:
+        return DpscopeError(
+            f"{path} begins as a gzip file does, and nothing of it can be uncompressed: it is cut short, damaged or no gzip "
+            f"file; copy it again, or {wanted}"
+        )
+    inside = "is a gzip file of nothing" if text.compressed else "is empty"
+    return DpscopeError(f"{path} {inside}: not a trace; was the process killed before it exported one?")
 
 
 def _events_start(buffer: bytearray, searched: int) -> int | None:
@@ -202,7 +213,8 @@ def _blocks(path: Path, text: TraceText, report: ReportFinding) -> Iterator[byte
         with open(path, "rb") as file:
             magic = file.read(2)
             file.seek(0)
-            yield from _inflated(file, path, text, report) if magic == _GZIP_MAGIC else _plain(file)
+            text.compressed = magic == _GZIP_MAGIC
+            yield from _inflated(file, path, text, report) if text.compressed else _plain(file)
     except OSError as error:
         raise DpscopeError(f"{unreadable(path, error)}; check the name and its permissions") from error
 

@@ -104,7 +104,7 @@ def test_the_verdict_comes_first_and_fits_a_narrow_terminal(tmp_path: Path) -> N
     console = Console(file=io.StringIO(), width=80)
     assert print_comparison(before, after, None, "table", console) == 1
     shown = console.file.getvalue().strip().splitlines()  # type: ignore[attr-defined]
-    assert shown[0] == f"Slower by more than 0.05: {SINGLE}, {DDP}"
+    assert shown[0] == f"Slower by more than 5%: {SINGLE}, {DDP}."
     start = next(index for index, line in enumerate(shown) if line.startswith("Verdict"))
     assert start < 6
     rows = shown[start : start + 5]

@@ -17,6 +17,7 @@ from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.traced_report import (
     TraceRequest,
     export_traces,
+    load_traces,
     model_tables,
     print_traces,
     report_of_traces,
@@ -166,7 +167,7 @@ def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
 
 def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
     analysis = analyze_traces([traces])
-    plain, modelled = traces_json(analysis, None), json.loads(traces_json(analysis, reported(traces)))
+    plain, modelled = traces_json({"": analysis}, None), json.loads(traces_json({"": analysis}, reported(traces)))
     assert set(json.loads(plain)) == {"steps", "collectives", "dp_phases", "waits", "findings"}
     assert modelled["cells"][0]["ring_us"] == pytest.approx(390.4)
     assert modelled["cells"][0]["missing"]["batch_size"].startswith("traces alone")
@@ -200,8 +201,48 @@ def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_
     (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
     assert "1.500" in line
     assert "one traced job a side does not tell" in " ".join(shown.split()).lower()
+    assert "Cannot be judged: no step has an interval" in shown
+    assert "Seen: traces of 2 ranks +50.0%." in shown
     with pytest.raises(NotComparableError, match="one is a run and the other traces alone"):
         print_comparison(traces, EXAMPLE_RUN, None, "table", console)
+
+
+def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
+    """The made job traced several times, each into a folder of its own, all its times longer by a factor."""
+    for number, factor in enumerate(factors):
+        for rank in range(2):
+            trace = ddp_trace(rank, 2).trace
+            for event in trace["traceEvents"]:
+                event.update({name: event[name] * factor for name in ("ts", "dur") if name in event})
+            (folder / f"job{number}").mkdir(parents=True, exist_ok=True)
+            write_trace(trace, folder / f"job{number}" / f"0_{rank}.pt.trace.json.gz")
+    return folder
+
+
+def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) -> None:
+    """Three jobs 1% apart against three 20% slower: a regression. Against themselves made anew: none, with what would show."""
+    before = scaled_jobs(tmp_path / "before", (1.0, 1.01, 1.02))
+    slower = scaled_jobs(tmp_path / "slower", (1.2, 1.212, 1.224))
+    console = Console(file=StringIO(), width=200)
+    assert print_comparison(before, slower, None, "table", console) == 1
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Slower by more than 5%: traces of 2 ranks." in shown
+    (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
+    assert "1.200" in line
+    assert "6 jobs a side would show" in shown
+    again = scaled_jobs(tmp_path / "again", (1.005, 1.01, 1.015))
+    console = Console(file=StringIO(), width=200)
+    assert print_comparison(before, again, None, "table", console) == 0
+    assert "Slower by more than 5%: none." in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_jobs_unlike_each_other_are_no_repeats(tmp_path: Path) -> None:
+    folder = scaled_jobs(tmp_path / "jobs", (1.0, 1.01))
+    (folder / "job1" / "0_1.pt.trace.json.gz").unlink()
+    with pytest.raises(
+        DpscopeError, match=r"jobs that are not alike: job0 is traces of 2 ranks .* job1 traces of 1 of 2"
+    ):
+        load_traces(folder)
 
 
 def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Environment
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -140,6 +141,9 @@ def test_a_failed_calibration_is_a_finding_and_ends_nothing(
     assert "rank 1 was killed" in finding.message
     assert not (tmp_path / "calibration.json").exists()
     assert first(timed(("all_reduce", 2))) == ()
+    lost = PlanCode.CONTENTION_NOT_TIMED.finding("contention could not be timed: rank 0 raised")
+    without = msgspec.structs.replace(timed(("all_reduce", 2)), findings=(lost,))
+    assert first(without) == (lost,)  # told by the run, too
     (finding,) = first(DpscopeError("again"))  # what is there already stays
     assert pairs_in(tmp_path) == {("all_reduce", 2)}
 

@@ -211,6 +211,7 @@ CASES = {
     "duplicate_events": Case(doubled(same_time=True), doubled(same_time=False)),
     "fused_ranks": Case(fused("args_rank")),
     "fused_events_unowned": Case(fused("same_launches"), fused("plain")),
+    "no_events": Case(text(lambda whole: '{"traceEvents": []}'), text(lambda whole: whole)),
     "no_kernels": Case(job(without("kernel", "gpu_memcpy", "gpu_memset")), job(without("gpu_memcpy"))),
     "events_of_no_step": Case(job(ddp_trace(0, 2, DdpOptions(unlaunched=True)).trace), job(ddp_trace(0, 2).trace)),
     "trace_incomplete": Case(job(ddp_trace(0, 2, DdpOptions(communication=False)).trace)),
@@ -292,7 +293,7 @@ def _codes_in(tree: ast.Module) -> set[str]:
     [
         ("0_0.pt.trace.json", b"", "is empty"),
         ("0_0.pt.trace.json.gz", b"", "is empty"),
-        ("0_0.pt.trace.json.gz", gzip.compress(b"", mtime=0), "is empty"),
+        ("0_0.pt.trace.json.gz", gzip.compress(b"", mtime=0), "is a gzip file of nothing"),
         ("0_0.pt.trace.json", b"PK\x03\x04 something else", "is not a torch.profiler trace"),
         ("0_0.pt.trace.json", json.dumps({"steps": [1]}).encode(), "is not a torch.profiler trace"),
     ],

@@ -90,3 +90,34 @@ def test_ranges_of_gloo_may_end_apart(tmp_path: Path) -> None:
     analysis = analyze_traces([tmp_path])
     assert "groups_unknown" not in codes(analysis)
     assert analysis.collectives["transfer_us"].eq(100).all()
+
+
+def on_two_hosts(folder: Path, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]) -> TraceAnalysis:
+    """As `analyzed`, ranks 2 and 3 on a host whose clock is 300 us behind."""
+    for rank, (own_starts, own_ends) in enumerate(zip(starts, ends, strict=True)):
+        behind = 300.0 if rank > 1 else 0.0
+        events = []
+        for index, (start, end) in enumerate(zip(own_starts, own_ends, strict=True)):
+            begin = 1_000.0 * index - behind + 300.0
+            events += [step(index + 1, begin, 1_000), launch(index + 1, begin + 5)]
+            events.append(on_device("ncclDevKernel_AllReduce_Sum_f32", begin + start, end - start, index + 1))
+        write(folder, events, rank, 4, host_name="first" if rank < 2 else "second")
+    return analyze_traces([folder])
+
+
+def test_pairs_on_two_hosts_in_a_steady_distance_are_not_matched(tmp_path: Path) -> None:
+    """Each pair reduces for itself, step after step the same, 100 and 300 us: one clock apart, that looks like one group."""
+    analysis = on_two_hosts(tmp_path, [[100] * 3] * 4, [[200] * 3] * 2 + [[400] * 3] * 2)
+    assert analysis.collectives[["wait_us", "transfer_us", "group_size"]].isna().all(axis=None)
+    assert "groups_unknown" in codes(analysis)
+
+
+def test_one_group_on_two_hosts_is_matched_whatever_their_clocks(tmp_path: Path) -> None:
+    """All end at 400, 420 and 430 by the first host's clock; late by turns: rank 0 waits 150, 0 and 30 us, rank 2 0, 100, 0."""
+    ends = [[400, 420, 430]] * 4
+    starts = [[150, 320, 300], [200, 300, 310], [300, 220, 330], [250, 270, 320]]
+    analysis = on_two_hosts(tmp_path, starts, ends)
+    assert "groups_unknown" not in codes(analysis)
+    waits = analysis.collectives.set_index(["rank", "step"])["wait_us"]
+    assert waits[0].tolist() == [150, 0, 30]
+    assert waits[2].tolist() == [0, 100, 0]

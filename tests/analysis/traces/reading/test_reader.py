@@ -149,6 +149,35 @@ def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, sa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", r"is empty: not a trace"),
+        (gzip.compress(b""), "is a gzip file of nothing"),
+        (gzip.compress(bytes(range(256)) * 20), 'what it holds, uncompressed, has no "traceEvents" list'),
+        (gzip.compress(b"a log, and no trace\n" * 300), 'what it holds, uncompressed, has no "traceEvents" list'),
+        (
+            gzip.compress(b'{"version": 3, "mappings": "AAAA"}'),
+            'what it holds, uncompressed, has no "traceEvents" list',
+        ),
+        (
+            b"\x1f\x8b" + bytes(range(255, 0, -1)) * 9,
+            "begins as a gzip file does, and nothing of it can be uncompressed",
+        ),
+        (gzip.compress(b'{"traceEvents": [' + b" " * 4096)[:12], "nothing of it can be uncompressed"),
+        (b"PK\x03\x04 a zip file", 'it has no "traceEvents" list'),
+    ],
+)
+def test_a_gz_file_without_a_trace_is_called_what_it_is(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "0_0.pt.trace.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(DpscopeError, match=says) as caught:
+        read_trace(path)
+    if content:
+        assert "is empty" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_gzip_damage(tmp_path: Path) -> None:
     path = write_trace(GENERATED.trace, tmp_path / "0_0.pt.trace.json.gz")
     sound = path.read_bytes()
