@@ -140,7 +140,10 @@ def _evidence(ranks: int) -> ParallelismEvidence:
 def _lists(name: str, columns: Mapping[str, Any], count: int) -> pa.Array:
     kind = SCHEMA.field(name).type
     fields = list(kind.value_type)
-    arrays = [pa.array(columns[field.name], field.type) for field in fields]
+    unknown = pa.nulls(len(next(iter(columns.values()))))  # a column that is not generated
+    arrays = [
+        pa.array(columns[one.name], one.type) if one.name in columns else unknown.cast(one.type) for one in fields
+    ]
     rows = pa.StructArray.from_arrays(arrays, fields=fields)
     offsets = np.linspace(0, len(rows), count + 1).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), rows, type=kind)
