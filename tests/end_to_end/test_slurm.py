@@ -1,0 +1,121 @@
+"""The scripts of examples/cluster, submitted as they are to a real Slurm of two nodes. Skips without root, slurm-wlm, munge."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.training_folders import TrainFolder
+from tests.helpers.node_commands import TINY
+from tests.helpers.paths import ROOT, USER_MODELS
+from tests.helpers.slurm import Cluster, slurm_cluster, why_no_slurm
+from tests.helpers.sweeps import processes_of, wait_until
+
+CLUSTER = ROOT / "examples" / "cluster"
+SRUN_WITHOUT_CONTAINERS = """\
+#!/bin/bash
+for given in "$@"; do
+  case "$given" in --container-*) echo "left out: $given" >&2 ;; *) kept+=("$given") ;; esac
+done
+exec {srun} "${{kept[@]}}"
+"""
+APPTAINER = """\
+#!/bin/bash
+[ "$1 $2 $3 $5" = "exec --nv --bind --pwd" ] || exit 90
+echo "in $7" >&2
+shift 7
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if (why := why_no_slurm()) is not None:
+        pytest.skip(why)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "state") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH with `dpscope`, as an installed environment has it, and stand-ins for what is not installed here."""
+    folder = tmp_path_factory.mktemp("commands")
+    srun = subprocess.run(["which", "srun"], capture_output=True, text=True, check=False).stdout.strip()
+    programs = {
+        "dpscope": f'#!/bin/bash\nexec {sys.executable} -m dpscope.launch.cli "$@"\n',
+        "apptainer": APPTAINER,
+        "without_containers/srun": SRUN_WITHOUT_CONTAINERS.format(srun=srun),
+    }
+    for name, text in programs.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def submit(cluster: Cluster, commands: Path, script: str, out: Path, *options: str, **more: str) -> tuple[str, Path]:
+    """The job's id and where its output goes; it runs where the tests' models are found."""
+    path = f"{commands}:{os.environ['PATH']}"
+    variables = {"OUT": str(out), "PATH": path, "OMP_NUM_THREADS": "1", **more}
+    output = out.with_suffix(".txt")
+    job = cluster.submit(CLUSTER / script, *options, cwd=USER_MODELS, SBATCH_OUTPUT=str(output), **variables)
+    return job, output
+
+
+def test_a_run_over_two_nodes(cluster: Cluster, commands: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = (*TINY, "--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x1")
+    job, output = submit(cluster, commands, "several_nodes.sbatch", out, *options)
+    assert cluster.wait(job)["JobState"] == "COMPLETED", output.read_text()
+    manifest = RunFolder(out).manifest()
+    assert [one.cell.name for one in manifest.plan] == ["single-d1-b2", "ddp-d2-n2-b2"]
+    over_both = Cell(strategy="ddp", devices=2, batch_size=2, nodes=2)
+    assert [one.node for one in RunFolder(out).repeat(over_both, 0).ranks()] == [0, 1]
+    assert [one.node for one in manifest.hosts] == [0, 1]
+    assert "DDP on 2 devices" in output.read_text()
+
+
+def test_a_training_that_is_requeued_in_the_middle_goes_on(cluster: Cluster, commands: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = (
+        *("--device", "cpu", "--strategy", "ddp", "--devices", "2x1", "--model", "tiny_models:slow", "--data", "fake"),
+        *("--batch-size", "4", "--samples", "120", "--epochs", "2", "--timeout", "200"),
+    )
+    job, output = submit(cluster, commands, "preemptible_training.sbatch", out, *options)
+    saved = out / "training" / "ddp-d2-n2-b2" / "seed0" / "epochs.json"
+    wait_until(saved.exists, timeout_s=200)
+    cluster.call("scontrol", "requeue", job)
+    told = cluster.wait(job)
+    text = output.read_text()
+    assert told["JobState"] == "COMPLETED", text
+    assert told["Restarts"] == "1"
+    assert "ddp-d2-n2-b2 seed 0 goes on from" in " ".join(text.split())
+    records = [one for one in TrainFolder(out).log().epochs if one.cell == "ddp-d2-n2-b2"]
+    assert [one.epoch for one in records] == [1, 2]
+    assert processes_of(out) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("one_node.sbatch", "ddp-d2-b2"),
+        ("container_apptainer.sbatch", "in torch.sif"),
+        ("container_pyxis.sbatch", "left out: --container-image=torch.sif"),
+    ],
+)
+def test_the_other_scripts_start_what_they_say(
+    cluster: Cluster, commands: Path, tmp_path: Path, script: str, said: str
+) -> None:
+    devices = "1,2" if script == "one_node.sbatch" else "1,2x1"
+    more = {"PATH": f"{commands / 'without_containers'}:{commands}:{os.environ['PATH']}"} if "pyxis" in script else {}
+    options = ("--device", "cpu", "--batch-size", "2", "--devices", devices, "--dry-run")
+    job, output = submit(cluster, commands, script, tmp_path / "run", *options, IMAGE="torch.sif", **more)
+    assert cluster.wait(job)["JobState"] == "COMPLETED", output.read_text()
+    text = output.read_text()
+    assert said in text
+    assert ("ddp-d2-b2" if script == "one_node.sbatch" else "ddp-d2-n2-b2") in text
