@@ -115,7 +115,7 @@ def _hosts(run: Path) -> list[str]:
     """The hosts that a run's files name."""
     folder = RunFolder(run)
     manifest = folder.manifest()
-    hosts = [manifest.environment.hostname]
+    hosts = [manifest.environment.hostname, *(host.hostname for host in manifest.hosts)]
     for path in folder.path.glob("cells/*/repeat*/rank_*_*.json"):
         try:
             told = msgspec.json.decode(path.read_bytes(), type=_OfRank).environment

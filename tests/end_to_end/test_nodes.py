@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,8 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
-from tests.helpers.node_commands import TINY, NodeCommand
+from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
+from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.sweeps import half_written, processes_of, wait_until
 
 RATE_MBIT = 200
@@ -224,3 +227,39 @@ def test_strategies_are_compared_over_both_hosts(hosts: list[Host], tmp_path: Pa
     )  # fmt: skip
     assert compared.wait() == [0, 0], compared.everything()
     assert "ddp-d2-n2-b2" in compared.printed(0)
+
+
+def test_the_script_for_ssh_starts_every_host_and_tells_the_worst_status(hosts: list[Host], tmp_path: Path) -> None:
+    """As it is, with a stand-in for ssh that runs the command on the host of that name."""
+    enter = "\n".join(f'  {one.name}) exec ip netns exec {one.namespace} {named(one)} bash -c "$3" ;;' for one in hosts)
+    programs = {
+        "ssh": f'#!/bin/bash\n[ "$1" = -tt ] || exit 90\ncase "$2" in\n{enter}\nesac\nexit 91\n',
+        "dpscope": f'#!/bin/bash\nexec {sys.executable} -m dpscope.launch.cli "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    out = tmp_path / "run"
+    command = [
+        str(ROOT / "examples/cluster/over_ssh.sh"),
+        "host1 host2",
+        "run",
+        *TINY,
+        "--strategy",
+        "ddp",
+        "--devices",
+        "2x1",
+    ]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "--out", str(out)], cwd=USER_MODELS, env=environment, capture_output=True, text=True, check=False,
+        timeout=LIMIT_S,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [one.hostname for one in RunFolder(out).manifest().hosts] == ["host1", "host2"]
+    assert len(RunFolder(out).done_repeats(OVER_BOTH)) == 1
+
+
+def named(host: Host) -> str:
+    """What gives a shell the host's own name."""
+    return f"unshare --uts sh -c 'echo {host.name} > /proc/sys/kernel/hostname && exec \"$@\"' sh"

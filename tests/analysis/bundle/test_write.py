@@ -24,6 +24,8 @@ def run(tmp_path: Path) -> Path:
     shutil.copytree(EXAMPLE_RUN, path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["environment"]["hostname"] = "n0417"
+    told = {"address": "10.199.8.2", "interface": "ib0", "interface_chosen_by": "GLOO_SOCKET_IFNAME"}
+    manifest["hosts"] = [{"node": 1, "hostname": "n0900", **told}]
     (path / "manifest.json").write_text(json.dumps(manifest))
     log = next(path.glob("cells/ddp-*/repeat0/log.txt"))
     log.write_text("".join(f"line {line} of n0417\n" for line in range(300)))
@@ -42,6 +44,8 @@ def test_unpacked_it_is_the_same_run_without_names(run: Path, tmp_path: Path) ->
     assert [path for path, text in texts.items() if "n0417" in text] == []
     assert json.loads(texts[there / "bundle" / "findings.json"])[0]["message"] == "of host0"
     assert json.loads(texts[there / "bundle" / "doctor.json"])["hostname"] == "host0"
+    (other,) = json.loads(texts[there / "manifest.json"])["hosts"]
+    assert (other["hostname"], other["address"], other["interface"]) == ("host1", "address0", "ib0")
     # 300 lines: 100 are left out, and said to be.
     (log,) = (text.splitlines() for path, text in texts.items() if path.name == "log.txt" and len(text) > 1)
     assert log[0] == "[100 lines before these are not in the bundle]"
