@@ -43,6 +43,8 @@ def ready_gradients(
     """
     rows = np.flatnonzero(_named(events, NODE) & (events.start_us >= window[0]) & (events.start_us < window[1]))
     rows = rows[np.argsort(events.start_us[rows], kind="stable")]
+    if parameter_bytes and len(rows) % len(parameter_bytes) == 0:
+        rows = rows[-len(parameter_bytes) :]  # of accumulated micro-batches only the last one's are reduced
     begin, end = events.start_us[rows], events.end_us[rows]
     last = [int(np.searchsorted(begin, launch, side="right")) - 1 for launch in launches_us]
     if not len(rows) or not last or last[0] < 0 or any(b <= a for a, b in pairwise(last)):
