@@ -26,7 +26,6 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.tables import training_tables
-from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, chapter_of
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
@@ -35,6 +34,8 @@ from dpscope.profiling.store.ownership import check_report_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dpscope.analysis.what_if.answers.chapter import WhatIfChapter
 
 FIRST_FIGURE = "step_split"  # beside the answers, and not again in its chapter
 
@@ -58,7 +59,7 @@ class Report:
     tables: Mapping[str, TextTable]
     formulas: TextTable | None
     missing: tuple[str, ...]
-    what_if: WhatIfChapter | None
+    what_if: "WhatIfChapter | None"
 
     @property
     def sound(self) -> bool:
@@ -99,7 +100,7 @@ def make_report(
     comparison = compare(run, link, calibration, target_efficiency)
     sources = cost_sources(run.recorded, link, calibration)
     findings = tuple(conclusions(run, comparison))
-    what_if = chapter_of(run)
+    what_if = _what_if(run)
     return Report(
         run=run,
         comparison=comparison,
@@ -116,6 +117,15 @@ def make_report(
         missing=(*missing_reasons(comparison), *_untrained(run)),
         what_if=what_if,
     )
+
+
+def _what_if(run: RunData) -> "WhatIfChapter | None":
+    """The chapter of predictions; what it needs is loaded only for a run that has a base for it."""
+    if run.recorded is None or not any(data.cell.strategy == "ddp" and data.cell.devices > 1 for data in run.measured):
+        return None
+    from dpscope.analysis.what_if.answers.chapter import chapter_of
+
+    return chapter_of(run)
 
 
 def _stragglers(run: RunData) -> dict[str, str]:

@@ -4,7 +4,6 @@ from dpscope.analysis.comparison.columns import BY_NAME
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.report.comparison_tables import shown_views, summary_view
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.what_if.answers.chapter import WHAT_IF_MEANINGS
 
 LEARNING_MEASURES = (
     (
@@ -212,6 +211,32 @@ _FORMULAS = {
 }
 _PROJECTION = {"link": "A link between devices", "one way": "Its specified rate in one direction"}
 
+_WHAT_IF = {
+    "what_if": {
+        "devices": "Devices of the predicted step, with links as they are",
+        "nodes": "Nodes that so many devices are taken to be on",
+        "batch": "Batch per device",
+        "step": "Predicted: the measured step plus what the replay adds to it",
+        "90% band": "Where nine in ten truths are expected",
+        "exposed": "Predicted communication that nothing hides",
+        "efficiency": "The step on one device over the predicted one, at the same batch per device",
+        "bound by": "What the step would be shorter without, most of all",
+    },
+    "what_if_worth": {
+        "change": "What is changed in the replay, and nothing else",
+        "saves": "What the step would be shorter by",
+        "band": "The method's own error, put on what is saved",
+        "shown": "Whether that is more than the method's error on the whole step",
+    },
+    "what_if_own_error": {
+        "measured": "Median untraced step of the cell",
+        "predicted": "By the replay of the other cell, without this one's time",
+        "error": "Predicted over measured, minus 1",
+        "perfect scaling": "The error of taking one device's step for it",
+        "nothing changes": "The error of taking the other cell's step for it",
+    },
+}
+
 _OF_TABLE = {
     "gap": {**_GAP, **_INTERVAL},
     "dp_phases": _PHASES,
@@ -224,7 +249,7 @@ _OF_TABLE = {
     "formulas": _FORMULAS,
     "projection": _PROJECTION,
     **TRAINING_MEANINGS,
-    **WHAT_IF_MEANINGS,
+    **_WHAT_IF,
 }
 _CELL = BY_NAME["cell"].meaning
 _PROJECTED = "Predicted from the link's specification for this many bytes; nothing was measured"

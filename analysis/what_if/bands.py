@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.what_if.prediction import BAND
@@ -61,6 +60,8 @@ def band_of(errors: Floats, exposed_shares: Floats, ranks: Floats) -> Band:
         """Minus the log-likelihood of Laplace's distribution, which single wild rows do not rule."""
         scale = _scale(np.exp(logs), shares)
         return float(np.sum(np.log(scale) + off / scale))
+
+    from scipy.optimize import minimize  # here, as a replay fits nothing
 
     found = np.exp(minimize(unlikely, np.log(ASSUMED), method="Nelder-Mead").x)
     rank = min(1.0, BAND * (len(off) + 1) / len(off))  # conformal: the next row counts as one of them

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
-from scipy.stats import norm
 
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.what_if.step_table import MeasuredStep
@@ -105,6 +103,8 @@ def fit_step_model(design: Design, step_us: Floats, sync_us: Floats, near: StepM
         )
 
     starts = [near.parameters] if near else [_start(wire) for wire in _WIRE_STARTS]
+    from scipy.optimize import least_squares  # here, as a replay fits nothing
+
     found = [least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5) for start in starts]
     return StepModel(np.asarray(min(found, key=lambda one: float(one.cost)).x), unit)
 
@@ -117,7 +117,9 @@ def _start(wire: float) -> Floats:
 
 def expected_maximum(ranks: Floats) -> Floats:
     """Of so many standard normal numbers, by Blom's approximation; 0 for one."""
-    return np.where(ranks > 1, norm.ppf((ranks - 0.375) / (ranks + 0.25)), 0.0)
+    from scipy.special import ndtri
+
+    return np.where(ranks > 1, ndtri((ranks - 0.375) / (ranks + 0.25)), 0.0)
 
 
 def _exposed(parameters: Floats, design: Design, unit_us: float) -> Floats:

@@ -19,32 +19,6 @@ if TYPE_CHECKING:
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
 _ON_CPU = "these devices are processes on a CPU: each is taken to keep the cores it has now, and nothing of this is said of GPUs"
 
-WHAT_IF_MEANINGS = {
-    "what_if": {
-        "devices": "Devices of the predicted step, with links as they are",
-        "nodes": "Nodes that so many devices are taken to be on",
-        "batch": "Batch per device",
-        "step": "Predicted: the measured step plus what the replay adds to it",
-        "90% band": "Where nine in ten truths are expected",
-        "exposed": "Predicted communication that nothing hides",
-        "efficiency": "The step on one device over the predicted one, at the same batch per device",
-        "bound by": "What the step would be shorter without, most of all",
-    },
-    "what_if_worth": {
-        "change": "What is changed in the replay, and nothing else",
-        "saves": "What the step would be shorter by",
-        "band": "The method's own error, put on what is saved",
-        "shown": "Whether that is more than the method's error on the whole step",
-    },
-    "what_if_own_error": {
-        "measured": "Median untraced step of the cell",
-        "predicted": "By the replay of the other cell, without this one's time",
-        "error": "Predicted over measured, minus 1",
-        "perfect scaling": "The error of taking one device's step for it",
-        "nothing changes": "The error of taking the other cell's step for it",
-    },
-}
-
 
 @dataclass(frozen=True)
 class WhatIfChapter:

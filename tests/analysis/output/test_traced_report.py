@@ -24,11 +24,12 @@ from dpscope.analysis.output.traced_report import (
     traces_json,
 )
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.report.calibration import costs_at, save_calibration
+from dpscope.analysis.report.calibration import costs_at
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
+from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -97,12 +98,12 @@ def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
 
 def test_a_calibration_predicts_what_was_traced(traces: Path, tmp_path: Path) -> None:
     """Per all-reduce 100 us + S / 100 GB/s: 300 + 195.2 us; a broadcast of 38,400 B takes 100.384 us, of 160 B 100.0016."""
-    save_calibration(calibration("all_reduce"), tmp_path / "part.json")
+    write_json(tmp_path / "part.json", calibration("all_reduce"))
     row = row_of(reported(traces, TraceRequest(calibration=tmp_path / "part.json")))
     assert row["predicted_transfer_us"] == pytest.approx(495.2, rel=1e-3)
     assert row["predicted_transfer_error"] == pytest.approx(495.2 / TRANSFER_US - 1, rel=1e-3)
     assert row["predicted_exposed_us"] is None or row["predicted_exposed_us"] != row["predicted_exposed_us"]
-    save_calibration(calibration("all_reduce", "broadcast"), tmp_path / "whole.json")
+    write_json(tmp_path / "whole.json", calibration("all_reduce", "broadcast"))
     whole = row_of(reported(traces, TraceRequest(calibration=tmp_path / "whole.json")))
     assert float(str(whole["predicted_exposed_us"])) > 200  # both broadcasts at least
 
@@ -119,7 +120,7 @@ def test_overlapped_buckets_are_predicted_with_the_contention_that_was_calibrate
             beside_compute_us=(100.0 * beside,), compute_alone_us=(1.0,), compute_beside_us=(1.5,),
         )  # fmt: skip
         made = msgspec.structs.replace(calibration("all_reduce", "broadcast"), contention=(timed,) if beside else ())
-        save_calibration(made, tmp_path / name)
+        write_json(tmp_path / name, made)
         return reported(traces, TraceRequest(calibration=tmp_path / name))
 
     idle, free, slowed = predicted("idle.json", 0), predicted("free.json", 1), predicted("slowed.json", 3)
