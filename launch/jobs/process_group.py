@@ -37,14 +37,17 @@ DATA_SET_UP_S = {"digits": 30.0, "cifar10": 120.0}  # reading it, which some ran
 _SHARE_OF_JOB = 0.8
 
 
-def collective_limit_s(device: torch.device, job_s: float, data: str | None = None) -> float:
+def collective_limit_s(
+    device: torch.device, job_s: float, data: str | None = None, longest_s: float = COLLECTIVE_S
+) -> float:
     """Seconds that a collective may wait in a job that may take `job_s`: on a GPU less than that, so that NCCL's message is seen.
 
-    gloo's ranks wait as long as the job may take: on cores that are shared a step may take minutes, and gloo tells nothing more.
+    `longest_s` is how long a rank may be late there. gloo's ranks wait as long as the job may take: on cores that are shared a
+    step may take minutes, and gloo tells nothing more.
     """
     if device.type != "cuda":
         return job_s
-    return min(COLLECTIVE_S + DATA_SET_UP_S.get(data or "", 0.0), _SHARE_OF_JOB * job_s)
+    return min(longest_s + DATA_SET_UP_S.get(data or "", 0.0), _SHARE_OF_JOB * job_s)
 
 
 ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}

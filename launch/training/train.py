@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.process_group import devices_of, join_process_group, synchronise
+from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
 from dpscope.launch.training.evaluation import Learned, LearningSums, evaluate, shard
@@ -47,7 +47,8 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     torch.set_num_threads(job.threads)
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.per_device:
-        join_process_group(devices[0], min(job.config.timeout_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
+        limit_s = collective_limit_s(devices[0], job.config.timeout_s, longest_s=_LONGEST_WAIT_S)
+        join_process_group(devices[0], min(limit_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
     state, test = prepare(job, place, devices)
     stop = StopRequest()
     checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)

@@ -227,3 +227,15 @@ def test_contributing_names_every_folder_and_files_that_exist() -> None:
         if any(one.is_dir() or one.with_suffix(".py").exists() for one in found)
     }
     assert set(stages) - there == set()
+
+
+def test_recipes_for_slurm_give_the_task_its_cores() -> None:
+    """srun takes --cpus-per-task from sbatch no longer: what measures would have one core for all its processes."""
+    texts = [
+        *(page.read_text() for page in PAGES),
+        *(path.read_text() for path in ROOT.glob("examples/cluster/*.sbatch")),
+    ]
+    joined = [line for text in texts for line in text.replace("\\\n", " ").splitlines() if line.startswith("srun ")]
+    measuring = [line for line in joined if re.search(r"\b(?:dpscope (?:run|train|attach|calibrate)|torchrun)\b", line)]
+    assert len(measuring) >= 4
+    assert [line for line in measuring if "--cpus-per-task=" not in line] == []

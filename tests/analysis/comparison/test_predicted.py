@@ -93,3 +93,26 @@ def test_a_prediction_from_another_engine_says_so(
     assert len(found) == told
     for one in found:
         assert one.message.startswith("ddp-d2-b8 ran on ProcessGroupNCCL2, and the calibration on ProcessGroupNCCL")
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        (
+            "ProcessGroupNCCL2",
+            "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-reduces run beside",
+        ),
+        ("ProcessGroupNCCL", "exposed is predicted for torch's engine ProcessGroupNCCL, on which the cells ran"),
+        (None, None),
+    ],
+)
+def test_a_prediction_says_which_engine_it_assumes(run: RunData, ran: str | None, said: str | None) -> None:
+    cells = {
+        name: replace(
+            data, ranks=tuple((at, msgspec.structs.replace(rank, nccl_engine=ran)) for at, rank in data.ranks)
+        )
+        for name, data in run.cells.items()
+    }
+    notes = make_report(replace(run, cells=cells), calibration=made(run, BOTH)).tables["predictions"].notes
+    told = [note for note in notes if note.startswith("exposed is predicted")]
+    assert told == [] if said is None else [note.startswith(said) for note in told] == [True]

@@ -139,6 +139,11 @@ def test_a_collective_on_gpus_is_given_up_before_its_job(device: str, job_s: flo
     assert collective_limit_s(torch.device(device), job_s, data) == limit_s
 
 
+def test_a_training_s_collectives_may_wait_for_a_checkpoint_and_end_before_it() -> None:
+    limits = [collective_limit_s(torch.device("cuda", 0), job_s, longest_s=1800.0) for job_s in (604_800.0, 1000.0)]
+    assert limits == [1800.0, 800.0]
+
+
 def test_a_rank_that_lost_its_communicator_lost_its_peer(folder: RepeatFolder) -> None:
     write_failure(folder.path, 0, 0, RuntimeError("NCCL communicator was aborted on rank 0."))
     assert [one.peer_lost for one in read_failures(folder.path)] == [True]
