@@ -28,12 +28,14 @@ def collective_table(comparison: Comparison) -> TextTable | None:
     if not any(one.predicted_us is not None for one in shown):
         return None
     time = choose_unit("time", [time for one in shown for time in (one.measured_us, one.expected_us)])
+    slowest = any(one.measured_slowest_us is not None for one in shown)
     headings = (
         "size",
         "per step",
         f"measured [{time.label}]",
         f"predicted [{time.label}]",
         "error [%]",
+        *((f"slowest [{time.label}]", f"calib. [{time.label}]") if slowest else ()),
     )
     return TextTable(
         title="Predicted against measured, per collective (median transfer)",
@@ -47,6 +49,7 @@ def collective_table(comparison: Comparison) -> TextTable | None:
                 show(one.measured_us, time),
                 show(one.expected_us, time),
                 show(one.relative_error, _ERROR),
+                *((show(one.measured_slowest_us, time), show(one.predicted_slowest_us, time)) if slowest else ()),
             )
             for one in shown
         ),
@@ -63,6 +66,11 @@ def _table_notes(shown: list[CollectivePrediction], left_out: int) -> Iterator[s
         yield f"predicted beyond the calibration: {said}"
     if any(one.in_step_us is not None for one in shown):
         yield "all-reduces that overlap are predicted with the slowdown that the calibration timed beside others and compute"
+    if any(one.measured_slowest_us is not None for one in shown):
+        yield (
+            "measured and predicted: the rank that took least, as transfers are; slowest: the rank that took longest, waiting "
+            "included; calib.: the slowest rank of a calibration, whose ranks begin together"
+        )
     if left_out:
         yield f"{left_out} smaller sizes are left out"
 
@@ -72,14 +80,28 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
 
     And what the calibration lacks to predict the run's cells. `shared_cores`: communicating and computing share a CPU.
     """
+    for values, off, single in _cells_off(comparison):
+        yield _off_finding(values, off, single, shared_cores)
+    yield from _lacking(comparison)
+    yield from _other_engines(comparison)
+
+
+def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[str]:
+    """Where the numbers stand: which cells' predictions are off, by how much, and why."""
+    for values, off, single in _cells_off(comparison):
+        errors = [number(values, f"predicted_{name}_error") or 0.0 for name in off]
+        worst = max((*errors, *(one.relative_error or 0.0 for one in single)), key=abs)
+        why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single], shared_cores)
+        yield f"{values['cell']} is up to {worst:+.0%} off: {'; '.join(why) if why else 'nothing in this run explains it'}"
+
+
+def _cells_off(comparison: Comparison) -> Iterator[tuple[CellValues, list[str], list[CollectivePrediction]]]:
     for values in comparison_rows(comparison):
         off = [name for name in ("transfer", "exposed") if _off(number(values, f"predicted_{name}_error"))]
         single = [one for one in comparison.predictions if one.cell == values["cell"] and _off(one.relative_error)]
         single = [one for one in single if _counts(one, number(values, "transfer_us"))]
         if off or single:
-            yield _off_finding(values, off, single, shared_cores)
-    yield from _lacking(comparison)
-    yield from _other_engines(comparison)
+            yield values, off, single
 
 
 def _other_engines(comparison: Comparison) -> Iterator[Finding]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
+from rich.text import Text
 
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.report.stamp import current_report, data_digest
 from dpscope.analysis.text.terminal import (
+    Trimmed,
     open_in_browser,
     print_findings,
     print_missing,
@@ -145,8 +147,9 @@ def _asked(targets: Targets) -> str:
 
 def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:
     print_summary(console, report, page, findings=False)
-    console.print(f"\n[bold]{sentence(report.headline)}[/]", highlight=False)
-    console.print(report.setting, style="dim", highlight=False)
+    console.print()
+    console.print(Trimmed(Text(sentence(report.headline), style="bold")))
+    console.print(Trimmed(Text(report.setting, style="dim")))
     for table in report.tables:
         print_table(console, table)
     print_missing(console, report.missing)

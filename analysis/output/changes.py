@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.text import Text
 
 from dpscope.analysis.output.analyze import load_any
 from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
@@ -21,7 +22,7 @@ from dpscope.analysis.runs.changes import (
     undecided_findings,
 )
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.terminal import print_findings, print_table, print_tables
+from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables
 from dpscope.analysis.text.text_table import OutputFormat, TextTable
 from dpscope.analysis.training.comparison import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -109,7 +110,8 @@ def _judge(
 
 def _print_verdict(found: Judgement, share: float, console: Console) -> None:
     """The answer first: what got slower, a row per cell, what would have been seen."""
-    console.print(f"\n{_verdict(found, share)}", highlight=False)
+    console.print()
+    console.print(Trimmed(Text(_verdict(found, share))))
     if detection := detection_text(found.changes):
         console.print(detection, highlight=False, soft_wrap=True)
     print_table(console, verdict_table(found.changes))

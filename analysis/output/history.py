@@ -31,4 +31,7 @@ def history_table(runs: Sequence[RunData]) -> TextTable:
         (run.path.name, run.manifest.created_at[:16], *(show(steps.get((index, cell)), unit) for cell in cells))
         for index, run in enumerate(runs)
     ]
-    return TextTable("Steps by time", ("run", "begun", *(f"{cell} [{unit.label}]" for cell in cells)), tuple(rows))
+    headings = ("run", "begun", *(f"{cell} [{unit.label}]" for cell in cells))
+    return TextTable(
+        "Steps by time", headings, tuple(rows), ("in the order in which the runs were begun: a run records no commit",)
+    )

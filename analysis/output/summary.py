@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpscope.analysis.report.printed import PrintedReport
-from dpscope.analysis.text.terminal import folded, print_table
+from dpscope.analysis.text.terminal import Trimmed, folded, print_table
 from dpscope.analysis.text.units import counted, sentence
 from dpscope.profiling.records.finding import Finding
 
@@ -21,13 +21,13 @@ def print_summary(console: Console, report: PrintedReport, page: Path, findings:
     """About 25 lines at 80 columns; `--verbose` prints what the page holds."""
     console.print()
     if report.caveat:
-        console.print(Text(report.caveat, style="yellow"))
+        console.print(Trimmed(Text(report.caveat, style="yellow")))
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for label, answer in zip(_LABELS, report.answers, strict=True):
         grid.add_row(label, folded(answer))
-    console.print(grid)
+    console.print(Trimmed(grid))
     print_table(console, report.summary)
     if findings:
         _print_worst(console, report.findings)
@@ -43,7 +43,7 @@ def _print_worst(console: Console, findings: Sequence[Finding]) -> None:
     grid = Table.grid(padding=(0, 1))
     for one in grave[:MOST_FINDINGS]:
         grid.add_row(Text(one.severity, style=_STYLES[one.severity]), folded(_short(one)))
-    console.print(grid)
+    console.print(Trimmed(grid))
     more = len(grave) - MOST_FINDINGS
     if more > 0:
         console.print(Text(f"{counted(more, 'more finding')} in the report, or with --verbose.", style="dim"))

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.traced_jobs import job_content, job_csv, job_findings, job_tables, the_one_job
 from dpscope.analysis.output.traces import few_of_each_kind, records, trace_status
 from dpscope.analysis.partials.merge import analyze_partials, partials_among
-from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_tables, reading
+from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs
@@ -122,8 +122,9 @@ def _write(report: "Report", folder: Path, figure_formats: Sequence[str] | None)
 
 def _print_decisive(console: Console, findings: Sequence[Finding]) -> None:
     for finding in (one for one in findings if one.code == TraceCode.COMMUNICATION_COST):
-        console.print(f"\n[bold]{escape(sentence(finding.message))}[/]", highlight=False)
-        console.print(escape(sentence(finding.next_step)), style="dim", highlight=False)
+        console.print()
+        console.print(Trimmed(Text(sentence(finding.message), style="bold")))
+        console.print(Trimmed(Text(sentence(finding.next_step), style="dim")))
 
 
 def _print_others(console: Console, findings: Sequence[Finding], modelled: "Report | None") -> None:

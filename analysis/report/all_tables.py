@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.findings.estimate_gaps import error_table, identity_table
-from dpscope.analysis.findings.predictions import collective_table
+from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.findings.scaling import law_table, scaling_table
 from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
@@ -89,6 +89,7 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
     idle = rows[rows["prediction_contention"].isna() & (rows["strategy"] == "ddp")]
     if len(idle):
         notes += (f"without contention, as on an idle machine: {', '.join(map(str, idle['cell']))}",)
+    notes += tuple(off_notes(comparison, shared_cores=run.device_type == "cpu"))
     later = (
         ("the calibration was made after the run had begun, so these are not forecasts",)
         if comparison.calibrated_later

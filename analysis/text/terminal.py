@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,23 @@ from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.finding import Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+class Trimmed:
+    """What rich draws, without the blanks with which it fills lines up: they are noise in logs and in copied text."""
+
+    def __init__(self, drawn: RenderableType) -> None:
+        self._drawn = drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in console.render_lines(self._drawn, options, pad=False):
+            text = list(line)
+            while text and not text[-1].control and not text[-1].text.rstrip(" "):
+                text.pop()
+            if text and not text[-1].control:
+                text[-1] = Segment(text[-1].text.rstrip(" "), text[-1].style)
+            yield from text
+            yield Segment.line()
 
 
 @contextmanager
@@ -46,7 +64,7 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
 def print_table(console: Console, table: TextTable) -> None:
     """One table with its notes beneath it; what the terminal has no room for continues below, the first column repeated."""
     console.print()
-    console.print(Text(table.title, style="bold"))
+    console.print(Trimmed(Text(table.title, style="bold")))
     for columns in _fitting(table, console.width):
         drawn = Table(pad_edge=False, box=None, padding=(0, 1))
         for index in columns:
@@ -59,9 +77,9 @@ def print_table(console: Console, table: TextTable) -> None:
             )
         for row in table.rows:
             drawn.add_row(*(escape(row[index]) for index in columns))
-        console.print(drawn)
+        console.print(Trimmed(drawn))
     for note in table.notes:
-        console.print(Text(note, style="dim"))
+        console.print(Trimmed(Text(note, style="dim")))
 
 
 def _width(table: TextTable, index: int) -> int:
@@ -97,7 +115,7 @@ def print_missing(console: Console, reasons: Iterable[str]) -> None:
     rows = Table.grid(padding=(0, 1))
     for reason in reasons:
         rows.add_row("-", folded(reason, "dim"))
-    console.print(rows)
+    console.print(Trimmed(rows))
 
 
 def print_findings(console: Console, findings: Iterable[Finding]) -> None:
@@ -109,4 +127,4 @@ def print_findings(console: Console, findings: Iterable[Finding]) -> None:
         said = folded(f"{sentence(finding.message)} ")
         said.append(sentence(finding.next_step), style="dim")
         rows.add_row(Text(finding.severity, style=_STYLES[finding.severity]), said)
-    console.print(rows)
+    console.print(Trimmed(rows))

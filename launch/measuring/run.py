@@ -48,7 +48,8 @@ def run_sweep(
     DpscopeError for a mistake of the user's, before anything is started.
     """
     description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
-    print_plan(description, console)
+    if repeats_by_cell is None or not all(job.done for job in description.jobs):  # --detect tells its choice itself
+        print_plan(description, console)
     run = RunFolder(out)
 
     with held(run.path, console):

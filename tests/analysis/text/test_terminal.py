@@ -1,6 +1,7 @@
 """What is printed on a terminal: long paths are folded, never cut."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -28,3 +29,21 @@ def test_a_long_path_is_there_to_its_end(width: int, where: str) -> None:
     lines = [line.removeprefix("warning").strip() for line in out.getvalue().splitlines()]
     assert PATH in "".join(lines)
     assert "…" not in out.getvalue()
+
+
+def test_no_line_ends_in_blanks() -> None:
+    """Of a table, of a wrapped note and of findings, with and without colours; what was said stays whole."""
+    table = TextTable(
+        "Times", ("cell", "step [ms]"), (("single-d1-b8", "1.0"), ("a", "22.0")), ("a note that is long " * 6,)
+    )
+    for colour in (False, True):
+        console = Console(
+            file=io.StringIO(), width=40, force_terminal=colour, color_system="standard" if colour else None
+        )
+        print_table(console, table)
+        print_findings(console, [TraceCode.NO_EVENTS.finding("a cell " * 12)])
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        assert [line for line in plain.splitlines() if line != line.rstrip()] == []
+        assert " ".join(plain.split()).count("a note that is long") == 6
+        assert "22.0" in plain
