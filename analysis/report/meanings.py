@@ -184,6 +184,8 @@ _COLLECTIVES = {
     "per step": "How many per rank and step",
     "measured": "Median transfer: the shortest duration over the ranks",
     "predicted": "What the model says of this size",
+    "slowest": "Median over the collectives of their longest duration over the ranks, waiting included",
+    "calib.": "The slowest rank in the calibration, where all begin together: nobody waits",
     "error": "Predicted over measured, minus 1",
 }
 _SCALING = {
