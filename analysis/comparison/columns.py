@@ -78,6 +78,9 @@ COLUMNS = (
     Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
     *_range("samples_per_s", "samples/s", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"),
     Column(
+        "tokens_per_s", "tokens/s", "rate", "time", "Throughput times the tokens of a sample, where samples are tokens"
+    ),
+    Column(
         "samples_per_s_without_wait",
         "samples/s w/o loader",
         "rate",

@@ -111,6 +111,12 @@ def _put_times(row: Row, data: CellData, spread: Spread) -> None:
         samples_per_s_without_wait=without_wait.value,
         block_count=with_wait.count,
     )
+    tokens = data.ranks[0][1].tokens_per_sample
+    rate = with_wait.value
+    row.put(
+        "samples are not made of tokens" if tokens is None else "no block was timed",
+        tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,
+    )
 
 
 def throughput(data: CellData, without_wait: bool) -> Range:

@@ -17,13 +17,19 @@ def best_sentence(comparison: Comparison) -> str:
     """
     if comparison.decisive:
         return comparison.decisive
-    return (
-        sharding_headline(comparison.costs)
-        or _gap(comparison)
-        or _speedup(comparison)
-        or _communication(comparison)
-        or _NOTHING
-    )
+    said = sharding_headline(comparison.costs) or _gap(comparison) or _speedup(comparison) or _communication(comparison)
+    return (said or _NOTHING) + _tokens(comparison)
+
+
+def _tokens(comparison: Comparison) -> str:
+    """Which cell trains most tokens, where samples are made of them."""
+    table = comparison.table
+    if "tokens_per_s" not in table or table["tokens_per_s"].isna().all():
+        return ""
+    known = table[table["tokens_per_s"].notna()]
+    rates = dict(zip(known["cell"].astype(str), known["tokens_per_s"].astype(float), strict=True))
+    best = max(rates, key=lambda cell: rates[cell])
+    return f"; most tokens a second: {rates[best]:,.0f} by {best}"
 
 
 def _gap(comparison: Comparison) -> str:

@@ -141,7 +141,7 @@ def summary_table(comparison: Comparison) -> TextTable:
 
 def summary_view(comparison: Comparison) -> View:
     """What the first table holds: of traces that no run made other columns than of a run."""
-    return _TRACED if comparison.of_traces else _SUMMARY
+    return _TRACED if comparison.of_traces else _with_tokens(_SUMMARY, comparison)
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
@@ -177,7 +177,7 @@ def shown_views(comparison: Comparison) -> list[View]:
     """The views as far as they have something to show: predictions and utilisation need a link or a calibration."""
     table = comparison.table
     kept = []
-    for view in _VIEWS:
+    for view in (_with_tokens(one, comparison) for one in _VIEWS):
         if comparison.of_traces and view.name in _OF_RUNS:
             continue
         optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
@@ -188,6 +188,14 @@ def shown_views(comparison: Comparison) -> list[View]:
             dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
             kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
     return kept
+
+
+def _with_tokens(view: View, comparison: Comparison) -> View:
+    """A view of throughput with tokens in place of samples, where samples are made of them."""
+    table = comparison.table
+    if "samples_per_s" not in view.columns or "tokens_per_s" not in table or table["tokens_per_s"].isna().all():
+        return view
+    return replace(view, columns=tuple("tokens_per_s" if name == "samples_per_s" else name for name in view.columns))
 
 
 def _without_missing(view: View, table: pd.DataFrame) -> View:

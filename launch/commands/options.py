@@ -26,7 +26,9 @@ BatchSize = Annotated[
 Scaling = Annotated[str | None, typer.Option(help="weak, strong or both")]
 Model = Annotated[
     str | None,
-    typer.Option(help="resnet18_cifar, resnet8_cifar, a torchvision model, or your own package.module:function"),
+    typer.Option(
+        help="resnet18_cifar, resnet8_cifar, gpt_5m, a torchvision model, or your own package.module:function"
+    ),
 ]
 Data = Annotated[str | None, typer.Option(help="synthetic, fake, digits or cifar10")]
 DataDir = Annotated[str | None, typer.Option(help="where cifar10 lies")]
@@ -80,10 +82,7 @@ StaticGraph = Annotated[
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
 DdpAlone = Annotated[
-    bool | None,
-    typer.Option(
-        "--ddp-alone/--no-ddp-alone", help="measure DDP on one device as well, where it is measured on several"
-    ),
+    bool | None, typer.Option("--ddp-alone/--no-ddp-alone", help="measure DDP on one device too, beside several")
 ]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
 Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]

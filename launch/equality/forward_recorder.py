@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpscope.launch.workload.nested import leaves
 from dpscope.profiling.records.equality import OUTPUT_ELEMENTS
 
 
-def fingerprints(images: Tensor) -> NDArray[np.uint64]:
-    """A 64-bit hash of every sample of a batch, of its values in single precision."""
-    rows = images.detach().to("cpu", torch.float32).flatten(1).numpy()
+def fingerprints(inputs: Any) -> NDArray[np.uint64]:
+    """A 64-bit hash of every sample of a batch of nested tensors, of their values in single precision."""
+    parts = [one.detach().to("cpu", torch.float32).reshape(len(one), -1) for one in leaves(inputs)]
+    rows = torch.cat(parts, dim=1).numpy()
     digests = (hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=8).digest() for row in rows)
     return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
 
@@ -40,15 +42,15 @@ class ForwardRecorder:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._passes: list[tuple[NDArray[np.uint64], dict[str, NDArray[Any]]]] = []
-        model.register_forward_pre_hook(self._entering())
+        model.register_forward_pre_hook(self._entering(), with_kwargs=True)
         for name, module in model.named_modules():
             if not any(module.children()):
                 module.register_forward_hook(self._leaving(name or "model"))
         model.register_forward_hook(self._done())  # after the hook of a model without inner modules
 
     def _entering(self) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self._local.samples = fingerprints(inputs[0])
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._local.samples = fingerprints((inputs, named))
             self._local.outputs = {}
 
         return hook

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dpscope.launch.workload.nested import called, mapped
+
 _RANDOM_LAYERS = ("dropout", "stochasticdepth")
 
 
@@ -22,8 +24,8 @@ def switch_off_random_layers(model: nn.Module) -> list[str]:
     return found
 
 
-def freeze_batch_norm(model: nn.Module, images: Tensor) -> None:
-    """Have every batch norm use the statistics of `images` from now on; its weight and bias go on learning.
+def freeze_batch_norm(model: nn.Module, inputs: Any) -> None:
+    """Have every batch norm use the statistics of `inputs` from now on; its weight and bias go on learning.
 
     The statistics a model is built with (mean 0, variance 1) would not do: nothing would be normalised, and a deep
     network's first losses then overflow.
@@ -34,7 +36,7 @@ def freeze_batch_norm(model: nn.Module, images: Tensor) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative mean: after one batch, that batch's statistics
     with torch.no_grad():
-        model(images)
+        called(model, inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
@@ -52,10 +54,13 @@ def batch_norms_by_batch(model: nn.Module) -> list[str]:
 def to_double(model: nn.Module) -> nn.Module:
     """The model in double precision, taking batches in single precision as before."""
 
-    def widen(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(one.double() if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
+    def doubled(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
 
-    model.register_forward_pre_hook(widen)
+    def widen(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        return mapped(doubled, inputs), mapped(doubled, named)
+
+    model.register_forward_pre_hook(widen, with_kwargs=True)
     return model.double()
 
 

@@ -55,9 +55,9 @@ class SampleHistory:
         self._columns: dict[str, list[NDArray[Any]]] = {}
         self.first_outputs: Arrays = {}  # per module call of the first step
 
-    def add(self, step: int, epoch: int, indices: Sequence[int], images: Tensor) -> None:
+    def add(self, step: int, epoch: int, indices: Sequence[int], inputs: Any) -> None:
         """The batch of one more step, once its forward is over."""
-        batch = fingerprints(images)
+        batch = fingerprints(inputs)
         entered, outputs = self._forward.take(batch)
         if step == 0:
             self.first_outputs = outputs

@@ -15,7 +15,7 @@ from dpscope.profiling.records.equality import (
     EqualityTraining,
     Precision,
 )
-from dpscope.profiling.records.matrix import Strategy, layouts_of
+from dpscope.profiling.records.matrix import PER_DEVICE, Strategy, layouts_of
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
@@ -53,7 +53,7 @@ def equality_settings(
     )
     _check(config, devices.kind, freeze_batch_norm, sync_batch_norm)
     check_data(config.workload)
-    checked_model_size(config.workload)
+    checked_model_size(config.workload, config.optimizer)
     return EqualitySettings(
         config=config,
         device=devices.kind,
@@ -157,5 +157,5 @@ def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy) -> Cell:
         strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,
         devices=devices,
         batch_size=config.matrix.batch_sizes[0] // devices,
-        nodes=layouts[0].nodes if strategy == "ddp" and layouts else 1,
+        nodes=layouts[0].nodes if strategy in PER_DEVICE and layouts else 1,
     )

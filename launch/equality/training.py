@@ -1,5 +1,6 @@
 """One process's part in the trainings of one cell of `dpscope equal`: k steps from the seed, everything kept."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, jo
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching
-from dpscope.launch.workload.models import BuiltModel, build_model
+from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.nested import mapped, moved
 from dpscope.launch.workload.strategies import wrap_for
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, EqualityTraining
 from dpscope.profiling.records.run import Cell
@@ -56,7 +59,7 @@ def _compute_reproducibly() -> None:
 
 
 class KeptBatches:
-    """A stream that keeps the images it handed out last."""
+    """A stream that keeps the inputs it handed out last."""
 
     def __init__(self, batches: BatchStream) -> None:
         self._batches = batches
@@ -64,13 +67,13 @@ class KeptBatches:
         self.loader_workers = batches.loader_workers
         self.epoch = batches.epoch
         self.samples = batches.samples
-        self.images = torch.empty(0)
+        self.inputs: Any = None
 
     def next_batch(self) -> Batch:
-        """The next (images, labels)."""
-        self.images, labels = self._batches.next_batch()
+        """The next (inputs, targets)."""
+        self.inputs, targets = self._batches.next_batch()
         self.epoch, self.samples = self._batches.epoch, self._batches.samples
-        return self.images, labels
+        return self.inputs, targets
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
         """The next batch is that of `epoch` and its `step`."""
@@ -107,7 +110,7 @@ class _Process:
         if self._training.shares > 1 and not batch_norms_by_batch(model):
             return  # shares would make no difference
         if self._settings.freeze_batch_norm:
-            freeze_batch_norm(model, self._first_images(built))
+            freeze_batch_norm(model, self._first_inputs(built))
         if self._settings.sync_batch_norm and self._cell.per_device:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         if self._settings.precision == "float64":
@@ -116,17 +119,27 @@ class _Process:
             nudge(model, self._settings.config.workload.seed)
         forward = ForwardRecorder(model)
         recorder = TrainingRecorder(model, forward)
-        self._take_steps(model, self._stream(built), recorder)
+        self._take_steps(model, self._stream(built), recorder, built)
         shuffled = self._settings.config.workload.data != "synthetic"
         whole_weights = self._training.kind == "compared" and self._rank == 0
         recorder.save(folder, self._rank, batch_norms_by_batch(model), random_layers, shuffled, whole_weights)
 
-    def _take_steps(self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder) -> None:
+    def _take_steps(
+        self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder, built: BuiltModel
+    ) -> None:
         wrapped = wrap_for(model, self._cell, self._device)
         kept = KeptBatches(batches)
         micro_batching = MicroBatching(count=self._training.shares)
         config = self._settings.config
-        train_step = TrainStep(wrapped, kept, config.optimizer, config.workload.amp, self._device, micro_batching)
+        train_step = TrainStep(
+            wrapped,
+            kept,
+            config.optimizer,
+            config.workload.amp,
+            self._device,
+            micro_batching,
+            built=self._in_double(built),
+        )
 
         def before_the_optimizer(optimizer: Any, arguments: Any, keywords: Any) -> None:
             recorder.add_gradients()
@@ -136,7 +149,18 @@ class _Process:
             train_step()
             assert train_step.last_loss is not None
             recorder.add_step(train_step.last_loss.item())
-            recorder.samples.add(step, kept.epoch, kept.samples, kept.images)
+            recorder.samples.add(step, kept.epoch, kept.samples, kept.inputs)
+
+    def _in_double(self, built: BuiltModel) -> BuiltModel:
+        """The model's own loss, of targets in the precision in which is trained."""
+        loss = built.loss
+        if loss is None or self._settings.precision != "float64":
+            return built
+
+        def in_double(outputs: Any, targets: Any) -> torch.Tensor:
+            return loss(outputs, mapped(lambda one: one.double() if one.is_floating_point() else one, targets))
+
+        return dataclasses.replace(built, loss=in_double)
 
     def _stream(self, built: BuiltModel) -> BatchStream:
         rank = self._rank if self._cell.per_device else 0
@@ -147,7 +171,7 @@ class _Process:
         share = self._settings.global_batch_size // self._settings.devices
         return Cell(strategy="ddp" if one_share else "dp", devices=self._settings.devices, batch_size=share)
 
-    def _first_images(self, built: BuiltModel) -> torch.Tensor:
+    def _first_inputs(self, built: BuiltModel) -> Any:
         """The first global batch, the same for every process."""
         workload = msgspec.structs.replace(self._settings.config.workload, workers=0, workers_total=None)
-        return open_stream(workload, self._fed(False), built, 0, self._device).next_batch()[0].to(self._device)
+        return moved(open_stream(workload, self._fed(False), built, 0, self._device).next_batch()[0], self._device)

@@ -131,10 +131,13 @@ def _prepare(
         rank=place.rank,
         devices=devices,
         model=wrapped,
-        step=TrainStep(wrapped, batches, job.config.optimizer, workload.amp, devices[0], micro_batching(job.cell)),
+        step=TrainStep(
+            wrapped, batches, job.config.optimizer, workload.amp, devices[0], micro_batching(job.cell), built=built
+        ),
         folder=job.folder,
         report=report,
         units=units,
+        tokens=built.tokens,
     )
     return process, sizes
 
@@ -196,6 +199,7 @@ def _rank_result(
         ),
         last_loss=None if loss is None else loss.item(),
         units=process.units,
+        tokens_per_sample=process.tokens,
         state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=environment,
     )

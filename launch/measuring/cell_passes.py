@@ -37,6 +37,7 @@ class CellProcess:
     folder: RepeatFolder
     report: Callable[[str], None]  # tells which pass begins
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
+    tokens: int | None = None  # of a sample, where it is made of tokens
     look_at_devices: Callable[[], None] = nothing  # called while the last timed steps run
 
     def synchronise(self) -> None:

@@ -95,7 +95,7 @@ def plan_run(
     _check_out(run, resolved, fresh)
     plan = make_plan(resolved.matrix, resolved.workload.samples, devices.kind)
     plan = plan if fresh or not is_run_folder(out) else _as_begun(plan, run.manifest())
-    size = checked_model_size(resolved.workload)
+    size = checked_model_size(resolved.workload, resolved.optimizer)
     jobs = tuple(
         _planned_job(run, planned.cell, repeat, resolved, devices.kind, size, fresh)
         for repeat in range(resolved.measurement.repeats)

@@ -231,7 +231,7 @@ def unshardable(cell: Cell) -> str | None:
         return f"{cell.strategy} on one device has nobody to share with; ddp on one device tells what wrapping costs"
     if cell.strategy == "hsdp":
         groups, shards = shard_groups("hsdp", cell.devices, cell.nodes)
-        if cell.devices < HSDP_DEVICES or groups * shards != cell.devices:
+        if cell.devices < HSDP_DEVICES or shards < 2 or groups * shards != cell.devices:
             return f"hsdp shards within groups and replicates over them: {cell.devices} devices are no two groups of two or more"
     return None
 

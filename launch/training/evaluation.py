@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 from dpscope.launch.workload.image_sets import EpochSamples, ImageSet
+from dpscope.launch.workload.nested import called, moved
 from dpscope.launch.workload.sharding import reshard_all
+from dpscope.launch.workload.tasks import BatchLoss, BuiltModel
+from dpscope.profiling.store.errors import DpscopeError
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,11 @@ class LearningSums:
         self.values.zero_()
 
     def add(self, logits: Tensor, labels: Tensor, mean_loss: Tensor) -> None:
-        """Count samples whose mean loss is known."""
-        correct = (logits.argmax(dim=1) == labels).sum()
+        """Count samples whose mean loss is known; of several answers a sample (tokens) its share of correct ones."""
+        classes = -1 if logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape else 1
+        correct = (logits.argmax(dim=classes) == labels).sum()
         self.values[0] += mean_loss.double() * len(labels)
-        self.values[1] += correct
+        self.values[1] += correct / max(1, labels[0].numel())
         self.values[2] += len(labels)
 
     def over_all_processes(self) -> Learned:
@@ -50,6 +54,18 @@ class LearningSums:
             loss=mean_loss if torch.isfinite(total[0]) else None,
             accuracy=100 * correct / samples,
             samples=round(samples),
+        )
+
+
+def check_learnable(name: str, built: BuiltModel) -> None:
+    """Raise DpscopeError for a model whose targets are no classes: trainings are compared by their accuracy."""
+    if built.make_batch is None:
+        return
+    targets = built.make_batch(0, 1)[1]
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        raise DpscopeError(
+            f"--model {name}: its targets are no classes, so there is no accuracy to train to; measure it with dpscope run, or "
+            "compare its strategies with dpscope equal"
         )
 
 
@@ -69,8 +85,9 @@ def evaluate(
     batch_size: int,
     device: torch.device,
     together: int | None = None,
+    loss: BatchLoss | None = None,
 ) -> Learned:
-    """Loss (plain cross-entropy) and accuracy over the samples of all processes, this one's being `samples`.
+    """Loss (the model's own, else cross-entropy) and accuracy over the samples of all processes, this one's being `samples`.
 
     The model is tested as it would be saved, which is as rank 0 has it, in eval mode; it comes back as it was. `together` is
     how many forward passes all processes take where the model is sharded over them: whoever has fewer batches takes part
@@ -82,13 +99,12 @@ def evaluate(
     with torch.no_grad(), _buffers_of_rank_zero(model):
         for start in range(0, len(samples), batch_size):
             chosen = samples[start : start + batch_size]
-            batch, labels = (
-                part.to(device, non_blocking=True) for part in images.__getitems__(EpochSamples(0, chosen))
-            )
-            logits = model(batch).float()
-            sums.add(logits, labels, nn.functional.cross_entropy(logits.double(), labels))
+            inputs, labels = moved(images.__getitems__(EpochSamples(0, chosen)), device)
+            logits = called(model, inputs).float()
+            mean = nn.functional.cross_entropy(logits.double(), labels) if loss is None else loss(logits, labels)
+            sums.add(logits, labels, mean)
         for _ in range(math.ceil(len(samples) / batch_size), together or 0):
-            model(images.__getitems__(EpochSamples(0, [0]))[0].to(device))
+            called(model, moved(images.__getitems__(EpochSamples(0, [0]))[0], device))
     if together is not None:
         reshard_all(model)
     model.train(was_training)

@@ -69,7 +69,7 @@ def plan_trainings(
     devices = resolve_devices(config.workload.device)
     resolved = resolve_training(config, devices, nodes)
     check_data(resolved.workload)
-    checked_model_size(resolved.workload)
+    checked_model_size(resolved.workload, resolved.optimizer)
     folder = TrainFolder(out)
     check_train_place(out, fresh)
     if is_train_folder(out) and not fresh:

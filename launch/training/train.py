@@ -17,7 +17,7 @@ from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
-from dpscope.launch.training.evaluation import Learned, LearningSums, evaluate, shard
+from dpscope.launch.training.evaluation import Learned, LearningSums, check_learnable, evaluate, shard
 from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.learning_rate import LearningRateSchedule
 from dpscope.launch.training.loop import TrainState, train
@@ -25,9 +25,10 @@ from dpscope.launch.workload.augmentation import random_words
 from dpscope.launch.workload.image_sets import check_classes, test_images
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
-from dpscope.launch.workload.models import BuiltModel, build_model
+from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.sharding import is_sharded
 from dpscope.launch.workload.strategies import wrap_for
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.records.checkpoint import CheckpointDescription
@@ -102,6 +103,7 @@ def prepare(
     _seed_all(job.seed)
     built = build_model(workload.model)
     check_classes(workload, built)
+    check_learnable(workload.model, built)
     model = built.model.to(device).train()
     precise = with_precision(model, workload.amp, device)
     wrapped = wrap_for(precise, cell, device)
@@ -118,6 +120,7 @@ def prepare(
         micro_batching(cell),
         job.config.label_smoothing,
         on_forward=sums.add,
+        built=built,
     )
     schedule = LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
     state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
@@ -142,7 +145,7 @@ def _test(
     tested = precise if job.cell.per_device else wrapped
     batch_size = shares * job.config.eval_batch_size
     together = math.ceil(math.ceil(len(images) / place.world_size) / batch_size) if is_sharded(wrapped) else None
-    return lambda: evaluate(tested, images, samples, batch_size, device, together)
+    return lambda: evaluate(tested, images, samples, batch_size, device, together, built.loss)
 
 
 def _seed_all(seed: int) -> None:

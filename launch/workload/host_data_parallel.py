@@ -10,6 +10,7 @@ thread of its own and then sums the gradients, as DataParallel's devices do.
 """
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpscope.launch.workload.nested import leaves, mapped
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.range_names import (
     GATHER,
@@ -54,19 +56,18 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
         """Each replica's chunk of every tensor, copied; anything else is passed to all."""
         keywords = kwargs or {}
-        sizes = {len(value) for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)}
+        sizes = {len(tensor) for tensor in leaves((inputs, keywords))}
         assert len(sizes) == 1, f"inputs with different batch sizes: {sorted(sizes)}"
         splits = [len(chunk) for chunk in torch.empty(sizes.pop()).chunk(len(device_ids))]
         starts = [sum(splits[:index]) for index in range(len(splits))]
 
-        def share(value: Any, index: int) -> Any:
-            return value.narrow(0, starts[index], splits[index]).clone() if isinstance(value, Tensor) else value
-
         scattered_inputs, scattered_keywords = [], []
         for index in range(len(splits)):
             with named_range(replica_range(SCATTER, index)):
-                scattered_inputs.append(tuple(share(value, index) for value in inputs))
-                scattered_keywords.append({name: share(value, index) for name, value in keywords.items()})
+                share = functools.partial(_copied_part, start=starts[index], length=splits[index])
+                copies = mapped(share, (tuple(inputs), dict(keywords)))
+                scattered_inputs.append(copies[0])
+                scattered_keywords.append(copies[1])
         return tuple(scattered_inputs), tuple(scattered_keywords)
 
     def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
@@ -104,6 +105,10 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
             return _concatenate(outputs)
         joined: Tensor = _JoinReplicas.apply(outputs, replicas, *master)
         return joined
+
+
+def _copied_part(tensor: Tensor, start: int, length: int) -> Tensor:
+    return tensor.narrow(0, start, length).clone()
 
 
 class _JoinReplicas(torch.autograd.Function):

@@ -10,14 +10,15 @@ from torch.utils.data import Dataset
 from dpscope.launch.workload.augmentation import Augmentation
 from dpscope.launch.workload.data_files import CIFAR_DEVIATION, CIFAR_MEAN
 from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
-from dpscope.launch.workload.models import BuiltModel
+from dpscope.launch.workload.nested import joined_batches
+from dpscope.launch.workload.tasks import BuiltModel, MakeBatch
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 _CLASSES = 10  # of digits and of CIFAR-10
 
-Batch = tuple[Tensor, Tensor]
-"""Images (N x C x H x W, float32) and labels (N, int64)."""
+Batch = tuple[Any, Any]
+"""Inputs and targets: images (N x C x H x W, float32) and labels (N, int64), or nested tensors of a model's own."""
 
 
 class EpochSamples(NamedTuple):
@@ -47,7 +48,7 @@ class StoredImages(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._labels)
 
-    def __getitems__(self, batch: EpochSamples) -> Batch:
+    def __getitems__(self, batch: EpochSamples) -> tuple[Tensor, Tensor]:
         chosen = torch.as_tensor(batch.samples)
         images = self._images[chosen]
         if self._augmentation is not None:
@@ -73,12 +74,29 @@ class FakeImages(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._images)
 
-    def __getitems__(self, batch: EpochSamples) -> Batch:
+    def __getitems__(self, batch: EpochSamples) -> tuple[Tensor, Tensor]:
         images, labels = zip(*(self._images[sample] for sample in batch.samples), strict=True)
         return torch.stack(images), torch.tensor(labels)
 
 
-ImageSet = StoredImages | FakeImages
+class MadeSamples(Dataset[Any]):
+    """What a model's own function makes: sample by sample, each from a seed of its own, so that it is the same in every batch."""
+
+    def __init__(self, make_batch: MakeBatch, first: int, count: int) -> None:
+        self._make_batch = make_batch
+        self._first = first
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitems__(self, batch: EpochSamples) -> Batch:
+        made = [self._make_batch(self._first + sample, 1) for sample in batch.samples]
+        inputs, targets = joined_batches(made, torch.cat)
+        return inputs, targets
+
+
+ImageSet = StoredImages | FakeImages | MadeSamples
 
 
 def training_images(workload: Workload, built: BuiltModel, augment: bool = True) -> ImageSet:
@@ -87,6 +105,8 @@ def training_images(workload: Workload, built: BuiltModel, augment: bool = True)
         return _cifar10(workload, train=True, augmentation=Augmentation(workload.seed, 4, True) if augment else None)
     if workload.data == "digits":
         return _digits(train=True, augmentation=Augmentation(workload.seed, 3, False) if augment else None)
+    if built.make_batch is not None:
+        return MadeSamples(built.make_batch, first=0, count=workload.samples)
     return FakeImages(built, first=0, count=workload.samples)
 
 
@@ -96,11 +116,19 @@ def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
         return _cifar10(workload, train=False, augmentation=None)
     if workload.data == "digits":
         return _digits(train=False, augmentation=None)
-    return FakeImages(built, first=workload.samples, count=max(1, workload.samples // 5))
+    count = max(1, workload.samples // 5)
+    if built.make_batch is not None:
+        return MadeSamples(built.make_batch, first=workload.samples, count=count)
+    return FakeImages(built, first=workload.samples, count=count)
 
 
 def check_classes(workload: Workload, built: BuiltModel) -> None:
-    """Raise DpscopeError for a model that cannot tell the data's classes apart."""
+    """Raise DpscopeError for a model that cannot tell the data's classes apart, or makes batches of its own."""
+    if built.make_batch is not None and workload.data not in ("synthetic", "fake"):
+        raise DpscopeError(
+            f"--data {workload.data}: {workload.model} makes its own batches; use synthetic (one of them again and again) or "
+            "fake (a sample from each seed)"
+        )
     if workload.data in ("digits", "cifar10") and built.classes < _CLASSES:
         raise DpscopeError(
             f"--model {workload.model}: it tells {built.classes} classes apart and {workload.data} has {_CLASSES}; "

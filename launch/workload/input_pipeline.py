@@ -5,6 +5,7 @@ the r-th share of DataParallel's batch, augmented alike (launch/workload/augment
 seeded per process: the dropped units are not the same.
 """
 
+import functools
 import math
 import signal
 from collections import deque
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from dpscope.launch.jobs.parent_death import die_with_job
 from dpscope.launch.workload.image_sets import Batch, EpochSamples, training_images
 from dpscope.launch.workload.micro_batches import by_micro_batches
-from dpscope.launch.workload.models import BuiltModel
+from dpscope.launch.workload.nested import joined_batches
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
 
@@ -31,7 +33,7 @@ class BatchStream(Protocol):
     loader_workers: int
 
     def next_batch(self) -> Batch:
-        """The next (images, labels)."""
+        """The next (inputs, targets)."""
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
         """The next batch is that of `epoch` and its `step`, both counted from 0."""
@@ -145,8 +147,8 @@ class LoadedBatches:
         if batch is None:
             batch = next(self._begin(self.epoch + 1))
         self.samples = self._requests.ahead.popleft().samples
-        images, labels = batch
-        return images, labels
+        inputs, targets = batch
+        return inputs, targets
 
     def start_epoch(self, epoch: int, step: int = 0) -> None:
         """Begin that epoch, from its `step` on, whatever is left of the current one."""
@@ -170,15 +172,15 @@ def open_stream(
     """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
     ranks = range(rank, rank + 1) if cell.per_device else range(cell.devices)
     if workload.data == "synthetic":
-        shares = [_random_batch(built, cell.batch_size, workload.seed + share) for share in ranks]
-        images, labels = (
-            torch.cat(by_micro_batches(parts, cell.options.accumulate)).to(device)
-            for parts in zip(*shares, strict=True)
+        make_batch = built.make_batch or functools.partial(_random_batch, built)
+        shares = [make_batch(workload.seed + share, cell.batch_size) for share in ranks]
+        batch = joined_batches(
+            shares, lambda parts: torch.cat(by_micro_batches(parts, cell.options.accumulate)).to(device)
         )
         steps = math.ceil(workload.samples / cell.global_batch_size)
         indices = [list(range(share * cell.batch_size, (share + 1) * cell.batch_size)) for share in ranks]
         samples = [index for part in by_micro_batches(indices, cell.options.accumulate) for index in part]
-        return SyntheticBatches((images, labels), samples, steps)
+        return SyntheticBatches(batch, samples, steps)
     images_to_learn = training_images(workload, built, augment)
     sampler = RankOrderBatchSampler(
         images_to_learn, cell.devices, ranks, cell.batch_size, workload.seed, cell.options.accumulate
@@ -217,7 +219,7 @@ def _bind_to_parent(worker_index: int) -> None:
     die_with_job()
 
 
-def _random_batch(built: BuiltModel, batch_size: int, seed: int) -> Batch:
+def _random_batch(built: BuiltModel, seed: int, batch_size: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch_size, *built.input_shape, generator=generator)
     labels = torch.randint(built.classes, (batch_size,), generator=generator)

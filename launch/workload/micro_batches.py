@@ -4,13 +4,15 @@ A process's batch is made of shares, one per device it feeds: one under DDP, N u
 the j-th part of every share, in rank order, so that DataParallel's j-th micro-batch is what DDP's ranks have in theirs.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from dpscope.launch.workload.nested import batch_size, mapped
 from dpscope.profiling.records.run import Cell
 
 _Share = TypeVar("_Share", list[int], Tensor)
@@ -43,12 +45,16 @@ class MicroBatching:
     count: int = 1
     shares: int = 1
 
-    def cut(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def cut(self, inputs: Any, targets: Any) -> list[tuple[Any, Any]]:
         """The micro-batches of a batch that `by_micro_batches` ordered; views, nothing is copied."""
         if self.count == 1:
-            return [(images, labels)]
-        sizes = [size * self.shares for size in part_sizes(len(labels) // self.shares, self.count)]
-        return list(zip(torch.split(images, sizes), torch.split(labels, sizes), strict=True))
+            return [(inputs, targets)]
+        sizes = [size * self.shares for size in part_sizes(batch_size(inputs) // self.shares, self.count)]
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        return [
+            mapped(functools.partial(torch.narrow, dim=0, start=start, length=size), (inputs, targets))
+            for start, size in zip(starts, sizes, strict=True)
+        ]
 
 
 def micro_batching(cell: Cell) -> MicroBatching:

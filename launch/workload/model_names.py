@@ -2,4 +2,5 @@
 
 CIFAR_RESNET = "resnet18_cifar"
 SMALL_RESNET = "resnet8_cifar"
-OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET)  # the names that need no torch to be known
+GPTS = ("gpt_5m", "gpt_30m", "gpt_124m")
+OWN_MODELS = (CIFAR_RESNET, SMALL_RESNET, *GPTS)  # the names that need no torch to be known

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpscope.launch.workload.data_files import IMAGE_SHAPES
-from dpscope.launch.workload.model_names import CIFAR_RESNET, SMALL_RESNET
-from dpscope.profiling.records.config import Workload
+from dpscope.launch.workload.model_names import CIFAR_RESNET, GPTS, SMALL_RESNET
+from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
-    from dpscope.launch.workload.models import BuiltModel
+    from dpscope.launch.workload.tasks import BuiltModel
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,23 @@ class ModelSize:
 SIZES = {
     CIFAR_RESNET: ModelSize(parameters=11_173_962, multiplications=555_422_720),
     SMALL_RESNET: ModelSize(parameters=78_042, multiplications=3_125_888),
+    "gpt_5m": ModelSize(parameters=5_289_472, multiplications=704_643_072),
+    "gpt_30m": ModelSize(parameters=29_545_472, multiplications=8_053_063_680),
+    "gpt_124m": ModelSize(parameters=124_439_808, multiplications=145_824_153_600),
 }
 
 
-def checked_model_size(workload: Workload) -> ModelSize:
+def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -> ModelSize:
     """Build the model of a run once, so that a mistake in it is told before any job starts; returns its size.
 
-    The user's own is found from the working directory, as it is in workers. Raises DpscopeError, for a function that fails
-    with the line of the user's file.
+    `optimizer` are settings that a model which brings its own optimizer must not contradict. The user's own is found from
+    the working directory, as it is in workers. Raises DpscopeError, for a function that fails with the line of the user's
+    file.
     """
+    if workload.model in GPTS and workload.data not in ("synthetic", "fake"):
+        raise DpscopeError(
+            f"--data {workload.data}: {workload.model} is fed with tokens; use --data synthetic or --data fake"
+        )
     if workload.model in SIZES:
         return SIZES[workload.model]
     if os.getcwd() not in sys.path:
@@ -49,7 +57,20 @@ def checked_model_size(workload: Workload) -> ModelSize:
     except MemoryError as error:
         raise DpscopeError(f"--model {workload.model}: this host has not enough memory to build it") from error
     check_classes(workload, built)
+    if optimizer is not None and built.make_optimizer is not None:
+        _check_own_optimizer(workload.model, optimizer)
     return size_of(built, IMAGE_SHAPES.get(workload.data))
+
+
+def _check_own_optimizer(model: str, asked: Optimizer) -> None:
+    """Raise DpscopeError for settings of SGD that do nothing: the model's own optimizer takes the learning rate alone."""
+    usual = Optimizer()
+    for name in ("momentum", "weight_decay"):
+        if getattr(asked, name) != getattr(usual, name):
+            raise DpscopeError(
+                f"--{name.replace('_', '-')} {getattr(asked, name):g} does nothing here: {model} brings its own "
+                "optimizer, which is given --lr alone; omit it"
+            )
 
 
 @contextmanager
@@ -76,12 +97,17 @@ def size_of(built: "BuiltModel", image_shape: tuple[int, ...] | None = None) -> 
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from dpscope.launch.workload.nested import called, mapped
+
     model = built.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     samples = 2  # batch norm does not take one
     try:
         with FlopCounterMode(display=False) as counter:
-            model.to("meta")(torch.zeros(samples, *(image_shape or built.input_shape), device="meta"))
+            if built.make_batch is not None:
+                called(model.to("meta"), mapped(lambda tensor: tensor.to("meta"), built.make_batch(0, samples)[0]))
+            else:
+                model.to("meta")(torch.zeros(samples, *(image_shape or built.input_shape), device="meta"))
     except Exception:  # whatever the user's forward needs that shapes do not have
         return ModelSize(parameters=parameters, multiplications=None)
     return ModelSize(parameters=parameters, multiplications=counter.get_total_flops() // 2 // samples)

@@ -1,27 +1,19 @@
-"""The models dpscope can train: CIFAR's ResNet-18 and ResNet-8, torchvision's classification models, the user's own."""
+"""The models dpscope can train: CIFAR's ResNet-18 and ResNet-8, GPTs, torchvision's classification models, the user's own."""
 
 import difflib
 import importlib
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dpscope.launch.workload.model_names import CIFAR_RESNET, OWN_MODELS, SMALL_RESNET
+from dpscope.launch.workload.gpt import build_gpt
+from dpscope.launch.workload.model_names import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
 from dpscope.launch.workload.small_resnet import SmallResNet
+from dpscope.launch.workload.tasks import BuiltModel, told_model
 from dpscope.profiling.store.errors import DpscopeError
-
-
-@dataclass(frozen=True)
-class BuiltModel:
-    """A model and the batches it takes."""
-
-    model: nn.Module
-    input_shape: tuple[int, ...]  # of one sample, without the batch dimension
-    classes: int
 
 
 class AutocastModel(nn.Module):
@@ -36,25 +28,27 @@ class AutocastModel(nn.Module):
         self.device_type = device_type
         self.dtype = dtype
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of `images`, in the lower precision."""
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What the model makes of its inputs, in the lower precision."""
         with torch.autocast(self.device_type, dtype=self.dtype):
-            logits: Tensor = self.model(images)
-        return logits
+            return self.model(*inputs, **named)
 
 
 def build_model(name: str) -> BuiltModel:
     """Build the model called `name`, on the CPU, from the current random state.
 
-    `name` is ``resnet18_cifar``, ``resnet8_cifar``, a torchvision classification model (224 x 224 pixels, 1000 classes), or
-    ``package.module:function``, found from the working directory. That function takes no arguments and returns
-    a module, which then is fed 3 x 32 x 32 pixels and 10 classes, or a tuple (module, shape of a sample,
-    classes). Raises DpscopeError for a name that leads nowhere.
+    `name` is ``resnet18_cifar``, ``resnet8_cifar``, a GPT such as ``gpt_5m``, a torchvision classification model (224 x 224
+    pixels, 1000 classes), or ``package.module:function``, found from the working directory. That function takes no arguments
+    and returns a module, which then is fed 3 x 32 x 32 pixels and 10 classes, a tuple (module, shape of a sample, classes),
+    or a dictionary that may hold batches, loss and optimizer as well (`tasks.told_model`). Raises DpscopeError for a name that
+    leads nowhere.
     """
     if name == CIFAR_RESNET:
         return BuiltModel(model=cifar_resnet18(), input_shape=(3, 32, 32), classes=10)
     if name == SMALL_RESNET:
         return BuiltModel(model=SmallResNet(), input_shape=(3, 32, 32), classes=10)
+    if name in GPTS:
+        return build_gpt(name)
     if ":" in name:
         return _users_model(name)
     return _torchvision_model(name)
@@ -156,11 +150,13 @@ def _users_model(name: str) -> BuiltModel:
         raise
     except Exception as error:
         raise DpscopeError(f"--model {name}: {function_name}() failed: {_told(error)}; correct it there") from error
+    if isinstance(made, dict):
+        return told_model(name, made)
     if isinstance(made, nn.Module):
         return BuiltModel(model=made, input_shape=(3, 32, 32), classes=10)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
         return BuiltModel(model=made[0], input_shape=tuple(made[1]), classes=int(made[2]))
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "
-        "return a torch.nn.Module or (module, shape of a sample, number of classes)"
+        "return a torch.nn.Module, (module, shape of a sample, number of classes), or a dictionary: see docs/own-model.md"
     )

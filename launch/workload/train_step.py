@@ -6,6 +6,7 @@ benchmarks/timed_pass_cost.py and told in docs/measures.md.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.workload.input_pipeline import BatchStream
 from dpscope.launch.workload.micro_batches import MicroBatching
 from dpscope.launch.workload.models import AutocastModel
+from dpscope.launch.workload.nested import batch_size, called, mapped, moved
 from dpscope.launch.workload.sharding import is_composed, is_sharded, unreduced
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
 from dpscope.profiling.records.config import Optimizer
@@ -27,8 +30,8 @@ _HALVES = frozenset(AUTOCAST_DTYPES.values())
 
 _NAMED = 4  # parameters in a message
 
-OnForward = Callable[[Tensor, Tensor, Tensor], None]
-"""Told of every forward: its logits, its labels and its mean loss, none of which remember how they were computed."""
+OnForward = Callable[[Any, Any, Tensor], None]
+"""Told of every forward: its outputs, its targets and its mean loss, none of which remember how they were computed."""
 
 
 class TrainStep:
@@ -48,6 +51,7 @@ class TrainStep:
         micro_batching: MicroBatching = MicroBatching(),  # noqa: B008 (frozen)
         label_smoothing: float = 0.0,
         on_forward: OnForward | None = None,
+        built: BuiltModel | None = None,
     ) -> None:
         self.model = model
         self.batches = batches
@@ -64,12 +68,8 @@ class TrainStep:
         self._device = device
         self._label_smoothing = label_smoothing
         self._on_forward = on_forward
-        self.optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=optimizer.learning_rate,
-            momentum=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-        )
+        self._loss = built.loss if built is not None else None
+        self.optimizer = _optimizer(model, optimizer, built)
         # Only fp16's range is short enough to need its gradients scaled.
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         self._scaled = self.scaler.is_enabled()
@@ -77,17 +77,15 @@ class TrainStep:
     def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
         """Train on the next batch; on CUDA the work is queued, not finished, when this returns."""
         with named_range(DATA):
-            images, labels = self.batches.next_batch()
+            batch = self.batches.next_batch()
         batch_arrived()
         with named_range(HOST_TO_DEVICE):
-            if images.device != self._device:
-                images = images.to(self._device, non_blocking=True)
-                labels = labels.to(self._device, non_blocking=True)
-        samples = labels.shape[0]
+            inputs, targets = moved(batch, self._device)
+        samples = batch_size(inputs)
         if self._micro_batching.count == 1:
-            loss = self._add_gradients(images, labels)
+            loss = self._add_gradients(inputs, targets)
         else:
-            loss = self._add_parts(self._micro_batching.cut(images, labels), samples)
+            loss = self._add_parts(self._micro_batching.cut(inputs, targets), samples)
         if self._needs_all_gradients:
             self._check_gradients()
         self._graph_to_learn = False
@@ -110,31 +108,33 @@ class TrainStep:
         if not self._reduces_in_buckets:
             return
         self.batches.start_epoch(0)
-        images, labels = (part.to(self._device) for part in self.batches.next_batch())
+        inputs, targets = moved(self.batches.next_batch(), self._device)
         # With a static graph, the first backward learns the graph, and only the second one the order of the buckets.
         for _ in range(2 if getattr(self.model, "static_graph", False) else 1):
-            self._add_gradients(*self._micro_batching.cut(images, labels)[0])
+            self._add_gradients(*self._micro_batching.cut(inputs, targets)[0])
             if self._needs_all_gradients:
                 self._check_gradients()
             self.optimizer.zero_grad(set_to_none=True)
         self._graph_to_learn = False
 
-    def _add_parts(self, parts: list[tuple[Tensor, Tensor]], samples: int) -> Tensor:
+    def _add_parts(self, parts: list[tuple[Any, Any]], samples: int) -> Tensor:
         """Forward and backward of one micro-batch after the other; returns the whole batch's mean loss."""
         losses = []
-        for index, (images, labels) in enumerate(parts):
+        for index, (inputs, targets) in enumerate(parts):
             with nullcontext() if index == len(parts) - 1 else self._without_reduction():
-                losses.append(self._add_gradients(images, labels, len(labels) / samples))
+                losses.append(self._add_gradients(inputs, targets, batch_size(inputs) / samples))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _add_gradients(self, images: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
+    def _add_gradients(self, inputs: Any, targets: Any, weight: float = 1.0) -> Tensor:
         """Forward and backward of a part of the batch; returns its part of the batch's mean loss."""
         with named_range(FORWARD):
-            outputs = self.model(images)
-            logits = outputs.float() if outputs.dtype in _HALVES else outputs
-            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=self._label_smoothing)
+            outputs = mapped(_in_full, called(self.model, inputs))
+            if self._loss is not None:
+                loss = self._loss(outputs, targets)
+            else:
+                loss = nn.functional.cross_entropy(outputs, targets, label_smoothing=self._label_smoothing)
             if self._on_forward is not None:
-                self._on_forward(logits.detach(), labels, loss.detach())
+                self._on_forward(mapped(torch.detach, outputs), targets, loss.detach())
             if weight != 1:
                 loss = loss * weight
             self._graph = loss
@@ -169,6 +169,23 @@ class TrainStep:
         """Whether gradients are reduced by DDP's reducer, wrapped around the model or composed with it."""
         ddp = isinstance(self.model, DistributedDataParallel)
         return ddp or (self._composed and not is_sharded(self.model))
+
+
+def _in_full(tensor: Tensor) -> Tensor:
+    """A tensor in single precision where it is in half: losses are taken so."""
+    return tensor.float() if tensor.dtype in _HALVES else tensor
+
+
+def _optimizer(model: nn.Module, settings: Optimizer, built: BuiltModel | None) -> torch.optim.Optimizer:
+    """The model's own, with the learning rate that is asked for; else SGD with its settings."""
+    if built is not None and built.make_optimizer is not None:
+        return built.make_optimizer(model.parameters(), settings.learning_rate)
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
 
 
 def with_precision(model: nn.Module, amp: str, device: torch.device) -> nn.Module:

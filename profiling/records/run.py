@@ -198,9 +198,7 @@ class Manifest(Stored, frozen=True):
     environment: Environment
     plan: tuple[PlannedCell, ...]
     findings: tuple[Finding, ...] = ()
-    normalisation: str | None = (
-        None  # by what images were normalised, in words; None where dpscope does not or did not tell
-    )
+    normalisation: str | None = None  # of images, in words; None where dpscope does not or did not tell
     script: str | None = (
         None  # the command of a script that was attached to: of `config` its model and windows are told then
     )
@@ -254,10 +252,10 @@ class ParameterSizes(Stored, frozen=True):
 class ShardedUnit(Stored, frozen=True):
     """Parameters that FSDP gathers together, those of one wrapped module that no wrapped module within it holds."""
 
-    name: str  # of the module; empty for the whole model
+    name: str  # of the module; empty: the whole model
     shapes: tuple[tuple[int, ...], ...]  # of its parameters, unsharded
-    trained: tuple[bool, ...]  # of each of them, whether it requires a gradient
-    element_bytes: tuple[int, ...]  # of each of them
+    trained: tuple[bool, ...]  # whether each of them requires a gradient
+    element_bytes: tuple[int, ...]  # of each
     resharded: bool  # whether it is gathered once more for the backward pass
 
 
@@ -291,6 +289,7 @@ class RankResult(Stored, frozen=True):
     last_loss: float | None = None
     attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
+    tokens_per_sample: int | None = None
     state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
 
 

@@ -69,6 +69,27 @@ def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(
 
 
 @pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    out = tmp_path_factory.mktemp("tokens") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(USER_MODELS)
+        assert sweep(out, strategy="dp,ddp", devices="2", model="own_batches:tokens").exit_status == 0
+    return report_of(out, Targets())
+
+
+@pytest.mark.process
+def test_a_model_of_tokens_is_measured_in_tokens(tokens: Report) -> None:
+    assert [finding.code for finding in tokens.findings if finding.severity == "error"] == []
+    table = tokens.comparison.table.set_index("cell")
+    assert list(table.index) == ["dp-host-d2-b2", "ddp-d2-b2"]
+    assert (table["tokens_per_s"] / table["samples_per_s"]).round(6).eq(6).all()
+    # Embedding 11 x 8, linear 8 x 8 + 8 and 8 x 11 + 11 in single precision, no buffers: 259 numbers.
+    assert table.loc["ddp-d2-b2", "bytes_per_step"] == 4 * (88 + 72 + 99)
+    assert "most tokens a second: " in tokens.headline
+    assert "tokens/s" in tokens.printed.summary.headings
+
+
+@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     out = tmp_path_factory.mktemp("run") / "run"
     with pytest.MonkeyPatch.context() as patch:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.workload.models import BuiltModel, build_model
+from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.strategies import wrap
+from dpscope.launch.workload.tasks import BuiltModel
 from tests.helpers.paths import USER_MODELS
 
 spec = importlib.util.spec_from_file_location("compare_gradients", USER_MODELS / "compare_gradients.py")

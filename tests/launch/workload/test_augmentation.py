@@ -11,7 +11,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.augmentation import Augmentation, random_words
 from dpscope.launch.workload.image_sets import EpochSamples, StoredImages, training_images
 from dpscope.launch.workload.input_pipeline import open_stream
-from dpscope.launch.workload.models import BuiltModel
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
 

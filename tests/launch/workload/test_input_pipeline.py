@@ -15,7 +15,7 @@ from dpscope.launch.workload import image_sets
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.image_sets import EpochSamples, training_images
 from dpscope.launch.workload.input_pipeline import RankOrderBatchSampler, loader_workers, open_stream
-from dpscope.launch.workload.models import BuiltModel
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize, checked_model_size, size_of
-from dpscope.launch.workload.models import BuiltModel, build_model
+from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS

@@ -1,0 +1,85 @@
+"""A training beyond classifying images: its own batches, loss and optimizer, told by a user's function or brought here."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpscope.launch.workload.nested import leaves
+from dpscope.profiling.store.errors import DpscopeError
+
+MakeBatch = Callable[[int, int], tuple[Any, Any]]
+"""From a seed and a number of samples to inputs and targets, nested tensors whose first dimension is the sample."""
+BatchLoss = Callable[[Any, Any], Tensor]
+"""From outputs and targets to the mean over the samples."""
+MakeOptimizer = Callable[[Iterable[nn.Parameter], float], Optimizer]
+"""From parameters and the learning rate to an optimizer."""
+
+_KEYS = ("module", "input_shape", "classes", "make_batch", "loss", "optimizer", "tokens")
+_TRIED = 3  # samples of the batch that a function is tried with
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model and the batches it takes: images of a shape and as many classes, or what `make_batch` makes."""
+
+    model: nn.Module
+    input_shape: tuple[int, ...] = (3, 32, 32)  # of one sample, without the batch dimension
+    classes: int = 10
+    make_batch: MakeBatch | None = None
+    loss: BatchLoss | None = None
+    make_optimizer: MakeOptimizer | None = None
+    tokens: int | None = None  # of a sample, where it is made of tokens
+
+
+def told_model(name: str, made: Mapping[str, Any]) -> BuiltModel:
+    """What a user's dictionary says; raises DpscopeError, naming what is wrong in it, for `--model name`."""
+    function = f"--model {name}: {name.partition(':')[2]}()"
+    if unknown := [key for key in made if key not in _KEYS]:
+        raise DpscopeError(f"{function} returned a dictionary with {unknown[0]!r}; it may hold {', '.join(_KEYS)}")
+    if not isinstance(made.get("module"), nn.Module):
+        raise DpscopeError(f"{function} returned a dictionary without a torch.nn.Module as its 'module'; add it")
+    for key in ("make_batch", "loss", "optimizer"):
+        if made.get(key) is not None and not callable(made[key]):
+            raise DpscopeError(f"{function}: {key} is {type(made[key]).__name__}; give a function")
+    if made.get("make_batch") is None and made.get("loss") is not None:
+        raise DpscopeError(f"{function}: a loss of its own needs make_batch, which says what it compares with; add it")
+    built = BuiltModel(
+        model=made["module"],
+        input_shape=tuple(made.get("input_shape") or (3, 32, 32)),
+        classes=int(made.get("classes") or 10),
+        make_batch=made.get("make_batch"),
+        loss=made.get("loss"),
+        make_optimizer=made.get("optimizer"),
+        tokens=made.get("tokens"),
+    )
+    if built.make_batch is not None:
+        _check_batch(function, built.make_batch)
+    return built
+
+
+def _check_batch(function: str, make_batch: MakeBatch) -> None:
+    """Raise DpscopeError unless batches are pairs of nested tensors with a sample in each row, the same for the same seed."""
+    try:
+        batches = [make_batch(0, _TRIED) for _ in range(2)]
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DpscopeError(f"{function}: make_batch(0, {_TRIED}) failed: {told}; correct it there") from error
+    if not all(isinstance(batch, tuple) and len(batch) == 2 for batch in batches):
+        raise DpscopeError(f"{function}: make_batch returned {type(batches[0]).__name__}; return (inputs, targets)")
+    tensors = [list(leaves(batch)) for batch in batches]
+    if not tensors[0] or not list(leaves(batches[0][0])):
+        raise DpscopeError(f"{function}: make_batch returned no tensor as inputs; return (inputs, targets)")
+    wrong = [tuple(one.shape) for one in tensors[0] if one.ndim == 0 or len(one) != _TRIED]
+    if wrong:
+        raise DpscopeError(
+            f"{function}: make_batch(0, {_TRIED}) returned a tensor of shape {wrong[0]}; the first dimension of each is that "
+            "of the samples"
+        )
+    if not all(torch.equal(one, other) for one, other in zip(*tensors, strict=True)):
+        raise DpscopeError(
+            f"{function}: make_batch(0, {_TRIED}) returned two different batches; draw from the seed alone"
+        )

@@ -1,0 +1,160 @@
+"""Models with batches, losses and optimizers of their own, in one process: what each strategy trains on and computes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpscope.launch.training.evaluation import LearningSums, check_learnable
+from dpscope.launch.workload.host_data_parallel import HostDataParallel
+from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_classes, training_images
+from dpscope.launch.workload.input_pipeline import open_stream
+from dpscope.launch.workload.micro_batches import micro_batching
+from dpscope.launch.workload.model_size import SIZES, checked_model_size, size_of
+from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.nested import batch_size, called, joined_batches, leaves, mapped
+from dpscope.launch.workload.tasks import BuiltModel
+from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.records.config import Optimizer, Workload
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import USER_MODELS
+
+HOST = torch.device("cpu")
+OWN = ("own_batches:regression", "own_batches:tokens", "own_batches:regression_by_adam")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(USER_MODELS)
+    monkeypatch.syspath_prepend(str(USER_MODELS))
+
+
+def trained(name: str, strategy: CellStrategy, devices: int, accumulate: int = 1, data: str = "fake") -> list[Tensor]:
+    """The weights after three steps on a global batch of four samples."""
+    torch.manual_seed(0)
+    built = build_model(name)
+    options = CellOptions(accumulate=accumulate)
+    cell = Cell(strategy=strategy, devices=devices, batch_size=4 // devices, options=options)
+    workload = Workload(model=name, data=data, workers=0, samples=12)  # type: ignore[arg-type]
+    fed = cell if devices > 1 else Cell(strategy="dp", devices=2, batch_size=2, options=options)
+    batches = open_stream(workload, fed, built, 0, HOST)
+    model = HostDataParallel(built.model, devices) if strategy == "dp-host" else built.model
+    step = TrainStep(model, batches, Optimizer(learning_rate=0.01), "off", HOST, micro_batching(fed), built=built)
+    for _ in range(3):
+        assert step().samples == 4
+    return [parameter.detach().clone() for parameter in built.model.parameters()]
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("data", ["fake", "synthetic"])
+def test_replicas_and_micro_batches_train_as_one_device_does(name: str, data: str) -> None:
+    alone = trained(name, "single", 1, data=data)
+    for other in (trained(name, "dp-host", 2, data=data), trained(name, "single", 1, accumulate=2, data=data)):
+        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, other, strict=True))
+    torch.manual_seed(0)
+    untrained = list(build_model(name).model.parameters())
+    assert not any(torch.allclose(one, two, atol=1e-6) for one, two in zip(alone, untrained, strict=True))
+
+
+def test_the_optimizer_is_the_models_own() -> None:
+    built = build_model("own_batches:regression_by_adam")
+    cell = Cell(strategy="single", devices=1, batch_size=2)
+    batches = open_stream(Workload(data="synthetic"), cell, built, 0, HOST)
+    step = TrainStep(built.model, batches, Optimizer(learning_rate=0.03), "off", HOST, built=built)
+    assert isinstance(step.optimizer, torch.optim.Adam)
+    assert step.optimizer.param_groups[0]["lr"] == 0.03
+
+
+def test_a_sample_is_the_same_in_every_batch() -> None:
+    built = build_model("own_batches:regression")
+    samples = training_images(Workload(data="fake", samples=12), built)
+    assert isinstance(samples, MadeSamples)
+    whole = samples.__getitems__(EpochSamples(0, [3, 5, 7]))
+    alone = samples.__getitems__(EpochSamples(1, [5]))
+    assert torch.equal(whole[0]["left"][1], alone[0]["left"][0])
+    assert torch.equal(whole[0]["right"][1][1], alone[0]["right"][1][0])
+    assert whole[0]["scale"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("no_module", "without a torch.nn.Module as its 'module'"),
+        ("misspelt", "a dictionary with 'losss'"),
+        ("unseeded", "two different batches; draw from the seed alone"),
+        ("without_rows", "a tensor of shape (2, 3); the first dimension of each is that of the samples"),
+        ("failing_batch", "make_batch(0, 3) failed: TypeError"),
+    ],
+)
+def test_mistakes_are_named(function: str, said: str) -> None:
+    with pytest.raises(DpscopeError) as caught:
+        build_model(f"own_batches:{function}")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_would_do_nothing_are_refused() -> None:
+    own = Workload(model="own_batches:regression_by_adam")
+    with pytest.raises(DpscopeError, match=r"--momentum 0\.5 does nothing here"):
+        checked_model_size(own, Optimizer(momentum=0.5))
+    assert checked_model_size(own, Optimizer(learning_rate=0.5)).parameters == 4 + 5
+    with pytest.raises(DpscopeError, match="--data digits"):
+        check_classes(Workload(model="own_batches:tokens", data="digits"), build_model("own_batches:tokens"))
+    with pytest.raises(DpscopeError, match="gpt_5m is fed with tokens"):
+        checked_model_size(Workload(model="gpt_5m", data="digits"))
+
+
+def test_a_training_needs_classes() -> None:
+    check_learnable("tokens", build_model("own_batches:tokens"))
+    check_learnable("images", BuiltModel(nn.Identity()))
+    with pytest.raises(DpscopeError, match="its targets are no classes"):
+        check_learnable("own_batches:regression", build_model("own_batches:regression"))
+
+
+def test_the_accuracy_of_tokens_counts_each_samples_share() -> None:
+    """Two samples of four tokens: three of four right, and one of four: 0.75 + 0.25 of 2 samples."""
+    targets = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]])
+    answers = torch.tensor([[0, 1, 2, 1], [1, 0, 0, 0]])
+    sums = LearningSums(HOST)
+    sums.add(nn.functional.one_hot(answers, 3).float(), targets, torch.tensor(2.0))
+    learned = sums.over_all_processes()
+    assert (learned.accuracy, learned.loss, learned.samples) == (50.0, 2.0, 2)
+
+
+@pytest.mark.parametrize("name", ["gpt_5m", "gpt_30m", "gpt_124m"])
+def test_gpts_are_as_large_as_is_said(name: str) -> None:
+    with torch.device("meta"):
+        built = build_model(name)
+    assert size_of(built) == SIZES[name]
+    assert built.tokens == built.input_shape[0]
+
+
+def test_a_gpt_learns_from_earlier_tokens_alone() -> None:
+    torch.manual_seed(0)
+    built = build_model("gpt_5m")
+    assert built.make_batch is not None
+    (tokens, targets) = built.make_batch(1, 2)
+    assert tokens.shape == targets.shape == (2, 128)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    changed = tokens.clone()
+    changed[:, 64:] = 0
+    with torch.no_grad():
+        before, after = built.model(tokens[:, :96]), built.model(changed[:, :96])
+    assert torch.allclose(before[:, :64], after[:, :64], atol=1e-5)
+    assert not torch.allclose(before[:, 64:], after[:, 64:], atol=1e-2)
+
+
+def test_nested_values() -> None:
+    value = {"a": torch.tensor([1, 2]), "b": [(torch.tensor([3, 4]), "text")]}
+    assert [one.tolist() for one in leaves(value)] == [[1, 2], [3, 4]]
+    doubled = mapped(lambda one: one * 2, value)
+    assert doubled["b"][0][0].tolist() == [6, 8]
+    assert doubled["b"][0][1] == "text"
+    both = joined_batches([value, doubled], torch.cat)
+    assert both["a"].tolist() == [1, 2, 2, 4]
+    assert batch_size(both) == 4
+    add = nn.Module()
+    add.forward = lambda one, other: one + other
+    one = torch.ones(1)
+    assert called(add, (one, one)) == called(add, {"one": one, "other": one}) == 2
