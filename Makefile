@@ -44,6 +44,7 @@ bench: $(VENV)/.installed .venv-bench/.installed
 	$(BIN)/python benchmarks/whole_process.py
 	$(BIN)/python benchmarks/trace_reading.py --gib --hta-python .venv-bench/bin/python
 	$(BIN)/python benchmarks/many_ranks.py
+	$(BIN)/python benchmarks/thousand_ranks.py
 	$(BIN)/python benchmarks/tracer_cost.py
 	$(BIN)/python benchmarks/timed_pass_cost.py
 	$(BIN)/python benchmarks/prediction.py

@@ -100,7 +100,8 @@ def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
 
 def _row(one: RankTables) -> pa.RecordBatch:
     summary = one.summary
-    evidence = _Evidence(summary.range_counts, summary.parallelism, summary.backward_ends_us)
+    evidence = msgspec.to_builtins(_Evidence(summary.range_counts, summary.parallelism, summary.backward_ends_us))
+    evidence["parallelism"]["asked_kinds"].sort()  # a set has another order in every process
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
     columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
     columns["findings"] = pa.array([msgspec.to_builtins(one.findings)], SCHEMA.field("findings").type)

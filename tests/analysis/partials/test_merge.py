@@ -54,7 +54,7 @@ def assert_equal(found: TraceAnalysis, expected: TraceAnalysis) -> None:
     assert found.timelines == expected.timelines
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
     seed: int, parts: int, depth: int, rows: pa.Table, expected: TraceAnalysis, tmp_path: Path
