@@ -105,9 +105,9 @@ def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> Non
 
 
 def _wrapped(label: str) -> str:
-    """A series' label on two lines: its strategy above its scaling and batch."""
+    """A series' label on three lines: strategy, scaling, batch; on fewer, four bars' labels run into each other."""
     for scaling in (" weak, ", " strong, "):
-        label = label.replace(scaling, f"\n{scaling.strip()} ")
+        label = label.replace(scaling, f"\n{scaling.strip(' ,')}\n")
     return label
 
 
