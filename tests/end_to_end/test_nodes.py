@@ -1,5 +1,6 @@
 """`dpscope` on two hosts: one command on each; cells over both, losses, preemption, resuming. Skips without root."""
 
+import gzip
 import json
 import os
 import signal
@@ -14,11 +15,12 @@ import pytest
 
 from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.report.calibration import load_calibration
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.launch.nodes.connection import LOST_S
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder
-from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
+from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_hosts
 from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
 from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.sweeps import half_written, processes_of, wait_until
@@ -263,3 +265,38 @@ def test_the_script_for_ssh_starts_every_host_and_tells_the_worst_status(hosts: 
 def named(host: Host) -> str:
     """What gives a shell the host's own name."""
     return f"unshare --uts sh -c 'echo {host.name} > /proc/sys/kernel/hostname && exec \"$@\"' sh"
+
+
+def test_calibration_finds_twice_the_one_way_delay_of_a_hop(hosts: list[Host], tmp_path: Path) -> None:
+    """gloo announces a buffer before it sends: two delays a hop, and an all-reduce of two has two hops, one after the other."""
+    delay_ms, hops = 10.0, 2
+    out = tmp_path / "run"
+    options = ("--device", "cpu", "--devices", "2x1", "--collectives", "all_reduce", "--min-bytes", "4KiB")
+    with delayed(hosts, delay_ms) as late:
+        timed = NodeCommand(
+            late, out, "calibrate", *options, "--max-bytes", "8KiB", "--iterations", "6", "--warmup", "2"
+        )
+        assert timed.wait() == [0, 0], timed.everything()
+    calibration = load_calibration(out)
+    assert [one.interface for one in calibration.hosts] == ["late0", "late0"]
+    for point in calibration.points:
+        assert statistics.median(point.times_us) == pytest.approx(hops * 2 * delay_ms * 1e3, rel=0.15)
+
+
+def test_hosts_with_different_clocks_are_merged_on_one(run: tuple[Path, NodeCommand], tmp_path: Path) -> None:
+    """Rank 1's trace as a host whose clock is 7.25 s ahead would have written it."""
+    ahead_us = 7.25e6
+    folder = RunFolder(run[0]).repeat(OVER_BOTH, 0)
+    files = folder.traces()
+    late = tmp_path / "late"
+    late.mkdir()
+    for path in files:
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        if path.name.startswith("1_"):
+            trace["baseTimeNanoseconds"] += round(ahead_us * 1e3)
+        (late / path.name).write_bytes(gzip.compress(json.dumps(trace).encode()))
+    plain = merge_traces(files, tmp_path / "plain.json").ranks[1].clock
+    ahead = merge_traces(sorted(late.iterdir()), tmp_path / "ahead.json").ranks[1].clock
+    assert ahead.collectives == plain.collectives > 0
+    assert ahead.moved_us - plain.moved_us == pytest.approx(-ahead_us, abs=1.0)
+    assert ahead.residual_us == pytest.approx(plain.residual_us, abs=1.0)

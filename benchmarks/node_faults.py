@@ -1,0 +1,107 @@
+"""A node lost at random moments: how long until the command has ended everywhere, what is left of it, and whether it resumes.
+
+    python benchmarks/node_faults.py --moments 10
+
+Two hosts as network namespaces (root, iproute2). A run of one cell over both meets, at a random moment of each kind of fault:
+kill -9 of one node's dpscope, of the first node's (rank 0's), or the network gone. For every fault a line: seconds until both
+commands had ended, processes that were left after 10 more seconds, and whether the same command then completed the run.
+"""
+
+import argparse
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.helpers.hosts import Host, several_hosts, why_no_hosts
+from tests.helpers.node_commands import TINY, NodeCommand
+from tests.helpers.sweeps import processes_of
+
+LIMIT_S = 90.0  # until everything must have ended
+FAULTS = ("kill node 1", "kill node 0", "cut the network")
+OPTIONS = ("--strategy", "ddp", "--devices", "2x1")
+
+
+def tell(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """The exit status: 1 where something hung, was left, or did not resume."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=10, help="of each kind of fault")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if (why := why_no_hosts()) is not None:
+        tell(f"not run: {why}")
+        return 0
+    random.seed(asked.seed)
+    bad = 0
+    with several_hosts(2, rate="1gbit") as hosts:
+        usual_s = _usual_s(hosts)
+        tell(f"undisturbed: {usual_s:.1f} s")
+        for fault in FAULTS:
+            took = [_one(hosts, fault, random.uniform(0.3, usual_s)) for _ in range(asked.moments)]
+            bad += sum(not well for _, well in took)
+            seconds = [ended_s for ended_s, _ in took]
+            tell(f"{fault}: ended after {statistics.median(seconds):.1f} s (median), {max(seconds):.1f} s at most\n")
+    tell("all ended, nothing was left, all resumed" if not bad else f"{bad} went wrong")
+    return int(bad > 0)
+
+
+def _usual_s(hosts: list[Host]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        began_s = time.monotonic()
+        command = NodeCommand(hosts, Path(folder) / "run", "run", *TINY, *OPTIONS)
+        statuses = command.wait()
+        assert statuses == [0, 0], command.everything()
+        return time.monotonic() - began_s
+
+
+def _one(hosts: list[Host], fault: str, after_s: float) -> tuple[float, bool]:
+    """Seconds until both have ended, and whether all went well."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = NodeCommand(hosts, out, "run", *TINY, *OPTIONS)
+        time.sleep(after_s)
+        began_s = time.monotonic()
+        if fault == "cut the network":
+            hosts[1].cut()
+        else:
+            command.send(signal.SIGKILL, int(fault.removeprefix("kill node ")))
+        try:
+            statuses: object = command.wait(LIMIT_S)
+        except Exception as error:
+            statuses = f"hung: {error}"
+        finally:
+            hosts[1].mend()
+        ended_s = time.monotonic() - began_s
+        left = _left(out)
+        for process in command.processes:
+            process.kill()
+        again = NodeCommand(hosts, out, "run", *TINY, *OPTIONS)
+        resumed = again.wait() == [0, 0]
+        well = isinstance(statuses, list) and not left and resumed
+        tell(
+            f"  {fault} after {after_s:.1f} s: exit statuses {statuses}, {ended_s:.1f} s, {len(left)} processes left, "
+            f"{'resumed' if resumed else 'not resumed: ' + again.everything()[-500:]}"
+        )
+        return ended_s, well
+
+
+def _left(out: Path) -> list[int]:
+    deadline = time.monotonic() + 10
+    while (left := processes_of(out)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+if __name__ == "__main__":
+    sys.exit(main())
