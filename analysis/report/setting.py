@@ -58,6 +58,9 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "Measured", manifest.created_at
     yield "dpscope", manifest.dpscope_version
     yield "Host", environment.hostname
+    for host in manifest.hosts:
+        way = f"gloo over {host.interface or NA}, by {host.interface_chosen_by}"
+        yield f"Node {host.node}", f"{host.hostname}, {host.address}, {way}"
     yield "Platform", environment.platform
     yield "CPU", f"{environment.cpu_name or NA}, {environment.cpu_count} cores usable"
     yield "Memory", show_bytes(environment.memory_bytes)

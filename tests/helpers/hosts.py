@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.helpers.paths import ROOT
+
 INTERFACE = "eth1"
 MOST_HOSTS = 4
 _BURST, _LATENCY = "80kb", "20ms"  # a burst holds one large packet of 64 kB; more of it would pass unshaped
@@ -88,7 +90,7 @@ def several_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
 def delayed(hosts: Sequence[Host], delay_ms: float) -> Iterator[list[Host]]:
     """Two hosts by another way, 10.199.9.1 and .2, on which every packet takes so long."""
     first, second = hosts
-    program = [sys.executable, str(Path(__file__).with_name("delay_relay.py"))]
+    program = [sys.executable, str(ROOT / "tests/helpers/delay_relay.py")]
     relay = subprocess.Popen(
         [*program, first.namespace, second.namespace, str(delay_ms)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
