@@ -94,3 +94,19 @@ def test_an_all_reduce_in_a_job_of_its_own() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DpscopeError, match="rank 0: "):
             all_reduce_once("cuda", 1, console)
+
+
+@pytest.mark.parametrize(
+    ("usable", "kind", "count"),
+    [(True, "cuda", 2), (False, "cpu", None)],  # AMD's device file is there with its driver, also without a GPU
+)
+def test_auto_takes_amds_gpus_which_torch_alone_knows(
+    monkeypatch: pytest.MonkeyPatch, usable: bool, kind: str, count: int | None
+) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/kfd" or exists(path))
+    monkeypatch.setattr(devices, "present_gpus", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    found = resolve_devices("auto")
+    assert (found.kind, found.count) == (kind, count)
