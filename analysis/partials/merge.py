@@ -74,7 +74,9 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
         return timelines_of(pa.concat_tables(drawn)) if drawn else []
 
     unread = [not_read(one.message) for one in _unread(partials, rows)]
-    return analyze_rows(rows.take(pa.array(chosen)), unread, timelines)
+    ordered = rows.take(pa.array(chosen))
+    del partials, rows  # half of all memory, at thousands of ranks
+    return analyze_rows(ordered, unread, timelines)
 
 
 def join_partials(partials: Sequence[Partial]) -> Partial:

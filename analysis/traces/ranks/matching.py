@@ -40,13 +40,14 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     the collectives found so. Collectives of unknown groups that do not end together are not matched; their group's size is NA.
     Bandwidths in GB/s (1e9 B/s).
     """
-    table = pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
+    table = _one_table(rank_tables)
     if table.empty:
         empty = table.reindex(columns=[*table.columns, *MATCHED_COLUMNS])
         return MatchedCollectives(empty.astype(dict.fromkeys(MATCHED_COLUMNS, "Float64") | {"match": "Int64"}), 0, ())
     rank = table["rank"].fillna(-1)
     keys = _same_collective(table.assign(group=_group(table)))
-    groups = table.join(keys).groupby(list(keys.columns), dropna=False, sort=False)
+    compared = table[["rank", "kind", "bytes", "duration_us"]]  # not all columns again: they are millions of rows
+    groups = compared.join(keys).groupby(list(keys.columns), dropna=False, sort=False)
     present = groups["rank"].transform("nunique")
     same_kind = groups["kind"].transform("nunique") <= 1
     same_size = groups["bytes"].transform("nunique") <= 1
@@ -74,6 +75,12 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     disagree = int((to_match & ~sound).sum())
     findings = _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
     return MatchedCollectives(table, unmatched + int(apart.sum()), tuple(findings))
+
+
+def _one_table(rank_tables: list[pd.DataFrame]) -> pd.DataFrame:
+    if len(rank_tables) == 1:
+        return rank_tables[0].reset_index(drop=True)
+    return pd.concat(rank_tables, ignore_index=True) if rank_tables else pd.DataFrame()
 
 
 def _group(table: pd.DataFrame) -> "pd.Series[str]":
