@@ -43,16 +43,18 @@ _CONFIDENCE_WORDS: Mapping[Confidence, str] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """`question` as people ask it, `text` the answer with its number, `confidence` whether chance is excluded."""
+    """`question` as people ask it, `text` the answer with its number, `confidence` whether chance is excluded: of `about`."""
 
     question: str
     text: str
     confidence: Confidence
+    about: str = ""
 
     @property
     def basis(self) -> str:
         """How sure the answer is, in words."""
-        return _CONFIDENCE_WORDS[self.confidence]
+        words = _CONFIDENCE_WORDS[self.confidence]
+        return f"{self.about}: {words}" if self.about else words
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
         said = f"Use {_recommended(gap, chosen)}: {where} it gives {times}."
     else:
         said = f"Not decided: {_name(chosen)} {where} gives {times}."
-    return Answer(question, said + between, _confidence(speedup)), chosen
+    return Answer(question, said + between, _confidence(speedup), "The gain over one device"), chosen
 
 
 def _faster(names: Mapping[str, CellValues], gap: StrategyGap | None) -> CellValues | None:
