@@ -34,7 +34,7 @@ def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
     config = resolve(load_config(study, {}), Devices(kind="cuda", count=4))
     cells = {one.cell for one in make_plan(config.matrix, config.workload.samples, "cuda") if one.skip_reason is None}
     assert {(cell.strategy, cell.devices) for cell in cells} == {
-        ("single", 1), ("dp", 2), ("dp", 4), ("ddp", 2), ("ddp", 4),
+        ("single", 1), ("dp", 2), ("dp", 4), ("ddp", 1), ("ddp", 2), ("ddp", 4),
     }  # fmt: skip
     assert config.workload.data == "cifar10"
 
