@@ -77,9 +77,7 @@ COLUMNS = (
     ),
     Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
     *_range("samples_per_s", "samples/s", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"),
-    Column(
-        "tokens_per_s", "tokens/s", "rate", "time", "Throughput times the tokens of a sample, where samples are tokens"
-    ),
+    Column("tokens_per_s", "tokens/s", "rate", "time", "Throughput in tokens: samples/s times tokens per sample"),
     Column(
         "samples_per_s_without_wait",
         "samples/s w/o loader",
@@ -312,7 +310,7 @@ COLUMNS = (
     Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
     Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),
     Column("peak_allocated_bytes", "peak alloc.", "bytes", "checks", "Largest peak of a device, allocated tensors"),
-    Column("state_bytes", "state", "bytes", "checks", "Parameters, buffers, optimizer state of a device between steps"),
+    Column("state_bytes", "state", "bytes", "checks", "Parameters, buffers, optimizer state on a device between steps"),
     Column("peak_reserved_bytes", "peak reserved", "bytes", "checks", "Largest peak of a device, allocator's reserve"),
 )
 BY_NAME = {column.name: column for column in COLUMNS}

@@ -114,7 +114,7 @@ def _put_times(row: Row, data: CellData, spread: Spread) -> None:
     tokens = data.ranks[0][1].tokens_per_sample
     rate = with_wait.value
     row.put(
-        "samples are not made of tokens" if tokens is None else "no block was timed",
+        "samples are not tokens" if tokens is None else "no block was timed",
         tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,
     )
 
@@ -274,7 +274,9 @@ def _put_checks(row: Row, data: CellData) -> None:
         counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
     )
     held = [rank.state_bytes for _, rank in data.ranks if rank.state_bytes is not None]
-    row.put("measured before this was told, or a script's own", state_bytes=max(held, default=None))
+    row.put(
+        "not recorded by older versions of dpscope or for a script of one's own", state_bytes=max(held, default=None)
+    )
     peaks = [memory for _, rank in data.ranks for memory in rank.memory]
     row.put(
         "the CPU's allocator keeps no peak",

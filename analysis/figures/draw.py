@@ -37,14 +37,14 @@ CAPTIONS = {
     "rank that comes later. Idle: neither.",
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
     "waits": "Mean waiting per traced step: the rank of the row waits in collectives for the column's, which comes last.",
-    "wait_strip": "Left what each rank waits in each traced step, right what the others wait for it, their mean: a dark row on "
-    "the right is a rank that makes all others wait.",
+    "wait_strip": "Left: how long each rank waits in each traced step. Right: how long the others wait for it, on average. A "
+    "dark row on the right is a rank that makes all others wait.",
     "communication": "What the traces show beside what each shortcut would have said; an estimate can be negative.",
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, and what a calibration, the ring on the "
     "link and the link's specification say of such sizes, as far as they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
     "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count.",
-    "what_if": "Predicted, not measured: efficiency on more devices, replayed from the cell that the chapter names, with its 90% "
+    "what_if": "Predicted, not measured: efficiency on more devices, replayed from the cell named in the chapter, with its 90% "
     "band. Points are measured cells of the same batch.",
     "study": "A study's result at a glance: speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "
     "intervals, those of accuracy the range over seeds. Thin lines: Amdahl's law through the strong point of most devices.",

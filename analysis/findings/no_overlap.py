@@ -22,7 +22,7 @@ _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that something w
 _IDLE = 0.3  # of a step, in which a device neither computes nor communicates
 _SMALL = 1 << 20  # bytes: DDP's own first bucket
 _TOO_SMALL = (
-    "so few bytes cost latency, whatever the buckets: a larger batch or gradient accumulation makes it count less"
+    "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
 )
 _NAMED = 4  # buckets in a message
 _REDUCING = ("all_reduce", "reduce_scatter")
@@ -71,7 +71,7 @@ def no_overlap_finding(data: CellData) -> list[Finding]:
     )
     if not reasons:
         return [
-            RunCode.NO_OVERLAP.finding(f"{told}, and the trace shows no reason for it", severity="info"),
+            RunCode.NO_OVERLAP.finding(f"{told}, and the traces do not show why", severity="info"),
         ]
     because = "; ".join(reason.text for reason in reasons)
     severity: Severity = "warning" if data.on_device else "info"
@@ -138,8 +138,8 @@ def _shared_stream(evidence: Evidence) -> Iterator[OverlapReason]:
     if share >= _MOST:
         yield OverlapReason(
             "compute_stream",
-            f"{share:.0%} of it runs on a stream that computes, where one waits for the other",
-            "launch collectives on a stream of their own: async_op=True, or DDP's and FSDP's own streams",
+            f"{share:.0%} of it runs on a stream that also computes, where one waits for the other",
+            "launch collectives on a stream of their own: use async_op=True, or the streams that DDP and FSDP create",
         )
 
 
@@ -148,9 +148,9 @@ def _engine(evidence: Evidence) -> Iterator[OverlapReason]:
     if SUSPECT in ran and evidence.several:
         yield OverlapReason(
             "engine",
-            f"{SUSPECT} ran its {len(evidence.buckets)} buckets, which may make the stream wait for each (not confirmed on "
-            "hardware)",
-            "measure --nccl-engine default,legacy and compare",
+            f"{SUSPECT} ran its {len(evidence.buckets)} buckets and may make the compute stream wait for each (not confirmed "
+            "on hardware)",
+            "compare the engines with --nccl-engine default,legacy",
         )
 
 
@@ -159,11 +159,12 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
     if not exposed > 0 or waiting < _MOST * exposed:
         return
     late = straggler_of(evidence.data)
-    for_whom = f", for rank {late.rank} in {late.steps} of {late.of_steps} steps" if late else ""
+    for_whom = f" (rank {late.rank} in {late.steps} of {late.of_steps} steps)" if late else ""
     yield OverlapReason(
         "late_rank",
-        f"{show_time(waiting)} of {show_time(exposed)} exposed is waiting for a later rank{for_whom}",
-        f"see what {f'rank {late.rank}' if late else 'the last rank'} does before its collectives: no overlap hides its lateness",
+        f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank{for_whom}",
+        f"see what {f'rank {late.rank}' if late else 'the late rank'} does before its collectives: overlap cannot "
+        "hide its lateness",
     )
 
 
@@ -173,14 +174,14 @@ def _one_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
         return
     size = float(buckets["bytes"].iloc[0])
     ready = _ready(buckets["done"].iloc[0])
-    asked = ", as --overlap off asks" if cell.options.overlap == "off" else ""
+    asked = ", because of --overlap off" if cell.options.overlap == "off" else ""
     if size < _SMALL and not asked:
         yield OverlapReason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}", _TOO_SMALL)
         return
     advice = (
-        "--overlap on reduces while the backward pass runs"
+        "--overlap on reduces gradients during the backward pass"
         if asked
-        else f"a bucket cap below that lets parts of it go earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
+        else f"smaller buckets let part of it be reduced earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
     )
     yield OverlapReason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}", advice)
 
@@ -195,7 +196,7 @@ def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
             "last_bucket",
             f"the last of {len(sizes)} buckets holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
             f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
-            "smaller buckets (--bucket-mb) let the first part of it go earlier; what the first layers hold comes last",
+            "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
         )
 
 
@@ -211,11 +212,11 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
     static = options.static_graph == "on"
     yield OverlapReason(
         "late_buckets",
-        f"its buckets are ready when the step's computing is nearly done: {when}{more}"
+        f"its buckets are ready only when the step's compute is nearly done: {when}{more}"
         + (" (with a static graph)" if static else ""),
-        "see why gradients come late: a graph compiled as a whole, static_graph, or one layer that computes most"
+        "find out why gradients come late: a graph compiled as a whole, static_graph, or one layer with most of the compute"
         if not static
-        else "measure without --static-graph and compare",
+        else "compare with a run without --static-graph",
     )
 
 
@@ -226,18 +227,18 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     for kind, called, advice in (
         (
             "broadcast",
-            "broadcasts of buffers, for which the forward pass waits",
-            "--broadcast-buffers off, if each rank may keep its own",
+            "broadcasts of buffers, which the forward pass waits for",
+            "use --broadcast-buffers off if each rank may keep its own buffers",
         ),
         (
             "all_gather",
-            "all-gathers, for which the next block waits",
-            "larger blocks, --strategy fsdp-no-reshard where memory allows, or prefetching (set_modules_to_forward_prefetch)",
+            "all-gathers, which the next block waits for",
+            "try larger blocks, --strategy fsdp-no-reshard if memory allows, or prefetching (set_modules_to_forward_prefetch)",
         ),
     ):
         share = float(own.loc[own["kind"] == kind, "duration_us"].sum()) / total if total else 0.0
         if share >= _BEFORE:
-            yield OverlapReason(kind, f"{share:.0%} of it are {called}", advice)
+            yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
 
 
 def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -252,11 +253,11 @@ def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
         else evidence.communication.head(0)
     )
     steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
-    shown = f" and all-reduces a map of {4 * tensors} B, {len(maps) / steps:.0f} in a step" if len(maps) else ""
+    shown = f" and all-reduce a map of {4 * tensors} B ({len(maps) / steps:.0f} per step)" if len(maps) else ""
     yield OverlapReason(
         "find_unused_parameters",
-        f"find_unused_parameters has it walk the whole graph before each backward pass{shown}",
-        "leave find_unused_parameters out where every parameter is used, or use --static-graph",
+        f"find_unused_parameters makes DDP walk the whole graph before each backward pass{shown}",
+        "omit find_unused_parameters if every parameter is used, or use --static-graph",
     )
 
 
@@ -265,8 +266,8 @@ def _host_bound(evidence: Evidence) -> Iterator[OverlapReason]:
     if evidence.data.on_device and idle >= _IDLE * step:
         yield OverlapReason(
             "host_bound",
-            f"the devices are idle for {show_time(idle)} of a {show_time(step)} step: the host launches too late",
-            "make the host faster: larger batches, compilation, fewer small operators",
+            f"the devices are idle for {show_time(idle)} of a {show_time(step)} step: the host launches work too late",
+            "give the host less to launch: larger batches, compilation, fewer small operators",
         )
 
 
@@ -279,8 +280,9 @@ def _nothing_to_hide_behind(evidence: Evidence) -> Iterator[OverlapReason]:
     if evidence.several and left < _MOST * needed:
         yield OverlapReason(
             "little_computing",
-            f"{show_time(left)} of computing is left when the first bucket is ready, and the transfers need {show_time(needed)}",
-            "more computing per byte: a larger batch, gradient accumulation, or fp16 gradients",
+            f"only {show_time(left)} of compute is left when the first bucket is ready, and the transfers need "
+            f"{show_time(needed)}",
+            "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
         )
 
 
@@ -290,17 +292,19 @@ def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
     processes = evidence.data.cell.processes
     queue = evidence.communication["queue_us"].dropna()
     steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
-    queued = f", and works queue {show_time(float(queue.sum()) / steps)} a step for a thread" if len(queue) else ""
+    queued = (
+        f", and collectives wait {show_time(float(queue.sum()) / steps)} a step for a free thread" if len(queue) else ""
+    )
     yield OverlapReason(
         "gloo",
-        f"gloo's threads run on the cores that compute ({processes} processes){queued}",
-        "nothing to change here: a GPU's collectives do not take its cores",
+        f"gloo's threads share the cores with compute ({processes} processes){queued}",
+        "no action needed: on GPUs, collectives do not use the CPU's cores",
     )
 
 
 def _ready(done: object) -> str:
     known = None if pd.isna(done) else float(done)  # type: ignore[arg-type, call-overload]
-    return "" if known is None else f", ready when {known:.0%} of the step's computing is done"
+    return "" if known is None else f", ready when {known:.0%} of the step's compute is done"
 
 
 def _bytes(size: float) -> str:

@@ -111,8 +111,8 @@ def _other_engines(comparison: Comparison) -> Iterator[Finding]:
         cells = [cell for cell in by_calibration if comparison.other_engines.get(cell) == engine]
         if cells:
             yield RunCode.CALIBRATION_OTHER_ENGINE.finding(
-                f"{', '.join(cells)} ran on {engine}, and the calibration on {comparison.calibrated_engine}: a collective may "
-                "take another time there."
+                f"{', '.join(cells)} ran on {engine}, the calibration on {comparison.calibrated_engine}: collectives may be "
+                "faster or slower there."
             )
 
 

@@ -32,23 +32,24 @@ def sharding_headline(costs: Sequence[StrategyCost]) -> str:
 
 
 def cost_sentence(cost: StrategyCost) -> str:
-    """Such as: FSDP costs 7% a step over DDP (95% interval 5% to 9%, 60 steps); it saves 2.1 GB of peak memory a device."""
-    name, other = _NAMES[cost.strategy], "no wrapper" if cost.alone else "DDP"
+    """Such as: FSDP takes 7% more time per step than DDP (95% interval 5% to 9%, 60 steps); it saves 2.1 GB of
+    peak memory per device."""
+    name, other = _NAMES[cost.strategy], "the unwrapped model" if cost.alone else "DDP"
     ratio, low, high = cost.ratio.value, cost.ratio.low, cost.ratio.high
     assert ratio is not None
     shown = verdict(cost.ratio)
     before = ", before anything is communicated" if cost.alone else ""
     if low is None or high is None:
-        said = f"{name} looks {_percent(ratio)} {_slower(ratio)} a step than {other}{before}, but one repeat cannot show it"
+        said = f"{name} looks {_percent(ratio)} {_slower(ratio)} per step than {other}{before}, but one repeat cannot show it"
     elif shown == "above":
         interval = f"95% interval {_percent(low)} to {_percent(high)}, {cost.ratio.count} steps"
-        said = f"{name} costs {_percent(ratio)} a step over {other}{before} ({interval})"
+        said = f"{name} takes {_percent(ratio)} more time per step than {other}{before} ({interval})"
     elif shown == "below":
         interval = f"95% interval {_percent(high)} to {_percent(low)}, {cost.ratio.count} steps"
-        said = f"{name} saves {_percent(ratio)} a step over {other}{before} ({interval})"
+        said = f"{name} takes {_percent(ratio)} less time per step than {other}{before} ({interval})"
     else:
         interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {cost.ratio.count} steps"
-        said = f"no difference of the step between {name} and {other} is shown{before} ({interval})"
+        said = f"no difference in step time between {name} and {other} is shown{before} ({interval})"
     return said + ("" if cost.alone else _saving(cost))
 
 
@@ -58,8 +59,8 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
         return None
     ratio, saved = Unit("", 1.0, 3), choose_unit("bytes", [one.saved_bytes for one in costs])
     return TextTable(
-        title="Strategies beside the plainer one, same devices and batch per device",
-        headings=("cell", "beside", "ratio", "low", "high", f"saved a device [{saved.label}]", "of"),
+        title="Strategies compared with a simpler one: same devices, same batch per device",
+        headings=("cell", "beside", "ratio", "low", "high", f"saved per device [{saved.label}]", "of"),
         rows=tuple(
             (
                 one.cell,
@@ -71,8 +72,9 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
             for one in costs
         ),
         notes=(
-            "ratio: the cell's median untraced step over the other's, with its 95% interval",
-            "peak: the allocator's over the timed steps; state: parameters, buffers and optimizer state between steps",
+            "ratio: the cell's median untraced step divided by the other's, with its 95% interval",
+            "of peak: the allocator's peak during the timed steps; of state: parameters, buffers and optimizer state between "
+            "steps",
         ),
     )
 
@@ -86,8 +88,8 @@ def _saving(cost: StrategyCost) -> str:
     if not cost.saved_bytes:
         return ""
     unit = choose_unit("bytes", [abs(cost.saved_bytes)])
-    amount = f"{show(abs(cost.saved_bytes), unit)} {unit.label} {_MEMORY[cost.memory]} a device"
-    return f"; it {'saves' if cost.saved_bytes > 0 else 'takes another'} {amount}"
+    amount = f"{show(abs(cost.saved_bytes), unit)} {unit.label} {_MEMORY[cost.memory]} per device"
+    return f"; it {'saves' if cost.saved_bytes > 0 else 'needs another'} {amount}"
 
 
 def _percent(ratio: float) -> str:

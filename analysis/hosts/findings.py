@@ -29,9 +29,10 @@ def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
         return
     read = world_size - len(missing)
     waits = (
-        f"transfer and waiting of the whole group are over {read:,} of {world_size:,} ranks, transfer an upper bound"
+        f"transfer and waiting of the whole group are computed from {read:,} of {world_size:,} ranks, and "
+        "transfer is an upper bound"
         if read >= ENOUGH_RANKS * world_size
-        else "no transfer and no wait is given for collectives that they share"
+        else "collectives that they take part in have no transfer and no wait"
     )
     yield TraceCode.RANKS_MISSING.finding(
         f"{read:,} of {counted(world_size, 'rank')} were read, missing: {as_ranges(missing)}; {waits}"
@@ -51,6 +52,6 @@ def _node(analysis: TraceAnalysis, places: pd.DataFrame) -> Iterator[Finding]:
         return
     own = shares[shares["host"] == host].sort_values("share", ascending=False, kind="stable").iloc[0]
     yield TraceCode.WAITING_FOR_NODE.finding(
-        f"node {host} causes {share:.0%} of all waiting, its local rank {own['local_rank']} {own['share'] / share:.0%} of that "
-        f"(rank {own['rank']})"
+        f"node {host} causes {share:.0%} of all waiting; {own['share'] / share:.0%} of that is for its local rank "
+        f"{own['local_rank']} (rank {own['rank']})"
     )

@@ -26,7 +26,7 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str] =
     found = [switch_of(host, switches) for host in hosts]
     if switches and named and not any(found):
         raise DpscopeError(
-            f"--topology names none of the hosts of these traces, such as {named[0]}; name their switches"
+            f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
         )
     table = pd.DataFrame(
         {

@@ -21,7 +21,7 @@ def read_topology(path: Path) -> dict[str, str]:
     except OSError as error:
         raise DpscopeError(unreadable(path, error)) from error
     except UnicodeDecodeError as error:
-        raise DpscopeError(f"{path} is no text; name a file of hosts and their switches") from error
+        raise DpscopeError(f"{path} is not a text file; name a file that lists hosts and their switches") from error
     switches: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         said = line.partition("#")[0].strip()
@@ -34,7 +34,7 @@ def read_topology(path: Path) -> dict[str, str]:
             switches[words[0]] = words[1]
         else:
             raise DpscopeError(
-                f"{path}, line {number}: write a host and its switch, or SwitchName=s0 Nodes=n[0-15]; it says {said[:60]!r}"
+                f"{path}, line {number}: {said[:60]!r} is not a host and its switch; write those, or SwitchName=s0 Nodes=n[0-15]"
             )
     if not switches:
         raise DpscopeError(f"{path} names no host; write a host and its switch on each line")

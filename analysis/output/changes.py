@@ -125,7 +125,7 @@ def _verdict(found: Judgement, share: float) -> str:
         return f"Slower by more than {100 * share:.3g}%: none."
     steps = [change for change in found.changes if change.quantity in JUDGED and change.ratio.value is not None]
     ratios = ", ".join(f"{change.cell} {100 * ((change.ratio.value or 1) - 1):+.1f}%" for change in steps)
-    return f"Cannot be judged: {found.findings[0].message}." + (f" Seen: {ratios}." if ratios else "")
+    return f"Cannot be judged: {found.findings[0].message}." + (f" Measured: {ratios}." if ratios else "")
 
 
 def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:

@@ -33,5 +33,8 @@ def history_table(runs: Sequence[RunData]) -> TextTable:
     ]
     headings = ("run", "begun", *(f"{cell} [{unit.label}]" for cell in cells))
     return TextTable(
-        "Steps by time", headings, tuple(rows), ("in the order in which the runs were begun: a run records no commit",)
+        "Steps by time",
+        headings,
+        tuple(rows),
+        ("in the order in which the runs were started; runs do not record a commit",),
     )

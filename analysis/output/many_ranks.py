@@ -25,7 +25,7 @@ _NAMES = {
     "communication_us": "communication",
     "exposed_us": "exposed",
     "wait_us": "waits for others",
-    "exposed_wait_us": "of exposed waiting",
+    "exposed_wait_us": "exposed waiting",
     "idle_us": "idle",
     "lateness_us": "others wait for it",
 }
@@ -96,7 +96,7 @@ def _spread_table(found: Folded) -> TextTable:
         f"{ranks:,} ranks (means over each rank's steps)",
         ("", *headings, "worst is", "far out"),
         tuple(rows),
-        ("far out: ranks above the median by more than six median absolute deviations",),
+        ("far out: ranks more than six median absolute deviations above the median",),
     )
 
 
@@ -119,8 +119,8 @@ def _fold_table(by: str, table: pd.DataFrame) -> TextTable:
         (name, "ranks", f"waits [{unit.label}]", "causes [%]"),
         rows,
         (
-            *((f"and {left} more that cause less",) if left else ()),
-            "waits: mean of its ranks per step; causes: of all waiting of the job, the part that is for its ranks",
+            *((f"and {left} more, which cause less",) if left else ()),
+            "waits: mean per rank and step; causes: the share of all waiting in the job that is for its ranks",
         ),
     )
 

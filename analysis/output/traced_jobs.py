@@ -22,7 +22,7 @@ def the_one_job(jobs: JobAnalyses, paths: Sequence[Path], what: str) -> TraceAna
     if len(jobs) > 1:
         where = ", ".join(map(str, paths))
         raise DpscopeError(
-            f"{where} holds the traces of {len(jobs)} jobs ({_listed(list(jobs))}): {what} takes one job; name its folder"
+            f"{where} holds the traces of {len(jobs)} jobs ({_listed(list(jobs))}): {what} takes one job; name that job's folder"
         )
     (analysis,) = jobs.values()
     return analysis

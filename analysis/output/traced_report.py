@@ -172,7 +172,9 @@ def export_traces(paths: Sequence[Path], request: TraceRequest, out: Path | None
     from dpscope.analysis.output.tensorboard import export_tensorboard
 
     if partials := partials_among(paths):
-        raise DpscopeError(f"{partials[0]} is a partial: TensorBoard shows traces, which it does not hold; name these")
+        raise DpscopeError(
+            f"{partials[0]} is a partial and holds no trace, and TensorBoard shows traces; name the traces"
+        )
     analysis = the_one_job(read_jobs(paths), paths, "a TensorBoard folder")
     if analysis.cut_short:
         raise DpscopeError(f"{analysis.cut_short[0]} is cut short or damaged: TensorBoard would hide that; trace again")

@@ -98,7 +98,7 @@ def _head(path: Path, content: bytes | None) -> _Head:
     if head.schema_version > PARTIAL_VERSION:
         raise DpscopeError(
             f"{path} was written by a newer dpscope (partials of version {head.schema_version}; this one reads "
-            f"{PARTIAL_VERSION}); read it with that one, or reduce its traces again with this one"
+            f"{PARTIAL_VERSION}); use the newer dpscope, or reduce the traces again with this one"
         )
     if head.schema_version < PARTIAL_VERSION:
         raise DpscopeError(
@@ -109,4 +109,4 @@ def _head(path: Path, content: bytes | None) -> _Head:
 
 
 def _damaged(path: Path) -> DpscopeError:
-    return DpscopeError(f"{path} is not a whole partial of dpscope reduce; reduce its traces again, or leave it out")
+    return DpscopeError(f"{path} is not a complete partial of dpscope reduce; reduce its traces again, or leave it out")

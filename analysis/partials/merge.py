@@ -45,7 +45,7 @@ def partials_among(paths: Paths) -> list[Path]:
     found = find_partials(paths)
     others = [path for path in as_paths(paths) if not any(file == path or path in file.parents for file in found)]
     if found and others:
-        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is none: give partials alone, or traces alone")
+        raise DpscopeError(f"{found[0]} is a partial and {others[0]} is not: give only partials or only traces")
     return found
 
 
@@ -110,5 +110,5 @@ def check_one_job(files: Sequence[Path], partials: Sequence[Partial]) -> None:
     if len(sizes) > 1:
         (one, first), (other, second), *_ = sorted(sizes.items())
         raise DpscopeError(
-            f"{first} is of a job of {one} processes and {second} of one of {other}: name the partials of one job"
+            f"{first} is from a job of {one} processes, {second} from a job of {other}: name the partials of one job"
         )

@@ -115,7 +115,7 @@ class _Work:
         files = {stamp[0] for stamp in self._stamps.values()}
         if gone := sorted({file for file, *_ in stamps} - files):
             raise DpscopeError(
-                f"{self._place} holds {len(gone)} traces that are not among these, such as {gone[0]}; name another file "
+                f"{self._place} already holds {len(gone)} traces that are not among these, such as {gone[0]}; name another file "
                 f"with -o NAME{SUFFIX}, or remove it"
             )
         now = set(self._stamps.values())

@@ -52,4 +52,4 @@ def _told_share(environment: Mapping[str, str]) -> Share:
         if index.isdecimal() and count.isdecimal() and int(index) < int(count):
             return Share(int(index), int(count))
     named = ", ".join(" and ".join(pair) for pair in _TASKS)
-    raise DpscopeError(f"--share auto: none of {named} is set; start it with srun or mpirun, or give --share K/N")
+    raise DpscopeError(f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or give --share K/N")

@@ -31,7 +31,7 @@ _VIEWS = (
     ),
     View(
         "memory",
-        "Memory of a device beside its step",
+        "Memory per device beside step time",
         ("cell", "step_us", "state_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
     View(

@@ -6,11 +6,11 @@ GLOSSARY: Mapping[str, str] = {
     "cell": "One combination that was measured: strategy, devices, batch per device, and a variant if there is one. "
     "ddp-d4-b128 is DistributedDataParallel on 4 devices with 128 samples on each. dp-host is the stand-in for "
     "nn.DataParallel on a CPU.",
-    "strategy": "single is one device; DP is nn.DataParallel, one process for all devices; DDP has a process for each and "
-    "all-reduces gradients, and so has replicate, composed with the model instead of wrapped around it. FSDP (fully_shard) "
-    "divides parameters, gradients and optimizer state over the devices: it gathers parameters before they are used and "
-    "scatters gradients as sums. fsdp-no-reshard keeps them gathered between forward and backward; hsdp shards within groups of "
-    "devices and all-reduces between the groups. ddp-d1 is DDP on one device: what it costs before anything is communicated.",
+    "strategy": "single is one device. DP is nn.DataParallel: one process drives all devices. DDP has one process per device and "
+    "all-reduces gradients; replicate does the same without a wrapper module. FSDP (fully_shard) shards parameters, gradients "
+    "and optimizer state over the devices: it all-gathers parameters before they are used and reduce-scatters gradients. "
+    "fsdp-no-reshard keeps parameters gathered between forward and backward. hsdp shards within groups of devices and "
+    "all-reduces between the groups. ddp-d1 is DDP on one device: what DDP costs before anything is communicated.",
     "step": "One batch on every device: load, forward, backward, optimizer. The step time is the median over untraced "
     "steps. A traced step is another one, slower by what the tracer costs; it shows where the time goes.",
     "repeat": "A cell is measured several times, each in processes of its own. Intervals come from how far these repeats "

@@ -185,7 +185,7 @@ _COLLECTIVES = {
     "measured": "Median transfer: the shortest duration over the ranks",
     "predicted": "What the model says of this size",
     "slowest": "Median over the collectives of their longest duration over the ranks, waiting included",
-    "calib.": "The slowest rank in the calibration, where all begin together: nobody waits",
+    "calib.": "The slowest rank in the calibration, where all ranks start together, so none waits",
     "error": "Predicted over measured, minus 1",
 }
 _SCALING = {
@@ -215,27 +215,27 @@ _PROJECTION = {"link": "A link between devices", "one way": "Its specified rate 
 
 _WHAT_IF = {
     "what_if": {
-        "devices": "Devices of the predicted step, with links as they are",
-        "nodes": "Nodes that so many devices are taken to be on",
+        "devices": "Devices of the predicted step, with unchanged links",
+        "nodes": "Nodes that this many devices are assumed to span",
         "batch": "Batch per device",
         "step": "Predicted: the measured step plus what the replay adds to it",
-        "90% band": "Where nine in ten truths are expected",
-        "exposed": "Predicted communication that nothing hides",
-        "efficiency": "The step on one device over the predicted one, at the same batch per device",
-        "bound by": "What the step would be shorter without, most of all",
+        "90% band": "The true value is expected within it nine times in ten",
+        "exposed": "Predicted communication that is not hidden behind compute",
+        "efficiency": "The step on one device divided by the predicted one, at the same batch per device",
+        "bound by": "The part whose removal would shorten the step most",
     },
     "what_if_worth": {
-        "change": "What is changed in the replay, and nothing else",
-        "saves": "What the step would be shorter by",
-        "band": "The method's own error, put on what is saved",
-        "shown": "Whether that is more than the method's error on the whole step",
+        "change": "The only thing changed in the replay",
+        "saves": "How much shorter the step would be",
+        "band": "The saving, give or take the method's own error",
+        "shown": "Whether the saving exceeds the method's error on the whole step",
     },
     "what_if_own_error": {
         "measured": "Median untraced step of the cell",
-        "predicted": "By the replay of the other cell, without this one's time",
+        "predicted": "By replaying the other cell, without using this one's time",
         "error": "Predicted over measured, minus 1",
-        "perfect scaling": "The error of taking one device's step for it",
-        "nothing changes": "The error of taking the other cell's step for it",
+        "perfect scaling": "The error of assuming the step takes as long as on one device",
+        "nothing changes": "The error of assuming the step takes as long as in the other cell",
     },
 }
 

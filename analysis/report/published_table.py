@@ -9,9 +9,7 @@ from dpscope.profiling.records.run import Cell, PublishedValue
 
 TITLE = "Published values of the same cells (other hardware)"
 _HEADINGS = ("cell", "quantity", "measured", "published", "published method", "published by")
-_OTHER = (
-    "published: other hardware and software, so no verdict follows from a difference; each by its authors' own method"
-)
+_OTHER = "published: on other hardware and software, so a difference allows no verdict; each by its authors' own method"
 _ALL = "effective bandwidth, measured: all communication, in GB/s (1e9 bytes per second)"
 _FIXED = {"global": "same global batch", "per_device": "same batch per device"}
 
@@ -28,7 +26,9 @@ def published_table(
         return None, []
     rows = tuple(row for data in run.measured for row in _rows(data, run.manifest.published, measured))
     if not rows:
-        return None, [f"{named} has no cell that was measured: the same model, data, strategy, devices and batch"]
+        return None, [
+            f"{named} has no row for a measured cell: model, data, strategy, devices and batch must be the same"
+        ]
     bandwidth = any(row[1] == "effective bandwidth" for row in rows)
     return TextTable(TITLE, _HEADINGS, rows, (_OTHER, _ALL) if bandwidth else (_OTHER,)), []
 

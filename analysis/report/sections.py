@@ -33,8 +33,8 @@ SECTIONS = (
     ),
     Section(
         "strategies",
-        "Strategies beside each other",
-        "Which one is faster, in which part of the step does the difference lie, and what memory does it take?",
+        "Strategies compared",
+        "Which one is faster, in which part of the step is the difference, and how much memory does each take?",
         ("waterfall",),
         ("gap", "dp_phases", "costs", "memory"),
         terms=("exposed", "idle", "strategy"),
@@ -97,7 +97,7 @@ SECTIONS = (
     Section(
         "what_if",
         "What if",
-        "What would the step be on more devices, which change is worth most, and how wrong is that on cells that were measured?",
+        "What would the step be on more devices, which change is worth most, and how far off is that on measured cells?",
         ("what_if",),
         ("what_if", "what_if_worth", "what_if_own_error"),
         terms=("step", "exposed", "efficiency"),

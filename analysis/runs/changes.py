@@ -141,7 +141,7 @@ def detection_text(changes: Iterable[Change]) -> str | None:
     assert widest.noises is not None
     more = max(_MORE_REPEATS, 2 * max(noise.repeats for noise in widest.noises))
     with_more = detectable_change(*(with_repeats(noise, more) for noise in widest.noises))
-    measured = f"{more} jobs a side" if widest.quantity == TRACED_STEP else f"--repeats {more} in both runs"
+    measured = f"{more} jobs per side" if widest.quantity == TRACED_STEP else f"--repeats {more} in both runs"
     return (
         f"A change under {_share(largest)} would not show in {widest.cell}; {measured} would show {_share(with_more)}."
     )
@@ -160,8 +160,8 @@ def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
     next_step = f"time two repeats or more in both runs (--repeats), of {FEWEST_SAMPLES} steps in all or more (--steps)"
     if any(change.quantity == TRACED_STEP for change in steps):
         next_step = (
-            "one traced job a side does not tell how far two jobs alike lie apart: trace the same job three times a side, each "
-            "into a folder of its own, and name the two folders that hold these; or measure with dpscope run --repeats 3"
+            "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
+            "into a folder of its own, and name the two parent folders; or measure with dpscope run --repeats 3"
         )
     if len(without) == len(steps):
         message = "no step has an interval, so none can be called slower or faster"

@@ -36,7 +36,7 @@ def load_repeats(run: RunFolder, cell: Cell) -> Iterator[LoadedRepeat]:
         own = len({rank.node for rank in one.ranks})
         nodes = nodes or own
         if own not in (0, nodes):
-            unlike = f"it ran on {own} node{'s' * (own > 1)}, the first one on {nodes}: they are no repeats of one cell"
+            unlike = f"it ran on {own} node{'s' * (own > 1)}, the first repeat on {nodes}, so they are not repeats of one cell"
             one = LoadedRepeat(index, folder, result, missing_parts=unlike)
         yield one
 

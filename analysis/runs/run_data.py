@@ -251,7 +251,9 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
 
 
 def _incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
-    next_step = f"if files were lost: {MEASURE_AGAIN}; if it ran on other nodes: keep it in a run of its own"
+    next_step = (
+        f"if files were lost, {MEASURE_AGAIN}; if it ran on another number of nodes, keep it in a run of its own"
+    )
     return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
 
 

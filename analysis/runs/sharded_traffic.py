@@ -65,7 +65,7 @@ def check_sharded(
                         cell,
                         f"{_NAMES[kind]} of {expected:,} B a step",
                         f"{f'{found:,.0f} B' if found else 'none with a size'} (rank {rank}, step {step})",
-                        "the tracer lost events, or the model leaves blocks unused",
+                        "the tracer lost events, or the model does not use all of its blocks",
                     )
                 ]
     return []

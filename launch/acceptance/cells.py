@@ -31,7 +31,7 @@ def single_and_ddp(place: Workplace) -> list[CheckVerdict]:
         return verdicts
     steps = {row["strategy"]: row["step_us"] for row in place.analysis(run)["cells"]}
     share = None if None in (steps.get("ddp"), steps.get("single")) else steps["ddp"] / steps["single"] - 1
-    return [*verdicts, at_most("b.ddp_over_single", share, 0.25, "%", "DDP alone costs more than that")]
+    return [*verdicts, at_most("b.ddp_over_single", share, 0.25, "%", "DDP on one device costs more than the limit")]
 
 
 def options(place: Workplace) -> list[CheckVerdict]:

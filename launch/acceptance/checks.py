@@ -30,7 +30,7 @@ class AcceptanceCheck:
         if gpus < self.least_gpus:
             return f"needs {self.least_gpus} GPUs, {gpus} here"
         if left_s < self.expected_s:
-            return f"{max(0.0, left_s):.0f} s of part {self.part} are left, and it takes about {self.expected_s:.0f} s"
+            return f"only {max(0.0, left_s):.0f} s of part {self.part} are left, and it takes about {self.expected_s:.0f} s"
         return None
 
 

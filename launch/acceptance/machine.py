@@ -18,7 +18,10 @@ def machine(place: Workplace) -> list[CheckVerdict]:
     return [
         equals("a.doctor", f"status_{ended.returncode}", "status_0", last_line(ended.stderr or ended.stdout)),
         equals(
-            "a.environment", len(environment.accelerators), place.gpus, "GPUs of the environment, and those of torch"
+            "a.environment",
+            len(environment.accelerators),
+            place.gpus,
+            "GPUs that the environment records, and GPUs that torch sees",
         ),
         replayed(place),
     ]

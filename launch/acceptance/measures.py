@@ -93,7 +93,7 @@ def prepared(place: Workplace) -> dict[str, Any]:
     """The analysis of the run that an earlier check made."""
     run = place.shared / PREPARED_RUN
     if not run.exists():
-        raise DpscopeError(f"{run} is not there: the check that measures it did not")
+        raise DpscopeError(f"{run} does not exist: the check that measures it did not run or failed")
     return place.analysis(run)
 
 

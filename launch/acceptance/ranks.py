@@ -76,11 +76,9 @@ def judged_calibration(timed: TimedCollectives) -> list[CheckVerdict]:
     verdicts.append(equals("m.larger_takes_longer", grows, True, ", ".join(f"{one:.4g} us" for one in medians)))
     for one in timed.contention:
         share = statistics.median(one.alone_us) / statistics.median(one.two_in_flight_us)
-        verdicts.append(at_most("m.one_of_two_at_once", share, 1.1, "", "two at once took less than one alone"))
+        verdicts.append(at_most("m.one_of_two_at_once", share, 1.1, "", "two at once took less time than one alone"))
         slower = statistics.median(one.compute_alone_us) / statistics.median(one.compute_beside_us)
-        verdicts.append(
-            at_most("m.compute_alone_of_beside", slower, 1.1, "", "computing is faster beside a collective")
-        )
+        verdicts.append(at_most("m.compute_alone_of_beside", slower, 1.1, "", "compute is faster beside a collective"))
     return verdicts
 
 
@@ -92,7 +90,7 @@ def _refused(outcome: JobOutcome) -> str | None:
     """What NCCL says where it lets no two ranks share a GPU, None where it does."""
     said = " ".join((outcome.message, *outcome.log_tail))
     refused = outcome.status != "ok" and any(sign in said.lower() for sign in _REFUSES)
-    return f"NCCL lets no two ranks share a GPU: {outcome.message}" if refused else None
+    return f"NCCL does not let two ranks share a GPU: {outcome.message}" if refused else None
 
 
 def _free_bytes(place: Workplace) -> int | None:
@@ -120,7 +118,7 @@ def judged_traces(
         row for row in analysis["collectives"] if row["kind"] == "all_reduce" and (row["rank"], row["step"]) in whole
     ]
     if not reduced:
-        raise DpscopeError(f"the traces of {letter} hold no all-reduce of a whole step")
+        raise DpscopeError(f"the traces of check {letter} hold no all-reduce in a whole step")
     moved = sum(row["bytes"] or 0 for row in reduced) / len(whole)
     buckets = sorted(row["bytes"] for row in reduced if row["rank"] == 0) if reduced else []
     counted = sorted(size for one in counters if (0, one.step) in whole for size in one.bucket_bytes)

@@ -109,14 +109,24 @@ def _run(check: AcceptanceCheck, folder: Path, gpus: int, kind: DeviceType, limi
     if status is None:
         return [
             CheckVerdict(
-                "FAIL", check.name, "unfinished", f"{limit_s:.0f}s", f"it took too long; see {own / 'log.txt'}"
+                "FAIL",
+                check.name,
+                "unfinished",
+                f"{limit_s:.0f}s",
+                f"it exceeded its time limit; see {own / 'log.txt'}",
             )
         ]
     verdicts = _told_by(check, own, status)
     if left:
         ids = ", ".join(map(str, left))
         verdicts.append(
-            CheckVerdict("FAIL", f"{check.name}.left_running", str(len(left)), "0", f"processes {ids}, ended now")
+            CheckVerdict(
+                "FAIL",
+                f"{check.name}.left_running",
+                str(len(left)),
+                "0",
+                f"processes {ids} were still running and have been ended",
+            )
         )
     return verdicts
 

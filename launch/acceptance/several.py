@@ -42,14 +42,14 @@ def links(place: Workplace) -> list[CheckVerdict]:
     """NVLinks as dpscope reads them of NVML, and as `nvidia-smi topo -m` has them."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return [skipped("p.links", "nvidia-smi is not there")]
+        return [skipped("p.links", "nvidia-smi is not in PATH")]
     listed = subprocess.run([program, "topo", "-m"], capture_output=True, text=True, timeout=30, check=False).stdout
     (place.folder / "topology.txt").write_text(listed)
     own = [link.active_nvlinks for link in interconnect(open_nvml()).devices]
     there = bonded(listed)
     if there is None:
         return [equals("p.links", "nvlink" if any(own) else "no_nvlink", "no_nvlink")]
-    return [equals("p.links", max(own, default=0), there, "NVLinks of a GPU by NVML, and by nvidia-smi topo -m")]
+    return [equals("p.links", max(own, default=0), there, "NVLinks per GPU: by NVML, and by nvidia-smi topo -m")]
 
 
 def bonded(topology: str) -> int | None:
@@ -82,7 +82,7 @@ def nccl_tests(place: Workplace) -> list[CheckVerdict]:
     theirs = average_bus_gb_per_s(log)
     own = busbw_gb_per_s(json.loads(out.read_text()))
     share = None if theirs is None or own is None else abs(own / theirs - 1)
-    return [at_most("q.nccl_tests", share, _RATE_OF_NCCL_TESTS, "%", f"GB/s: {own} here, {theirs} by nccl-tests")]
+    return [at_most("q.nccl_tests", share, _RATE_OF_NCCL_TESTS, "%", f"{own} GB/s here, {theirs} GB/s by nccl-tests")]
 
 
 def average_bus_gb_per_s(log: str) -> float | None:

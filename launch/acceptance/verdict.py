@@ -44,7 +44,7 @@ def at_most(name: str, value: float | None, limit: float, unit: str, reason: str
     """Whether a number is there and no larger than its limit; `unit` is % for shares, which are given as fractions."""
     told, allowed = (_shown(number, unit) for number in (value, limit))
     if value is None:
-        return CheckVerdict("FAIL", name, NO_VALUE, allowed, reason or "there is no value")
+        return CheckVerdict("FAIL", name, NO_VALUE, allowed, reason or "no value was measured")
     good = value <= limit
     return CheckVerdict("PASS" if good else "FAIL", name, told, allowed, "" if good else reason)
 

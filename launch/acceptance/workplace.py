@@ -70,4 +70,4 @@ class Workplace:
 
 def last_line(text: str) -> str:
     """The last line that says something."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was said")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

@@ -117,7 +117,7 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
         raise DpscopeError(f"--devices {text}: {error}") from error
     parts = [part for part in parts if "x" not in part]
     whole = all(part.isdecimal() for part in parts)
-    advice = "give device counts of 2 or more, such as 2,4, and over several nodes 2x4"
+    advice = "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4"
     _check("--devices", text, whole and min((*map(int, parts), 2)) >= 2 and bool(parts or layouts), advice)
     counts = tuple(sorted({int(part) for part in parts}))
     most = max((*counts, *(one.per_node for one in layouts)))
@@ -125,10 +125,13 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
         _check("--devices", text, most <= present.count, f"{present.count} GPU(s) are visible; give no more")
     spanned = max((one.nodes for one in layouts), default=1)
     _check(
-        "--devices", text, spanned <= nodes, f"{nodes} node(s) are there; start the command on {spanned}, with --nodes"
+        "--devices", text, spanned <= nodes, f"the command runs on {nodes} node(s); start it on {spanned}, with --nodes"
     )
     _check(
-        "--nodes", nodes, spanned >= nodes, f"--devices {text} spans {spanned}; add a count over all, such as {nodes}x1"
+        "--nodes",
+        nodes,
+        spanned >= nodes,
+        f"--devices {text} spans {spanned}; add a count over all {nodes}, such as {nodes}x1",
     )
     return counts, layouts
 

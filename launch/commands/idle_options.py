@@ -69,7 +69,7 @@ _ONE_NODE = Idle(
 _NO_MEETING = Idle(
     ("node_rank", "rendezvous"),
     lambda values: values["dry_run"],
-    "--dry-run prints the plan and starts nothing anywhere",
+    "--dry-run prints the plan and starts nothing on any node",
 )
 
 IDLE: dict[str, tuple[Idle, ...]] = {
@@ -120,13 +120,17 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "a run's tables are printed and nothing is written; omit --format and --tables",
         ),
         Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
-        Idle(("topology", "hide_hosts"), _any_run, "it is of traces and partials; dpscope bundle hides a run's hosts"),
+        Idle(
+            ("topology", "hide_hosts"),
+            _any_run,
+            "it applies to traces and partials; dpscope bundle hides a run's hosts",
+        ),
         Idle(
             ("topology", "hide_hosts"),
             lambda values: values["output_format"] == "csv",
             "the CSV of traces names no host",
         ),
-        Idle(("max_bytes",), _any_partial, "what was reduced is not read again; give it to dpscope reduce"),
+        Idle(("max_bytes",), _any_partial, "partials are not read again as traces; give it to dpscope reduce"),
         Idle(
             ("link", "calibration", "report", "target_efficiency"),
             _trainings_alone,
@@ -177,9 +181,9 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         ),
     ),
     "reduce": (
-        Idle(("share", "jobs", "max_bytes"), _any_partial, "partials are joined by one task, and no trace is read"),
+        Idle(("share", "jobs", "max_bytes"), _any_partial, "partials are joined by one task, which reads no trace"),
     ),
-    "doctor": (Idle(("part", "out"), lambda values: not values["acceptance"], "only --acceptance has it"),),
+    "doctor": (Idle(("part", "out"), lambda values: not values["acceptance"], "it belongs to --acceptance"),),
     "bundle": (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),),
     "whatif": (
         Idle(

@@ -199,11 +199,14 @@ def calibrate(
 
 def doctor(
     acceptance: Annotated[
-        bool, typer.Option("--acceptance", help="check dpscope itself on GPUs, in two parts of ten minutes")
+        bool,
+        typer.Option("--acceptance", help="check dpscope itself on GPUs, in two parts of at most ten minutes each"),
     ] = False,
-    part: Annotated[int | None, typer.Option(help="of --acceptance: 1 or 2; both unless given", min=1, max=2)] = None,
+    part: Annotated[
+        int | None, typer.Option(help="with --acceptance: run part 1 or 2 only; both unless given", min=1, max=2)
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="of --acceptance: where its folder goes; runs/acceptance unless given")
+        Path | None, typer.Option(help="with --acceptance: where its folder goes; runs/acceptance unless given")
     ] = None,
 ) -> None:
     """Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds."""

@@ -17,7 +17,7 @@ DEFAULT_OUT = Path("runs/default")
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 
 Strategy = Annotated[
-    str | None, typer.Option(help="single,dp,ddp, or some of them and replicate,fsdp,fsdp-no-reshard,hsdp")
+    str | None, typer.Option(help="single, dp, ddp, replicate, fsdp, fsdp-no-reshard, hsdp, or several: single,ddp")
 ]
 Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each")]
 BatchSize = Annotated[
@@ -81,9 +81,7 @@ StaticGraph = Annotated[
 ]
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
-DdpAlone = Annotated[
-    bool | None, typer.Option("--ddp-alone/--no-ddp-alone", help="measure DDP on one device too, beside several")
-]
+DdpAlone = Annotated[bool | None, typer.Option("--ddp-alone/--no-ddp-alone", help="also measure DDP on one device")]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
 Wandb = Annotated[bool, typer.Option("--wandb", help="mirror the scalars to wandb, offline unless WANDB_MODE is set")]
 WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="mirror them to wandb's server")]
@@ -133,7 +131,7 @@ ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the r
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 Published = Annotated[
     str | None,
-    typer.Option(help="a CSV file of values that others published of such cells: --tables shows them beside"),
+    typer.Option(help="a CSV file of published values, which --tables shows beside the measured ones"),
 ]
 TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
 Figures = Annotated[
@@ -142,13 +140,11 @@ Figures = Annotated[
 ]
 Nodes = Annotated[
     str | None,
-    typer.Option(
-        help="nodes that this same command is started on, once on each: auto (told by srun, mpirun, ...) or 2"
-    ),
+    typer.Option(help="nodes that this command is started on, once on each: auto (from srun, mpirun, ...) or a number"),
 ]
-NodeRank = Annotated[int | None, typer.Option(help="which of them this is, from 0 on, where no launcher tells")]
+NodeRank = Annotated[int | None, typer.Option(help="this node's number, from 0, if no launcher gives it")]
 Rendezvous = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="where they meet, on node 0, where no launcher tells")
+    str | None, typer.Option(metavar="HOST:PORT", help="where the nodes meet, on node 0, if no launcher gives it")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]

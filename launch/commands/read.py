@@ -31,9 +31,9 @@ def analyze(
     open_page: options.OpenPage = False,
     topology: Annotated[
         Path | None,
-        typer.Option(help="waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"),
+        typer.Option(help="show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf"),
     ] = None,
-    hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="number the hosts in all that is said")] = False,
+    hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="show numbers instead of host names")] = False,
 ) -> None:
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     stated = options.read_link(link)

@@ -14,21 +14,25 @@ if TYPE_CHECKING:
 
 
 def reduce(
-    paths: Annotated[list[Path], typer.Argument(help="trace files and folders of them, or partials, to join these")],
+    paths: Annotated[list[Path], typer.Argument(help="trace files or folders of them; or partials, to join them")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="a folder, where the file is named by the host or the share, or *.dpscope"),
+        typer.Option(
+            "--output",
+            "-o",
+            help="a file *.dpscope, or a folder, in which the file is named after the host or the share",
+        ),
     ],
     share: Annotated[
         str | None,
         typer.Option(
-            help="of traces in one shared folder: auto (Slurm's, Open MPI's or PMI's task), or K/N such as 3/16"
+            help="which share of the traces in a shared folder: auto (from Slurm, Open MPI or PMI), or K/N such as 3/16"
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="processes that read; as many as cores unless given")] = None,
+    jobs: Annotated[int | None, typer.Option(help="processes that read traces; one per core unless given")] = None,
     max_bytes: options.MaxBytes = None,
 ) -> None:
-    """Reduce traces to one small file near the data, for dpscope analyze anywhere; what is done already is kept."""
+    """Reduce traces to one small file where they are stored, to analyze anywhere; traces already reduced are not read again."""
     options.check_max_bytes(max_bytes)
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
@@ -57,6 +61,6 @@ def reduce(
 
 def _said(made: "Reduced") -> str:
     size_kb = made.path.stat().st_size / 1e3
-    known = f", {made.kept} of them known already" if made.kept else ""
+    known = f", {made.kept} of them already reduced" if made.kept else ""
     ranks = "1 rank" if made.ranks == 1 else f"{made.ranks} ranks"
-    return f"Written: {made.path} ({ranks}{known}; {size_kb:.0f} kB). dpscope analyze reads it, with others beside it."
+    return f"Written: {made.path} ({ranks}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with others."

@@ -99,7 +99,7 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
     if layouts and "dp" in config.matrix.strategies:
         raise DpscopeError(
             f"--devices {','.join(layouts)} with --strategy {','.join(config.matrix.strategies)}: DataParallel is one process "
-            "and spans no nodes; compare single with ddp"
+            "and cannot span nodes; compare single with ddp"
         )
     if len(counts) != 1 or counts[0] < 2 or len(layouts) + len(config.matrix.devices) != 1:
         shown = ",".join((*map(str, config.matrix.devices), *layouts))

@@ -175,9 +175,11 @@ def _note(text: str) -> None:
 def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
     """Raise DpscopeError unless the settings that were `stated` name one cell."""
     if "strategies" not in stated:
-        raise DpscopeError(f"--strategy is missing: a worker measures one; give one of {STRATEGY_LIST}")
+        raise DpscopeError(f"--strategy is missing: a worker measures one strategy; give one of {STRATEGY_LIST}")
     if len(matrix.strategies) != 1:
-        raise DpscopeError(f"--strategy {','.join(matrix.strategies)}: a worker measures one; give one of them")
+        raise DpscopeError(
+            f"--strategy {','.join(matrix.strategies)}: a worker measures one strategy; give one of them"
+        )
     if matrix.batch_sizes is None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
     if "devices" in stated and matrix.strategies != ("dp",):

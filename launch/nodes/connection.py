@@ -84,15 +84,15 @@ class Connection:
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 self._lose(_in_words(error))
             if time.monotonic() - heard > self._lost_s:
-                self._lose(f"no word from it for {self._lost_s:g} s")
+                self._lose(f"it was silent for {self._lost_s:g} s")
 
     def _read(self) -> None:
         content = self._socket.recv(1 << 16)
         if not content:
-            raise ConnectionError("its dpscope has ended")
+            raise ConnectionError("dpscope has exited there")
         *lines, self._buffer = (self._buffer + content).split(b"\n")
         if len(self._buffer) > _LONGEST_LINE_BYTES:
-            raise ValueError("it does not speak as dpscope does")
+            raise ValueError("what it sends is not dpscope's protocol")
         for message in map(message_of_line, lines):
             if not isinstance(message, Beat):
                 self._received.put(message)
@@ -104,11 +104,11 @@ class Connection:
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "it takes nothing that is sent to it"
+        return "it no longer accepts what is sent to it"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return "its dpscope has ended"
+        return "dpscope has exited there"
     if isinstance(error, msgspec.MsgspecError):
-        return "it does not speak as this dpscope does"
+        return "what it sends is not this dpscope's protocol"
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -78,7 +78,7 @@ class Follower:
             if self._stop.requested:
                 stopped_at_s = stopped_at_s or time.monotonic()
                 if time.monotonic() - stopped_at_s > _STOP_S:
-                    return Dismissed(self._stop.exit_status, f"{self._leader} does not answer the signal to stop.")
+                    return Dismissed(self._stop.exit_status, f"{self._leader} does not respond to the signal to stop.")
 
     def _run(self, begin: Begin) -> None:
         """This node's part of a job."""
@@ -126,7 +126,7 @@ class Follower:
 
     def _leader_lost(self) -> NodeLostError:
         return NodeLostError(
-            f"{self._leader} was lost: {self._connection.lost}; the same command on all nodes resumes what was begun"
+            f"{self._leader} was lost: {self._connection.lost}; to resume, give the same command on all nodes again"
         )
 
 

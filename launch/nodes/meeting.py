@@ -63,7 +63,9 @@ def met(
     members: dict[int, JoinedNode] = {}
     try:
         with _listening(place) as listener, _announced(place, out, listener) as announcement:
-            note(f"Node 0 of {place.count} ({socket.gethostname()}) waits for the others at {place.address or out}.")
+            note(
+                f"Node 0 of {place.count} ({socket.gethostname()}) is waiting for the others at {place.address or out}."
+            )
             try:
                 _gather(place, out, options, note, wait_s, listener, announcement, members)
             except DpscopeError as error:
@@ -100,7 +102,7 @@ def _gather(
             connection.close()
             continue
         members[member.node] = member
-        note(f"{member.name} is here.")
+        note(f"{member.name} has joined.")
 
 
 def _turn_away(listener: socket.socket, reason: str, nodes: int) -> None:
@@ -134,7 +136,7 @@ def _listening(place: NodePlace) -> Iterator[socket.socket]:
             listener = socket.create_server(("", port))
     except OSError as error:
         raise DpscopeError(
-            f"--rendezvous {place.address}: port {port} cannot be listened at ({error.strerror}); give another"
+            f"--rendezvous {place.address}: cannot listen on port {port} ({error.strerror}); give another port"
         ) from error
     with listener:
         yield listener
@@ -179,7 +181,7 @@ def _admitted(
 
 def _not_shared(out: Path, name: str, looked_in: str) -> str:
     return (
-        f"--out {out}: {name} does not see there what node 0 ({socket.gethostname()}) wrote (it looked in {looked_in}); "
+        f"--out {out}: {name} does not see what node 0 ({socket.gethostname()}) wrote there (it looked in {looked_in}); "
         "name one folder that all nodes share"
     )
 
@@ -192,11 +194,15 @@ def _misfit(
     if (hello.protocol, hello.version) != (PROTOCOL, version):
         return f"{name} has dpscope {hello.version}, node 0 has {version}: install the same on all nodes"
     if hello.count != place.count:
-        return f"--nodes: {name} was started as one of {hello.count}, node 0 as one of {place.count}; give all the same"
-    if not 0 < hello.node < place.count or hello.node in members:
-        other = f", which {members[hello.node].name} is" if hello.node in members else ""
         return (
-            f"--node-rank: {hello.hostname} was started as node {hello.node}{other}; give each node a number of its own"
+            f"--nodes: {name} was started as one of {hello.count} nodes, node 0 as one of {place.count}; give the same number on "
+            "all nodes"
+        )
+    if not 0 < hello.node < place.count or hello.node in members:
+        other = f", as was {members[hello.node].name}" if hello.node in members else ""
+        return (
+            f"--node-rank: {hello.hostname} was started as node {hello.node}{other}; give each node its own number, from 0 to "
+            f"{place.count - 1}"
         )
     for option in sorted({*options, *hello.options}):
         own, given = options.get(option), hello.options.get(option)
@@ -210,9 +216,9 @@ def _who_is_missing(place: NodePlace, members: Mapping[int, JoinedNode], wait_s:
     missing = [node for node in range(1, place.count) if node not in members]
     here = [node_name(0, socket.gethostname()), *(member.name for _, member in sorted(members.items()))]
     return (
-        f"--nodes {place.count}: node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come within "
-        f"{wait_s:g} s ({', '.join(here)} {'are' if len(here) > 1 else 'is'} here); start the command there, too, and see "
-        f"whether {place.address or 'this host'} can be reached from there"
+        f"--nodes {place.count}: node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not join within "
+        f"{wait_s:g} s ({', '.join(here)} {'are' if len(here) > 1 else 'is'} here); start the command there too, and check "
+        f"that {place.address or 'this host'} can be reached from there"
     )
 
 
@@ -220,7 +226,7 @@ def _introduced(member: JoinedNode) -> JoinedNode:
     said = member.connection.take(_ENVIRONMENT_S)
     if not isinstance(said, Joined):
         raise DpscopeError(
-            f"{member.name} was lost before it could take part: {member.connection.lost or 'it is silent'}"
+            f"{member.name} was lost before it could take part: {member.connection.lost or 'it sent nothing'}"
         )
     return JoinedNode(member.node, member.hostname, member.connection, said)
 
@@ -237,7 +243,9 @@ def found(
 
     Raises DpscopeError where it is not found, or wants nothing of this node.
     """
-    note(f"Node {place.rank} of {place.count} ({socket.gethostname()}) looks for node 0 at {place.address or out}.")
+    note(
+        f"Node {place.rank} of {place.count} ({socket.gethostname()}) is looking for node 0 at {place.address or out}."
+    )
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         for address in _addresses(place, out):
@@ -248,9 +256,9 @@ def found(
                     connection.close()
         time.sleep(_POLL_S)
     raise DpscopeError(
-        f"node {place.rank} ({socket.gethostname()}) found no node 0 within {wait_s:g} s"
-        f"{f' at {place.address}' if place.address else ''}, nor word of it in {out}: see whether it runs, whether it can be "
-        "reached, and whether all nodes share that folder"
+        f"node {place.rank} ({socket.gethostname()}) did not find node 0 within {wait_s:g} s"
+        f"{f' at {place.address}' if place.address else ''}, nor any trace of it in {out}: check that it is running, that it "
+        "can be reached, and that all nodes share that folder"
     )
 
 

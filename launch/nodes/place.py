@@ -64,17 +64,17 @@ def node_place(
     rank = node_rank if node_rank is not None else launcher.rank if launcher is not None else None
     if rank is None:
         raise DpscopeError(
-            f"--nodes {nodes}: which of the {count} nodes this is nothing tells; give --node-rank, from 0 on"
+            f"--nodes {nodes}: no launcher says which of the {count} nodes this is; give --node-rank, from 0 to {count - 1}"
         )
     if not 0 <= rank < count:
-        raise DpscopeError(f"--node-rank {rank}: of {count} nodes the first is 0 and the last {count - 1}")
+        raise DpscopeError(f"--node-rank {rank}: with {count} nodes, give a number from 0 to {count - 1}")
     address = launcher.address if launcher is not None else None
     if rendezvous is not None:
         address = parse_address(rendezvous)
     job = launcher.job if launcher is not None else None
     if address is None and job is None:
         raise DpscopeError(
-            f"--nodes {nodes}: where the nodes meet nothing tells; give --rendezvous HOST:PORT, a name or address of node 0"
+            f"--nodes {nodes}: no launcher says where the nodes meet; give --rendezvous HOST:PORT, with node 0's name or address"
         )
     return NodePlace(count, rank, launcher.name if launcher is not None else "options", address, job)
 
@@ -84,7 +84,7 @@ def parse_address(text: str) -> Address:
     found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d+))?", text.strip())
     port = int(found[2] or DEFAULT_PORT) if found is not None else 0
     if found is None or not 0 < port < 65536:
-        raise DpscopeError(f"--rendezvous {text}: give a host and a port on it, such as host0:29500")
+        raise DpscopeError(f"--rendezvous {text}: give node 0's host and a port on it, such as host0:29500")
     return Address(found[1].strip("[]"), port)
 
 
@@ -92,13 +92,13 @@ def _count(nodes: str, launcher: _Launcher | None) -> int:
     if nodes == "auto":
         if launcher is None or launcher.count is None:
             raise DpscopeError(
-                "--nodes auto: neither Slurm's srun nor MPI, PMI or a Kubernetes job tells how many nodes there are; give "
+                "--nodes auto: neither srun, MPI, PMI nor a Kubernetes job says how many nodes there are; give "
                 "--nodes, --node-rank and --rendezvous"
             )
         if launcher.on_this_node not in (None, 1):
             raise DpscopeError(
-                f"--nodes auto: {launcher.name} has started {launcher.on_this_node} tasks on this node; start one a node "
-                "(srun --ntasks-per-node=1), which starts the processes of its devices itself"
+                f"--nodes auto: {launcher.name} has started {launcher.on_this_node} tasks on this node; start one per node "
+                "(srun --ntasks-per-node=1): it starts a process per device itself"
             )
         return launcher.count
     if not nodes.isdecimal() or int(nodes) < 1:

@@ -68,7 +68,7 @@ class Team:
     def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> RunningJob:
         """As JobStarter has it; raises NodeLostError where a node is gone."""
         if self.lost is not None:
-            raise NodeLostError(f"{self.lost}; the same command on all nodes resumes what was begun")
+            raise NodeLostError(f"{self.lost}; to resume, give the same command on all nodes again")
         nodes = command_nodes(command)
         if nodes == 1:
             return _OnNode0(command, folder, threads, run, self)
@@ -227,4 +227,4 @@ def gloo_variables(interface: str | None) -> dict[str, str]:
 def _network(interface: str | None, environment: Environment) -> tuple[str | None, str]:
     """The interface that gloo uses, and who chose it."""
     own = environment.settings.get("GLOO_SOCKET_IFNAME")
-    return (own, "GLOO_SOCKET_IFNAME") if own is not None else (interface, "the nodes' way to each other")
+    return (own, "GLOO_SOCKET_IFNAME") if own is not None else (interface, "the route between the nodes")

@@ -166,7 +166,7 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
             f"{','.join((*map(str, matrix.devices), *matrix.layouts))} and batches "
             f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; "
-            "single needs 1 device, dp and fsdp 2 or more, hsdp 4, and a step at most the data set's samples"
+            "single needs 1 device, dp and fsdp 2 or more, hsdp 4 or more, and a step takes no more samples than the data set has"
         )
     key = lambda entry: (  # noqa: E731
         entry.cell.batch_size,
@@ -228,11 +228,14 @@ def _add_each(
 def unshardable(cell: Cell) -> str | None:
     """Why a strategy has nothing to do on a cell's devices, or cannot divide them; None where it can."""
     if cell.strategy in ("replicate", "fsdp", "fsdp-no-reshard") and cell.devices < 2:
-        return f"{cell.strategy} on one device has nobody to share with; ddp on one device tells what wrapping costs"
+        return f"{cell.strategy} needs two devices or more; ddp on one device shows what wrapping costs"
     if cell.strategy == "hsdp":
         groups, shards = shard_groups("hsdp", cell.devices, cell.nodes)
         if cell.devices < HSDP_DEVICES or shards < 2 or groups * shards != cell.devices:
-            return f"hsdp shards within groups and replicates over them: {cell.devices} devices are no two groups of two or more"
+            return (
+                f"hsdp shards within groups and replicates across them: {cell.devices} devices do not make two groups of two "
+                "or more"
+            )
     return None
 
 

@@ -33,16 +33,16 @@ def check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Seq
     if most > nodes:
         there = "one node is" if nodes == 1 else f"{nodes} nodes are"
         raise DpscopeError(
-            f"--devices {written}: {there} there for {most}; start the same command on {most} nodes, with --nodes {most} or "
-            "--nodes auto"
+            f"--devices {written}: {there} available, {most} are needed; start the same command on {most} nodes, with "
+            f"--nodes {most} or --nodes auto"
         )
     if nodes > most:
         raise DpscopeError(
-            f"--nodes {nodes} with --devices {written}: no more than {most} node(s) would do anything; name counts over "
-            f"them, such as {nodes}x{max(counts, default=1)}, or give --nodes {most}"
+            f"--nodes {nodes} with --devices {written}: only {most} of the nodes would be used; name counts over "
+            f"all of them, such as {nodes}x{max(counts, default=1)}, or give --nodes {most}"
             if most > 1
             else f"--nodes {nodes} with --devices {written} and --strategy {','.join(strategies)}: nothing spans nodes; "
-            f"name counts over them, such as --devices {nodes}x{max(counts, default=1)} with ddp, or omit --nodes"
+            f"name counts over all of them, such as --devices {nodes}x{max(counts, default=1)} with ddp, or omit --nodes"
         )
 
 

@@ -30,7 +30,7 @@ def idle_settings(workload: Workload, matrix: Matrix) -> dict[str, str]:
     if "ddp" not in matrix.strategies:
         idle["ddp_alone"] = f"ddp is not in --strategy {','.join(matrix.strategies)}"
     elif matrix.devices is not None and (1 not in matrix.devices or one_device):
-        idle["ddp_alone"] = "DDP is measured on one device beside several, and --devices does not name both"
+        idle["ddp_alone"] = "DDP on one device is measured only beside several, and --devices does not name both"
     if one_device or matrix.strategies == ("single",):
         idle |= dict.fromkeys(
             ("link", "target_efficiency", "calibrate"),

@@ -19,7 +19,7 @@ def read_published(path: Path, origin: str = "--published") -> tuple[PublishedVa
     except OSError as error:
         raise DpscopeError(f"{origin} {unreadable(path, error)}; check the path") from error
     except UnicodeDecodeError as error:
-        raise DpscopeError(f"{origin} {path}: not UTF-8 text; name a CSV file") from error
+        raise DpscopeError(f"{origin} {path}: not UTF-8 text; name a CSV file in UTF-8") from error
     reader = csv.DictReader(io.StringIO(content, newline=""))
     if missing := [name for name in PublishedValue.__struct_fields__ if name not in (reader.fieldnames or ())]:
         raise DpscopeError(f"{origin} {path}: no column {missing[0]}; see examples/published/cell_values.csv")

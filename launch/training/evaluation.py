@@ -64,7 +64,7 @@ def check_learnable(name: str, built: BuiltModel) -> None:
     targets = built.make_batch(0, 1)[1]
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         raise DpscopeError(
-            f"--model {name}: its targets are no classes, so there is no accuracy to train to; measure it with dpscope run, or "
+            f"--model {name}: its targets are not classes, so there is no accuracy to train to; measure it with dpscope run, or "
             "compare its strategies with dpscope equal"
         )
 

@@ -78,7 +78,7 @@ def plan_trainings(
     if resolved.max_restarts > 0 and resolved.matrix.layouts:
         raise DpscopeError(
             f"--max-restarts {resolved.max_restarts} with --devices {','.join(resolved.matrix.layouts)}: a training over "
-            "several nodes is not restarted; omit it, and give the same command again, which goes on from the checkpoint"
+            "several nodes is not restarted automatically; omit it, and give the same command again to resume from the checkpoint"
         )
     own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
     origin = None if resume_from in (None, PREVIOUS) else Path(resume_from)

@@ -126,8 +126,8 @@ def check_classes(workload: Workload, built: BuiltModel) -> None:
     """Raise DpscopeError for a model that cannot tell the data's classes apart, or makes batches of its own."""
     if built.make_batch is not None and workload.data not in ("synthetic", "fake"):
         raise DpscopeError(
-            f"--data {workload.data}: {workload.model} makes its own batches; use synthetic (one of them again and again) or "
-            "fake (a sample from each seed)"
+            f"--data {workload.data}: {workload.model} makes its own batches; use synthetic (the same batch in every step) or "
+            "fake (one sample per seed)"
         )
     if workload.data in ("digits", "cifar10") and built.classes < _CLASSES:
         raise DpscopeError(

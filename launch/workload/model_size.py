@@ -42,7 +42,7 @@ def checked_model_size(workload: Workload, optimizer: Optimizer | None = None) -
     """
     if workload.model in GPTS and workload.data not in ("synthetic", "fake"):
         raise DpscopeError(
-            f"--data {workload.data}: {workload.model} is fed with tokens; use --data synthetic or --data fake"
+            f"--data {workload.data}: {workload.model} takes tokens; use --data synthetic or --data fake"
         )
     if workload.model in SIZES:
         return SIZES[workload.model]
@@ -69,7 +69,7 @@ def _check_own_optimizer(model: str, asked: Optimizer) -> None:
         if getattr(asked, name) != getattr(usual, name):
             raise DpscopeError(
                 f"--{name.replace('_', '-')} {getattr(asked, name):g} does nothing here: {model} brings its own "
-                "optimizer, which is given --lr alone; omit it"
+                "optimizer, which takes only --lr; omit it"
             )
 
 

@@ -44,9 +44,11 @@ def told_model(name: str, made: Mapping[str, Any]) -> BuiltModel:
         raise DpscopeError(f"{function} returned a dictionary without a torch.nn.Module as its 'module'; add it")
     for key in ("make_batch", "loss", "optimizer"):
         if made.get(key) is not None and not callable(made[key]):
-            raise DpscopeError(f"{function}: {key} is {type(made[key]).__name__}; give a function")
+            raise DpscopeError(f"{function}: {key} is of type {type(made[key]).__name__}; give a function")
     if made.get("make_batch") is None and made.get("loss") is not None:
-        raise DpscopeError(f"{function}: a loss of its own needs make_batch, which says what it compares with; add it")
+        raise DpscopeError(
+            f"{function}: a loss of its own needs make_batch, which provides its targets; add make_batch"
+        )
     built = BuiltModel(
         model=made["module"],
         input_shape=tuple(made.get("input_shape") or (3, 32, 32)),
@@ -76,10 +78,10 @@ def _check_batch(function: str, make_batch: MakeBatch) -> None:
     wrong = [tuple(one.shape) for one in tensors[0] if one.ndim == 0 or len(one) != _TRIED]
     if wrong:
         raise DpscopeError(
-            f"{function}: make_batch(0, {_TRIED}) returned a tensor of shape {wrong[0]}; the first dimension of each is that "
-            "of the samples"
+            f"{function}: make_batch(0, {_TRIED}) returned a tensor of shape {wrong[0]}; the first dimension of every tensor "
+            f"must be the number of samples, {_TRIED}"
         )
     if not all(torch.equal(one, other) for one, other in zip(*tensors, strict=True)):
         raise DpscopeError(
-            f"{function}: make_batch(0, {_TRIED}) returned two different batches; draw from the seed alone"
+            f"{function}: make_batch(0, {_TRIED}) returned different batches in two calls; derive them from the seed alone"
         )

@@ -83,7 +83,7 @@ def parse_layout(text: str) -> Layout:
         raise ValueError(f"{text.strip() or 'nothing'} is not a number of nodes times devices")
     layout = Layout(int(found[1]), int(found[2]))
     if layout.nodes < 2 or layout.per_node < 1:
-        raise ValueError(f"{layout} is not over several nodes; on one node write {layout.per_node or 1}")
+        raise ValueError(f"{layout} does not span several nodes; for one node write {layout.per_node or 1}")
     return layout
 
 

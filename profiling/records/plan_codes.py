@@ -34,8 +34,8 @@ class PlanCode(FindingCode):
         "contention_not_timed",
         "warning",
         "A calibration timed the collectives, but not how collectives and computing slow each other.",
-        "predictions of overlapped cells are those of an idle machine; dpscope calibrate --out with the run's folder times it "
-        "again",
+        "predictions of cells that overlap assume no such slowdown; to time it again, use dpscope calibrate --out with the run's "
+        "folder",
     )
     LOADER_WORKERS_UNEVEN = (
         "loader_workers_uneven",

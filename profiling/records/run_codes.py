@@ -148,14 +148,14 @@ class RunCode(FindingCode):
     STRATEGY_COST = (
         "strategy_cost",
         "info",
-        "What FSDP or replicate costs a step beside DDP on the same devices, and what memory a device saves.",
-        "use it where the memory is needed, or where it costs nothing",
+        "What FSDP or replicate costs per step compared with DDP on the same devices, and how much memory it saves per device.",
+        "use it if you need the memory it saves, or if it costs no time",
     )
     DDP_ALONE = (
         "ddp_alone",
         "info",
-        "What DDP costs on one device, before anything is communicated: its hooks, its buckets, its copies of gradients.",
-        "no action needed; --gradient-as-bucket-view and --static-graph are what may lower it",
+        "What DDP costs on one device, before anything is communicated: its hooks, buckets and copies of gradients.",
+        "no action needed; --gradient-as-bucket-view and --static-graph may lower it",
     )
     COMMUNICATION_MEASURED = (
         "communication_measured",
@@ -187,9 +187,9 @@ class RunCode(FindingCode):
     CALIBRATION_OTHER_ENGINE = (
         "calibration_other_engine",
         "info",
-        "Cells ran on another of torch's NCCL engines than the calibration that predicts them.",
-        "calibrate on the engine that the cells use: set TORCH_DIST_USE_NCCL2 to 0 (ProcessGroupNCCL) or 1 (ProcessGroupNCCL2) "
-        "for dpscope calibrate",
+        "Cells ran on a different one of torch's NCCL engines than the calibration that predicts them.",
+        "calibrate on the engine that the cells use: run dpscope calibrate with TORCH_DIST_USE_NCCL2=0 (ProcessGroupNCCL) or =1 "
+        "(ProcessGroupNCCL2)",
     )
     STRONG_OR_WEAK = (
         "strong_or_weak",
@@ -214,9 +214,9 @@ class RunCode(FindingCode):
     NO_OVERLAP = (
         "no_overlap",
         None,
-        "Little of a cell's communication is hidden behind compute: each reason with the number in the trace that shows it. A "
-        "warning on GPUs.",
-        "compare --overlap on,off and several --bucket-mb: the traces show no reason",
+        "Little of a cell's communication is hidden behind compute. The message gives each reason that the traces show, with its "
+        "number. A warning on GPUs.",
+        "the traces do not show why: compare --overlap on,off and several values of --bucket-mb",
     )
     OVERLAP_SAVES = (
         "overlap_saves",

@@ -91,8 +91,8 @@ class TraceCode(FindingCode):
     NO_EVENTS = (
         "no_events",
         "error",
-        "The trace holds no event that took time, so there is nothing to read in it.",
-        "trace while steps run: the profiler's schedule may have ended before its active steps",
+        "The trace holds no event with a duration, so there is nothing to analyse.",
+        "trace while steps run: the training may have ended before the profiler's schedule reached its active steps",
     )
     NO_KERNELS = (
         "no_kernels",
@@ -148,14 +148,14 @@ class TraceCode(FindingCode):
         "ranks_not_unique",
         "warning",
         "Several files claim the same rank, so their collectives were not matched.",
-        "put each job's traces into a folder of its own, named <node>_<rank>.pt.trace.json.gz where the files do not record "
-        "the rank",
+        "put each job's traces into a folder of its own; if the files do not record the rank, name them "
+        "<node>_<rank>.pt.trace.json.gz",
     )
     RANKS_MISSING = (
         "ranks_missing",
         "warning",
-        "The job has ranks whose traces were not read.",
-        "read their traces too; if they are lost, trace again",
+        "Some of the job's ranks have no trace among those that were read.",
+        "add their traces; if they are lost, trace again",
     )
     COLLECTIVES_UNMATCHED = (
         "collectives_unmatched",
@@ -166,7 +166,7 @@ class TraceCode(FindingCode):
     GROUPS_UNKNOWN = (
         "groups_unknown",
         "warning",
-        "Collectives that name no process group are not shown to end together on all ranks, so they were not matched.",
+        "Collectives name no process group and do not visibly end together on all ranks, so they were not matched.",
         "trace with a torch that records groups (2.2 or later), or read the ranks of each group by themselves",
     )
     PARALLELISM = (
@@ -184,8 +184,8 @@ class TraceCode(FindingCode):
     WAITING_FOR_NODE = (
         "waiting_for_node",
         "info",
-        "One node of the job makes the others wait, for a large part of all waiting.",
-        "compare that node with the others: clocks, temperatures, other processes, its disk and its loader",
+        "One node of the job causes a large part of all waiting.",
+        "compare that node with the others: clocks, temperatures, other processes, disk and data loader",
     )
     DEVICE_IDLE = (
         "device_idle",

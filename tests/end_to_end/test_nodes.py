@@ -76,7 +76,7 @@ def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, Nod
         (0, "host1", "10.199.8.1", INTERFACE),
         (1, "host2", "10.199.8.2", INTERFACE),
     ]
-    assert {one.interface_chosen_by for one in hosts} == {"the nodes' way to each other"}
+    assert {one.interface_chosen_by for one in hosts} == {"the route between the nodes"}
     assert hosts[1].environment is not None
     assert hosts[1].environment.hostname == "host2"
 
@@ -149,10 +149,10 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
     finally:
         hosts[1].mend()
     assert statuses == [1, 1]
-    assert said.startswith(f"crashed: node 1 (host2) was lost: no word from it for {LOST_S:g} s (in its timed pass)")
+    assert said.startswith(f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)")
     assert "the same command on all nodes resumes" in said
     assert "node 1 (host2) was lost" in command.printed(0)
-    assert f"node 0 (host1) was lost: no word from it for {LOST_S:g} s" in command.printed(1)
+    assert f"node 0 (host1) was lost: it was silent for {LOST_S:g} s" in command.printed(1)
 
 
 @pytest.mark.parametrize("node", [1, 0])
@@ -162,10 +162,10 @@ def test_a_killed_agent_ends_everything_on_both_hosts_at_once(hosts: list[Host],
     statuses, said = ended(command)
     assert statuses == ([-signal.SIGKILL, 1] if node == 0 else [1, -signal.SIGKILL])
     if node == 1:
-        assert said.startswith("crashed: node 1 (host2) was lost: its dpscope has ended (in its timed pass)")
+        assert said.startswith("crashed: node 1 (host2) was lost: dpscope has exited there (in its timed pass)")
     else:
         assert said == "no result"  # whoever would have written it is gone
-        assert "node 0 (host1) was lost: its dpscope has ended" in command.printed(1)
+        assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)
 
 
 def test_a_worker_killed_on_the_other_host_is_told_with_its_host(hosts: list[Host], tmp_path: Path) -> None:

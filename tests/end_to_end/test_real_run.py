@@ -214,7 +214,7 @@ def test_a_late_rank_is_named_and_the_wait_for_it_is_its_lateness(run_folder: Pa
     ]
     assert "rank 1 is the straggler" in straggler.message
     reasons = {one.name: one.text for one in overlap_reasons(load_run(tmp_path / "late").cells["ddp-d2-b8"])}
-    assert "waiting for a later rank, for rank 1 in " in reasons["late_rank"]
+    assert "waiting for a late rank (rank 1 in " in reasons["late_rank"]
     assert {"one_bucket", "gloo"} <= set(reasons)  # a tiny model's gradients fit into one
 
 

@@ -152,8 +152,8 @@ def _unknown_groups(apart: int, count: int) -> list[Finding]:
         return []
     return [
         TraceCode.GROUPS_UNKNOWN.finding(
-            f"{apart} of {count} collectives name no process group, and their ends do not show that all ranks took part in "
-            "each (those of several groups, or of hosts whose clocks differ, look so): no transfer and no wait is given for them"
+            f"{apart} of {count} collectives name no process group, and their end times do not show that all ranks took part "
+            "(they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
         )
     ]
 

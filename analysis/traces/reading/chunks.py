@@ -101,15 +101,15 @@ def _no_trace(path: Path, text: TraceText, holds_something: bool) -> DpscopeErro
     """What a file without events is, so that nobody looks for a trace where there was none."""
     wanted = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
     if holds_something:
-        content = "what it holds, uncompressed," if text.compressed else "it"
+        content = "its decompressed content" if text.compressed else "it"
         return DpscopeError(f'{path} is not a torch.profiler trace: {content} has no "traceEvents" list; {wanted}')
     if text.damaged:
         return DpscopeError(
-            f"{path} begins as a gzip file does, and nothing of it can be uncompressed: it is cut short, damaged or no gzip "
+            f"{path} starts like a gzip file, but nothing in it can be decompressed: it is truncated, damaged or not a gzip "
             f"file; copy it again, or {wanted}"
         )
-    inside = "is a gzip file of nothing" if text.compressed else "is empty"
-    return DpscopeError(f"{path} {inside}: not a trace; was the process killed before it exported one?")
+    inside = "is an empty gzip file" if text.compressed else "is empty"
+    return DpscopeError(f"{path} {inside}, not a trace: the process may have been killed before it exported one")
 
 
 def _events_start(buffer: bytearray, searched: int) -> int | None:

@@ -63,7 +63,7 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
     cut = trace.cut_short  # what such a file does not show may only have been lost since
     source = f"what could be read of {trace.source}" if cut else trace.source
     if not len(trace.events) and not cut and not trace.unread:
-        return [TraceCode.NO_EVENTS.finding(f"{source} holds no event that took time")]
+        return [TraceCode.NO_EVENTS.finding(f"{source} holds no event with a duration")]
     findings = []
     no_kernels = attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()
     if trace.unread:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
-_ON_CPU = "these devices are processes on a CPU: each is taken to keep the cores it has now, and nothing of this is said of GPUs"
+_ON_CPU = "these devices are processes on a CPU: each is assumed to keep the cores it has now, and none of this applies to GPUs"
 
 
 @dataclass(frozen=True)

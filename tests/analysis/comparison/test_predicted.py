@@ -92,7 +92,7 @@ def test_a_prediction_from_another_engine_says_so(
     found = [one for one in report.findings if one.code == "calibration_other_engine"]
     assert len(found) == told
     for one in found:
-        assert one.message.startswith("ddp-d2-b8 ran on ProcessGroupNCCL2, and the calibration on ProcessGroupNCCL")
+        assert one.message.startswith("ddp-d2-b8 ran on ProcessGroupNCCL2, the calibration on ProcessGroupNCCL")
 
 
 @pytest.mark.parametrize(

@@ -24,33 +24,35 @@ def test_what_fsdp_costs_and_saves_is_one_sentence() -> None:
     said = cost_sentence(cost(Estimate(1.07, 1.05, 1.09, 60), 2.1 * GB))
     assert (
         said
-        == "FSDP costs 7.0% a step over DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak memory a device"
+        == "FSDP takes 7.0% more time per step than DDP (95% interval 5.0% to 9.0%, 60 steps); it saves 2.10 GB of peak memory "
+        "per device"
     )
 
 
 def test_a_strategy_may_be_faster_and_take_more() -> None:
     said = cost_sentence(cost(Estimate(0.9, 0.85, 0.95, 60), -0.5 * GB, "hsdp", memory="state"))
     assert said.startswith(
-        "HSDP saves 10.0% a step over DDP (95% interval 5.0% to 15.0%, 60 steps); it takes another 500"
+        "HSDP takes 10.0% less time per step than DDP (95% interval 5.0% to 15.0%, 60 steps); it needs another 500"
     )
-    assert said.endswith("of parameters, buffers and optimizer state a device")
+    assert said.endswith("of parameters, buffers and optimizer state per device")
 
 
 def test_what_is_not_shown_is_not_said() -> None:
     even = cost_sentence(cost(Estimate(1.02, 0.97, 1.07, 60), None))
     assert (
         even
-        == "no difference of the step between FSDP and DDP is shown (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
+        == "no difference in step time between FSDP and DDP is shown (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
     )
     once = cost_sentence(cost(Estimate(1.5, None, None, 4), None))
-    assert once == "FSDP looks 50.0% slower a step than DDP, but one repeat cannot show it"
+    assert once == "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it"
 
 
 def test_ddp_alone_says_that_nothing_is_communicated() -> None:
     said = cost_sentence(cost(Estimate(1.04, 1.03, 1.05, 60), 0, "ddp", devices=1))
     assert (
         said
-        == "DDP costs 4.0% a step over no wrapper, before anything is communicated (95% interval 3.0% to 5.0%, 60 steps)"
+        == "DDP takes 4.0% more time per step than the unwrapped model, before anything is communicated (95% interval "
+        "3.0% to 5.0%, 60 steps)"
     )
 
 
@@ -62,7 +64,7 @@ def test_the_headline_speaks_of_most_devices_and_of_plain_fsdp() -> None:
         cost(ratio, 3 * GB),
         cost(ratio, 0, "ddp", devices=1),
     ]
-    assert sharding_headline(costs).startswith("4 devices, batch 32 per device: FSDP costs 7.0%")
+    assert sharding_headline(costs).startswith("4 devices, batch 32 per device: FSDP takes 7.0%")
     assert "3.00 GB" in sharding_headline(costs)
     assert sharding_headline(costs[3:]) == ""
 
@@ -103,7 +105,9 @@ def test_a_run_pairs_each_strategy_with_the_plainer_one_alike() -> None:
     table = cost_table(comparison.costs)
     assert table is not None
     assert len(table.rows) == 3
-    assert best_sentence(comparison).startswith("2 devices, batch 8 per device: FSDP costs 10.0% a step over DDP")
+    assert best_sentence(comparison).startswith(
+        "2 devices, batch 8 per device: FSDP takes 10.0% more time per step than DDP"
+    )
     codes = [finding.code for finding in conclusions(run, comparison)]
     assert codes.count("strategy_cost") == 2
     assert codes.count("ddp_alone") == 1

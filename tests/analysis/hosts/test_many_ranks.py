@@ -61,7 +61,7 @@ def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarr
     (finding,) = [one["message"] for one in told["findings"] if one["code"] == "waiting_for_node"]
     of_node = caused[BAD] / node[BAD_NODE]
     assert finding == (
-        f"node n0017 causes {node[BAD_NODE]:.0%} of all waiting, its local rank 3 {of_node:.0%} of that (rank {BAD})"
+        f"node n0017 causes {node[BAD_NODE]:.0%} of all waiting; {of_node:.0%} of that is for its local rank 3 (rank {BAD})"
     )
     assert 0.8 < of_node < 0.9
     assert [row["host"] for row in told["by_host"][:2]] == ["n0017", "n0000"]
@@ -122,8 +122,8 @@ def test_waiting_is_folded_by_switch(folder: Path, tmp_path: Path, waits: np.nda
     assert rows["s0"]["caused_share"] == pytest.approx(shares(waits)[:128].sum())
     wrong = tmp_path / "wrong"
     for text, said in (
-        ("m0 s0\n", "names none of the hosts"),
-        ("a b c\n", "line 1: write a host"),
+        ("m0 s0\n", "lists none of the hosts"),
+        ("a b c\n", "line 1: 'a b c' is not a host and its switch"),
         ("", "names no host"),
     ):
         wrong.write_text(text)
@@ -150,7 +150,7 @@ def test_missing_ranks_are_told(left_out: int, known: bool, tmp_path: Path) -> N
     (message,) = [one["message"] for one in told["findings"] if one["code"] == "ranks_missing"]
     last = "900" if left_out == 5 else "900 to 935"
     assert message.startswith(f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; ")
-    assert ("transfer an upper bound" in message) is known
+    assert ("transfer is an upper bound" in message) is known
 
 
 def test_all_ranks_there_is_no_finding(folder: Path) -> None:

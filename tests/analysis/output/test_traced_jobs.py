@@ -81,7 +81,7 @@ def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
     ):
         export_traces([two_jobs], TraceRequest(), two_jobs / "shown")
     request = TraceRequest(report=two_jobs / "report")
-    with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name its folder"):
+    with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder"):
         print_traces([two_jobs], "table", None, Console(file=io.StringIO()), request)
     assert not (two_jobs / "report").exists()
     assert the_one_job(analyze_jobs(two_jobs / "first"), [two_jobs], "a report").steps is not None

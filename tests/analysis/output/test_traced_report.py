@@ -201,9 +201,9 @@ def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
     assert "1.500" in line
-    assert "one traced job a side does not tell" in " ".join(shown.split()).lower()
+    assert "one traced job per side does not show" in " ".join(shown.split()).lower()
     assert "Cannot be judged: no step has an interval" in shown
-    assert "Seen: traces of 2 ranks +50.0%." in shown
+    assert "Measured: traces of 2 ranks +50.0%." in shown
     with pytest.raises(NotComparableError, match="one is a run and the other traces alone"):
         print_comparison(traces, EXAMPLE_RUN, None, "table", console)
 
@@ -230,7 +230,7 @@ def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) ->
     assert "Slower by more than 5%: traces of 2 ranks." in shown
     (line,) = [one for one in shown.splitlines() if "traced step" in one and "traces of" in one]
     assert "1.200" in line
-    assert "6 jobs a side would show" in shown
+    assert "6 jobs per side would show" in shown
     again = scaled_jobs(tmp_path / "again", (1.005, 1.01, 1.015))
     console = Console(file=StringIO(), width=200)
     assert print_comparison(before, again, None, "table", console) == 0

@@ -135,15 +135,15 @@ def test_bad_partials_are_told_in_a_line(traces: Path, rows: pa.Table, tmp_path:
     eight = rows.set_column(place, rows.schema.field(place), pa.array([8] * rows.num_rows, pa.int64()))
     write_partial(Partial(eight), tmp_path / "jobs" / "eight.dpscope")
     with pytest.raises(
-        DpscopeError, match=r"four\.dpscope is of a job of 4 processes and .*eight\.dpscope of one of 8"
+        DpscopeError, match=r"four\.dpscope is from a job of 4 processes, .*eight\.dpscope from a job of 8"
     ):
         analyze_partials(tmp_path / "jobs")
     damaged = tmp_path / "damaged.dpscope"
     damaged.write_bytes((tmp_path / "jobs" / "four.dpscope").read_bytes()[:-50])
     for path in (damaged, traces):
-        with pytest.raises(DpscopeError, match=r"is not a whole partial|holds no partial"):
+        with pytest.raises(DpscopeError, match=r"is not a complete partial|holds no partial"):
             analyze_partials(path)
-    with pytest.raises(DpscopeError, match="give partials alone, or traces alone"):
+    with pytest.raises(DpscopeError, match="give only partials or only traces"):
         analyze_partials([tmp_path / "jobs" / "four.dpscope", traces])
 
 

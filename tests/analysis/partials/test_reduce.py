@@ -121,7 +121,7 @@ def test_a_broken_trace_is_told_and_does_not_end_the_rest(traces: Path, tmp_path
     write_trace(ddp_trace(2, RANKS).trace, traces / "0_2.pt.trace.json.gz")
     mended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
     assert mended.exit_code == 0
-    assert "4 ranks, 3 of them known already" in mended.output
+    assert "4 ranks, 3 of them already reduced" in mended.output
     assert "file_not_read" not in {one.code for one in analyze_partials(tmp_path / "n0.dpscope").findings}
 
 

@@ -139,8 +139,8 @@ def test_a_table_without_these_cells_is_said_in_a_line(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     told = with_published(run)
     assert [line for line in classic_tables(told, compare(told)).left_out if line.startswith("Published")] == [
-        "Published values of the same cells (other hardware): others.csv has no cell that was measured: the same model, data, "
-        "strategy, devices and batch"
+        "Published values of the same cells (other hardware): others.csv has no row for a measured cell: model, data, "
+        "strategy, devices and batch must be the same"
     ]
     assert not any("Published" in line for line in classic_tables(run, compare(run)).left_out)  # nothing was asked for
 

@@ -74,7 +74,7 @@ def test_repeats_over_other_numbers_of_nodes_are_not_pooled(tmp_path: Path) -> N
     first, second = repeats_of(run)
     assert (len(first.ranks), first.missing_parts) == (2, None)
     assert (second.ranks, second.missing_parts) == (
-        (), "it ran on 2 nodes, the first one on 1: they are no repeats of one cell",
+        (), "it ran on 2 nodes, the first repeat on 1, so they are not repeats of one cell",
     )  # fmt: skip
 
 

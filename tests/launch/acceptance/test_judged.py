@@ -29,7 +29,7 @@ def failing(verdicts: list[CheckVerdict]) -> list[str]:
 def test_a_line_holds_status_name_value_and_limit() -> None:
     assert at_most("d.x", 0.0196, 0.02, "%").line == "PASS d.x 1.96% 2%"
     assert at_most("d.x", 0.021, 0.02, "%", "why").line == "FAIL d.x 2.1% 2% (why)"
-    assert at_most("d.x", None, 60.0, "s").line == "FAIL d.x - 60s (there is no value)"
+    assert at_most("d.x", None, 60.0, "s").line == "FAIL d.x - 60s (no value was measured)"
     assert equals("k.y", "timed out", "ok").line == "FAIL k.y timed_out ok"
     assert none_of("b.z", ["one", "two", "one"]).line == "FAIL b.z one,two none"
     assert none_of("b.z", []).line == "PASS b.z none none"

@@ -126,7 +126,7 @@ def test_a_node_that_does_not_come_is_named_and_so_are_those_that_are_here(tmp_p
     said = failure(nodes, wait_s=2)
     host = socket.gethostname()
     assert said.startswith(
-        f"--nodes 3: node 1 did not come within 2 s (node 0 ({host}), node 2 ({host}) are here); start the command there"
+        f"--nodes 3: node 1 did not join within 2 s (node 0 ({host}), node 2 ({host}) are here); start the command there"
     )
     assert nodes.errors == {2: said}  # told, and not left waiting
 
@@ -136,7 +136,7 @@ def test_a_folder_that_is_not_shared_is_told_in_seconds_naming_the_node(nodes: N
     nodes.start(1, out=tmp_path / "elsewhere")
     said = failure(nodes)
     host = socket.gethostname()
-    assert said.startswith(f"--out {nodes.out}: node 1 ({host}) does not see there what node 0 ({host}) wrote")
+    assert said.startswith(f"--out {nodes.out}: node 1 ({host}) does not see what node 0 ({host}) wrote")
     assert str(tmp_path / "elsewhere") in said
     assert nodes.errors == {1: said}
     assert time.monotonic() - began_s < 10
@@ -159,13 +159,13 @@ def twice(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("start", "said"),
     [
-        (other(count=3), "was started as one of 3, node 0 as one of 2"),
+        (other(count=3), "was started as one of 3 nodes, node 0 as one of 2"),
         (
             other(options={}),
             "was started with no --devices, node 0 with --devices 2x1: give the same command on all nodes",
         ),
         (other(options={**OPTIONS, "--seed": "1"}), "was started with --seed 1, node 0 with no --seed"),
-        (twice, "was started as node 1, which node 1"),
+        (twice, "was started as node 1, as was node 1"),
     ],
 )
 def test_a_node_that_does_not_fit_is_refused_and_all_are_told(
@@ -217,7 +217,7 @@ def test_a_line_carries_messages_and_its_end_is_seen_at_once() -> None:
     assert (first.lost, second.lost) == (None, None)
     first.close()
     assert second.take(5) is None
-    assert second.lost == "its dpscope has ended"
+    assert second.lost == "dpscope has exited there"
     second.send(begin)  # goes nowhere
     second.close()
 
@@ -228,7 +228,7 @@ def test_silence_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     began_s = time.monotonic()
     while second.lost is None and time.monotonic() - began_s < 5:
         time.sleep(0.05)
-    assert second.lost == "no word from it for 0.5 s"
+    assert second.lost == "it was silent for 0.5 s"
     assert first.take(5) is None
     first.close()
     second.close()

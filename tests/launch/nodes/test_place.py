@@ -45,7 +45,7 @@ def test_open_mpi_tells_where_no_address_and_the_job_by_which_the_folder_is_sear
 def test_others_tell_less() -> None:
     pmi = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}
     assert place(pmi, met="host0") == NodePlace(2, 1, "PMI", Address("host0", 29500))
-    with pytest.raises(DpscopeError, match="where the nodes meet nothing tells; give --rendezvous"):
+    with pytest.raises(DpscopeError, match="no launcher says where the nodes meet; give --rendezvous"):
         place(pmi)
     assert place(PYTORCH_JOB) == NodePlace(3, 1, "PyTorchJob", Address("train-master-0", 23456))
     elastic = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
@@ -71,21 +71,21 @@ def test_one_node_is_none_of_several() -> None:
 @pytest.mark.parametrize(
     ("nodes", "rank", "told", "said"),
     [
-        ("auto", None, {}, "--nodes auto: neither Slurm's srun nor MPI"),
+        ("auto", None, {}, "--nodes auto: neither srun, MPI, PMI nor"),
         # sbatch starts its script on one node: that is no step
         ("auto", None, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, "--nodes auto: neither"),
         (
             "auto",
             None,
             {**SLURM, "SLURM_STEP_NUM_TASKS": "8"},
-            "Slurm has started 4 tasks on this node; start one a node",
+            "Slurm has started 4 tasks on this node; start one per node",
         ),
         ("auto", None, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI has started 2 tasks on this node"),
         ("two", None, {}, "--nodes two: give auto, or a number"),
         ("0", None, {}, "--nodes 0: give auto, or a number"),
-        ("2", None, {}, "which of the 2 nodes this is nothing tells; give --node-rank"),
-        ("2", 2, {}, "--node-rank 2: of 2 nodes the first is 0 and the last 1"),
-        ("2", 0, {}, "where the nodes meet nothing tells; give --rendezvous HOST:PORT"),
+        ("2", None, {}, "no launcher says which of the 2 nodes this is; give --node-rank"),
+        ("2", 2, {}, "--node-rank 2: with 2 nodes, give a number from 0 to 1"),
+        ("2", 0, {}, "no launcher says where the nodes meet; give --rendezvous HOST:PORT"),
     ],
 )
 def test_what_is_not_told_or_does_not_fit_is_refused(
@@ -97,7 +97,7 @@ def test_what_is_not_told_or_does_not_fit_is_refused(
 
 @pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3"])
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
-    with pytest.raises(DpscopeError, match="give a host and a port on it, such as host0:29500"):
+    with pytest.raises(DpscopeError, match="give node 0's host and a port on it, such as host0:29500"):
         parse_address(text)
 
 

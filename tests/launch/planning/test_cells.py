@@ -101,7 +101,7 @@ def test_every_strategy_is_a_cell_of_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"), [(2, "2 devices are no two groups"), (5, "5 devices are no two groups"), (4, None)]
+    ("devices", "said"), [(2, "2 devices do not make two groups"), (5, "5 devices do not make two groups"), (4, None)]
 )
 def test_hsdp_needs_two_equal_groups_of_two(devices: int, said: str | None) -> None:
     planned = plan(EIGHT_GPUS, strategy="ddp,hsdp", devices=str(devices), batch_size="8")
@@ -113,7 +113,7 @@ def test_sharding_over_one_device_is_left_out_with_the_reason() -> None:
     reasons = {
         entry.cell.strategy: entry.skip_reason for entry in plan(ONE_GPU, strategy="single,fsdp", batch_size="8")
     }
-    assert "nobody to share with" in (reasons["fsdp"] or "")
+    assert "needs two devices or more" in (reasons["fsdp"] or "")
 
 
 def test_growth_ends_with_the_data_set() -> None:
@@ -246,19 +246,19 @@ def test_a_strong_batch_is_shared_by_all_devices_of_all_nodes() -> None:
         (
             {"devices": "2x8"},
             1,
-            "--devices 2x8: one node is there for 2; start the same command on 2 nodes, with --nodes 2",
+            "--devices 2x8: one node is available, 2 are needed; start the same command on 2 nodes, with --nodes 2",
         ),
-        ({"devices": "4x8"}, 2, "--devices 4x8: 2 nodes are there for 4"),
+        ({"devices": "4x8"}, 2, "--devices 4x8: 2 nodes are available, 4 are needed"),
         (
             {"devices": "1,2"},
             2,
-            "nothing spans nodes; name counts over them, such as --devices 2x2 with ddp, or omit --nodes",
+            "nothing spans nodes; name counts over all of them, such as --devices 2x2 with ddp, or omit --nodes",
         ),
-        ({"devices": "1,2,2x8"}, 4, "no more than 2 node"),
+        ({"devices": "1,2,2x8"}, 4, "only 2 of the nodes would be used"),
         ({"strategy": "single,dp"}, 2, "nothing spans nodes"),
         ({"devices": "2x8", "strategy": "dp"}, 2, "only strategies with a process for each device span nodes"),
         ({"devices": "2x9"}, 2, "--devices 9: this machine has 8"),
-        ({"devices": "1x8"}, 2, "1x8 is not over several nodes; on one node write 8; write it as 1,2,4"),
+        ({"devices": "1x8"}, 2, "1x8 does not span several nodes; for one node write 8; write it as 1,2,4"),
         ({"devices": "2x"}, 2, "2x is not a number of nodes times devices"),
     ],
 )

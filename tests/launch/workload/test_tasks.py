@@ -82,8 +82,8 @@ def test_a_sample_is_the_same_in_every_batch() -> None:
     [
         ("no_module", "without a torch.nn.Module as its 'module'"),
         ("misspelt", "a dictionary with 'losss'"),
-        ("unseeded", "two different batches; draw from the seed alone"),
-        ("without_rows", "a tensor of shape (2, 3); the first dimension of each is that of the samples"),
+        ("unseeded", "different batches in two calls; derive them from the seed alone"),
+        ("without_rows", "a tensor of shape (2, 3); the first dimension of every tensor must be the number of samples"),
         ("failing_batch", "make_batch(0, 3) failed: TypeError"),
     ],
 )
@@ -101,14 +101,14 @@ def test_settings_that_would_do_nothing_are_refused() -> None:
     assert checked_model_size(own, Optimizer(learning_rate=0.5)).parameters == 4 + 5
     with pytest.raises(DpscopeError, match="--data digits"):
         check_classes(Workload(model="own_batches:tokens", data="digits"), build_model("own_batches:tokens"))
-    with pytest.raises(DpscopeError, match="gpt_5m is fed with tokens"):
+    with pytest.raises(DpscopeError, match="gpt_5m takes tokens"):
         checked_model_size(Workload(model="gpt_5m", data="digits"))
 
 
 def test_a_training_needs_classes() -> None:
     check_learnable("tokens", build_model("own_batches:tokens"))
     check_learnable("images", BuiltModel(nn.Identity()))
-    with pytest.raises(DpscopeError, match="its targets are no classes"):
+    with pytest.raises(DpscopeError, match="its targets are not classes"):
         check_learnable("own_batches:regression", build_model("own_batches:regression"))
 
 

@@ -293,7 +293,7 @@ def _codes_in(tree: ast.Module) -> set[str]:
     [
         ("0_0.pt.trace.json", b"", "is empty"),
         ("0_0.pt.trace.json.gz", b"", "is empty"),
-        ("0_0.pt.trace.json.gz", gzip.compress(b"", mtime=0), "is a gzip file of nothing"),
+        ("0_0.pt.trace.json.gz", gzip.compress(b"", mtime=0), "is an empty gzip file"),
         ("0_0.pt.trace.json", b"PK\x03\x04 something else", "is not a torch.profiler trace"),
         ("0_0.pt.trace.json", json.dumps({"steps": [1]}).encode(), "is not a torch.profiler trace"),
     ],

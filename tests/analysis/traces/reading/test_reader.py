@@ -152,19 +152,19 @@ def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, sa
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", r"is empty: not a trace"),
-        (gzip.compress(b""), "is a gzip file of nothing"),
-        (gzip.compress(bytes(range(256)) * 20), 'what it holds, uncompressed, has no "traceEvents" list'),
-        (gzip.compress(b"a log, and no trace\n" * 300), 'what it holds, uncompressed, has no "traceEvents" list'),
+        (b"", r"is empty, not a trace"),
+        (gzip.compress(b""), "is an empty gzip file"),
+        (gzip.compress(bytes(range(256)) * 20), 'its decompressed content has no "traceEvents" list'),
+        (gzip.compress(b"a log, and no trace\n" * 300), 'its decompressed content has no "traceEvents" list'),
         (
             gzip.compress(b'{"version": 3, "mappings": "AAAA"}'),
-            'what it holds, uncompressed, has no "traceEvents" list',
+            'its decompressed content has no "traceEvents" list',
         ),
         (
             b"\x1f\x8b" + bytes(range(255, 0, -1)) * 9,
-            "begins as a gzip file does, and nothing of it can be uncompressed",
+            "starts like a gzip file, but nothing in it can be decompressed",
         ),
-        (gzip.compress(b'{"traceEvents": [' + b" " * 4096)[:12], "nothing of it can be uncompressed"),
+        (gzip.compress(b'{"traceEvents": [' + b" " * 4096)[:12], "nothing in it can be decompressed"),
         (b"PK\x03\x04 a zip file", 'it has no "traceEvents" list'),
     ],
 )

@@ -40,7 +40,7 @@ def test_the_measured_count_comes_first_and_numbers_end_at_eight_times_it(chapte
 def test_a_cpu_is_told_as_one_and_where_the_base_is_from(chapter: WhatIfChapter) -> None:
     notes = " ".join(chapter.tables["what_if"].notes)
     assert "ddp-d2-b128" in notes
-    assert "nothing of this is said of GPUs" in notes
+    assert "none of this applies to GPUs" in notes
     assert "No other cell of this run tells how wrong this method is here." in notes
 
 
