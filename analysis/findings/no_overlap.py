@@ -241,6 +241,12 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
 
 
+def _steps(communication: pd.DataFrame) -> int:
+    """Steps of all ranks in which there is communication; repeats number theirs alike."""
+    keys = [name for name in ("repeat", "rank", "step") if name in communication]
+    return max(1, communication.groupby(keys, dropna=False).ngroups)
+
+
 def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
     """DDP then all-reduces a map of 4 bytes for each parameter that is a tensor, after the last bucket."""
     cell = evidence.data.cell
@@ -252,7 +258,7 @@ def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
         if tensors
         else evidence.communication.head(0)
     )
-    steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
+    steps = _steps(evidence.communication)
     shown = f" and all-reduce a map of {4 * tensors} B ({len(maps) / steps:.0f} per step)" if len(maps) else ""
     yield OverlapReason(
         "find_unused_parameters",
@@ -291,7 +297,7 @@ def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
         return
     processes = evidence.data.cell.processes
     queue = evidence.communication["queue_us"].dropna()
-    steps = max(1, evidence.communication.groupby(["rank", "step"]).ngroups)
+    steps = _steps(evidence.communication)
     queued = (
         f", and collectives wait {show_time(float(queue.sum()) / steps)} a step for a free thread" if len(queue) else ""
     )

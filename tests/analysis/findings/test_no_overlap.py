@@ -145,6 +145,11 @@ def test_unused_parameters_are_looked_for() -> None:
     (reason,) = overlap_reasons(replace(data, ranks=ranks))
     assert reason.name == "find_unused_parameters"
     assert reason.text.endswith("all-reduce a map of 8 B (1 per step)")
+    repeats = [table.assign(repeat=index) for index in (0, 1) for table in (data.collectives,)]
+    both = replace(data, ranks=ranks, collectives=pd.concat(repeats, ignore_index=True))
+    assert [one.text for one in overlap_reasons(both) if one.name == reason.name] == [
+        reason.text
+    ]  # a step's, not a repeat's
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])
