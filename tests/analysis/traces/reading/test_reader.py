@@ -167,6 +167,8 @@ def test_files_that_are_no_trace_get_one_line(tmp_path: Path, content: bytes, sa
         (gzip.compress(b'{"traceEvents": [' + b" " * 4096)[:12], "nothing in it can be decompressed"),
         (b"PK\x03\x04 a zip file", 'it has no "traceEvents" list'),
     ],
+    # What a gzip file holds tells the time: a name made of it would be another in every process that runs tests.
+    ids=["empty", "empty gzip", "bytes", "log", "other JSON", "rubbish behind the magic", "cut", "zip"],
 )
 def test_a_gz_file_without_a_trace_is_called_what_it_is(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "0_0.pt.trace.json.gz"
