@@ -31,7 +31,10 @@ def main() -> None:
     if rank == 0:
         torch.save([parameter.grad for parameter in built.model.parameters()], sys.argv[2])
     distributed.barrier()
-    distributed.destroy_process_group()
+    # The gradients are all that is asked for. Ending gloo's threads one by one aborted a rank once ("terminate called without an
+    # active exception", torch 2.15, four ranks on two busy cores).
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
