@@ -28,10 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     running[:] = [item]
+    hook = sys.excepthook
     try:
         return (yield)
     finally:
         running.clear()
+        sys.excepthook = hook  # each process group that torch begins puts its rank before what the hook shows
 
 
 def refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
