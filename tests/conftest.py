@@ -11,12 +11,15 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import settings
 
 from tests.helpers.paths import ROOT
 
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.system"}
 OURS = tuple(ROOT / folder for folder in ("profiling", "launch", "analysis", "tests", "docs", "examples", "benchmarks"))
 running: list[pytest.Item] = []
+settings.register_profile("untimed", deadline=None)  # a shared machine pauses for longer than any deadline
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
