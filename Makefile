@@ -8,9 +8,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO_OUT ?= runs/demo
-# Files of tests run side by side, where jobs start up and wait one more than there are cores. PYTEST_ARGS= runs them one by one.
+# Jobs mostly start up and wait: files of tests run side by side. PYTEST_ARGS= runs them one after another.
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --durations=15
-JOB_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))') --dist loadfile --durations=15
 # What is held against DDP's own clock, or a link's rate, has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py tests/end_to_end/test_shaped_link.py
 
@@ -24,7 +23,7 @@ check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not process'
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(JOB_ARGS) $(addprefix --ignore=,$(TESTED_ALONE))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(TESTED_ALONE))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTED_ALONE)
 
 lint: $(VENV)/.installed-dev
