@@ -80,12 +80,6 @@ def named_meeting(out: Path, name: str, wait_s: float) -> Meeting | None:
     return found
 
 
-def remove_left_announcements(out: Path) -> None:
-    """Remove what starts that were killed have left."""
-    for path in (*out.glob(f"{_PREFIX}*"), *out.glob(f".tmp-{_PREFIX}*")):
-        path.unlink(missing_ok=True)
-
-
 def _read(path: Path) -> Meeting | None:
     try:
         content = json.loads(path.read_text())
