@@ -12,8 +12,11 @@ out by hand beside the tables the trace is made of. `test_trace_generator` count
 `gloo_trace`  one rank of 2 or 4 without a GPU
 `parallel_trace` one rank of a tensor-parallel, fully sharded, DLRM or pipeline job
 `relabel`     any loaded trace with other times, ids, streams and step numbers
+`write_ddp_job` every rank of `ddp_trace` into one folder
 `write_trace` to `.json` or `.json.gz`, as Kineto writes it, on one line, indented, or cut short
 """
+
+from pathlib import Path
 
 from tests.generated_traces.builder import ZERO_US
 from tests.generated_traces.ddp import ddp_trace
@@ -56,5 +59,17 @@ __all__ = [
     "parallel_trace",
     "relabel",
     "trace_text",
+    "write_ddp_job",
     "write_trace",
 ]
+
+
+def write_ddp_job(folder: Path, ranks: int = 2, factor: float = 1.0) -> Path:
+    """The traces of every rank of a DDP job in `folder`, made where it is not, all times longer by a factor; the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        trace = ddp_trace(rank, ranks).trace
+        for event in trace["traceEvents"]:
+            event.update({name: event[name] * factor for name in ("ts", "dur") if name in event})
+        write_trace(trace, folder / f"0_{rank}.pt.trace.json.gz")
+    return folder

@@ -3,7 +3,7 @@
 What torch allows from Python is one device: the guard that it registers for a backend in Python (`torch._C._acc.DeviceGuard`) has
 a type and nothing else, and autograd starts a thread for each device that the guard counts. So the guard is a few lines of C++
 (two_devices.cpp), compiled against torch's headers alone. Tensors are Python's, over a tensor of the host each; an operator whose
-tensors lie on different devices fails. The four functions that torch has in C++ for CUDA alone (scatter, gather, coalesced
+tensors lie on different devices fails. The three functions that torch has in C++ for CUDA alone (scatter, gather, coalesced
 broadcast) are doubles that note what they are asked for; reducing, its chunks included, is torch's.
 """
 
@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import library as operators
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -120,8 +121,8 @@ def install(library: Path) -> list[tuple[Any, ...]]:
     torch._register_device_module(NAME, module)  # type: ignore[arg-type]
     torch._C._acc.register_python_privateuseone_hook(module.hooks)
     # Autocast casts nothing on a backend without a list of operators; without a way through, operators fail within it.
-    through = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
-    through.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]
+    through = operators.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    through.fallback(operators.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]
     _KEPT.append(through)
     TwinTensor.calls = []
     for name, double in (("_scatter", _scatter), ("_gather", _gather), ("_broadcast_coalesced", _broadcast)):

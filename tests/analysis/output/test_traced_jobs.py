@@ -13,16 +13,14 @@ from dpscope.analysis.output.traced_jobs import job_csv, job_findings, job_table
 from dpscope.analysis.output.traced_report import TraceRequest, export_traces, print_traces, traces_json
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.paths import DATA
 
 
 @pytest.fixture
 def two_jobs(tmp_path: Path) -> Path:
     for job in ("first", "second"):
-        (tmp_path / job).mkdir()
-        for rank in range(2):
-            write_trace(ddp_trace(rank, 2).trace, tmp_path / job / f"0_{rank}.pt.trace.json.gz")
+        write_ddp_job(tmp_path / job)
     return tmp_path
 
 

@@ -30,7 +30,7 @@ from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
-from tests.generated_traces.generator import ddp_trace, dp_trace, parallel_trace, write_trace
+from tests.generated_traces.generator import dp_trace, parallel_trace, write_ddp_job, write_trace
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 LINK = parse_link("50GB/s")
@@ -40,10 +40,7 @@ STEP_BYTES, TRANSFER_US = 19_520_000, 196
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    for rank in range(2):
-        write_trace(ddp_trace(rank, 2).trace, folder / f"0_{rank}.pt.trace.json.gz")
-    return folder
+    return write_ddp_job(tmp_path_factory.mktemp("job"))
 
 
 def reported(folder: Path, request: TraceRequest = AT_LINK) -> Report:
@@ -189,13 +186,7 @@ def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path:
 
 def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_path: Path) -> None:
     """The same job with every time 1.5 times as long."""
-    slower = tmp_path / "slower"
-    slower.mkdir()
-    for rank in range(2):
-        trace = ddp_trace(rank, 2).trace
-        for event in trace["traceEvents"]:
-            event.update({name: event[name] * 1.5 for name in ("ts", "dur") if name in event})
-        write_trace(trace, slower / f"0_{rank}.pt.trace.json.gz")
+    slower = write_ddp_job(tmp_path / "slower", factor=1.5)
     console = Console(file=StringIO(), width=200)
     assert print_comparison(traces, slower, None, "table", console) == 3
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -211,12 +202,7 @@ def test_two_jobs_are_compared_and_one_a_side_decides_nothing(traces: Path, tmp_
 def scaled_jobs(folder: Path, factors: tuple[float, ...]) -> Path:
     """The made job traced several times, each into a folder of its own, all its times longer by a factor."""
     for number, factor in enumerate(factors):
-        for rank in range(2):
-            trace = ddp_trace(rank, 2).trace
-            for event in trace["traceEvents"]:
-                event.update({name: event[name] * factor for name in ("ts", "dur") if name in event})
-            (folder / f"job{number}").mkdir(parents=True, exist_ok=True)
-            write_trace(trace, folder / f"job{number}" / f"0_{rank}.pt.trace.json.gz")
+        write_ddp_job(folder / f"job{number}", factor=factor)
     return folder
 
 

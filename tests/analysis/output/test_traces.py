@@ -6,7 +6,7 @@ import pytest
 
 from dpscope.analysis.output.traces import to_tables
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.generated_traces.generator import ddp_trace, write_ddp_job, write_trace
 from tests.helpers import made_traces
 from tests.helpers.made_traces import launch, on_device, step
 from tests.helpers.paths import DATA
@@ -22,9 +22,7 @@ def test_bytes_that_differ_over_ranks_are_told_where_they_do(tmp_path: Path) -> 
     said = notes(V100)["Collectives (means)"]
     assert "ranks sent different amounts" in said
     assert "need the traces of all ranks" not in said
-    for rank in range(2):
-        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
-    assert "different amounts" not in notes(tmp_path)["Collectives (means)"]
+    assert "different amounts" not in notes(write_ddp_job(tmp_path))["Collectives (means)"]
 
 
 def test_a_rank_that_is_missing_is_told_only_where_one_is() -> None:

@@ -12,17 +12,14 @@ import pytest
 from dpscope.analysis.partials.file import read_partial
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.generated_traces.generator import write_ddp_job
 
 RANKS = 4
 
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traces")
-    for rank in range(RANKS):
-        write_trace(ddp_trace(rank, RANKS).trace, folder / f"0_{rank}.pt.trace.json.gz")
-    return folder
+    return write_ddp_job(tmp_path_factory.mktemp("traces"), RANKS)
 
 
 @pytest.mark.process

@@ -22,17 +22,14 @@ from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import ddp_trace, dp_trace, gloo_trace, write_trace
+from tests.generated_traces.generator import dp_trace, gloo_trace, write_ddp_job, write_trace
 
 TABLES = ("steps", "collectives", "dp_phases", "exposed", "copies", "steps_with_waits", "waits_caused")
 
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traces")
-    for rank in range(4):
-        write_trace(ddp_trace(rank, 4).trace, folder / f"0_{rank}.pt.trace.json.gz")
-    return folder
+    return write_ddp_job(tmp_path_factory.mktemp("traces"), 4)
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,14 @@ from dpscope.analysis.partials.share import Share, read_share
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, rows_as_read
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.generated_traces.generator import ddp_trace, write_ddp_job, write_trace
 
 RANKS = 4
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traces")
-    for rank in range(RANKS):
-        write_trace(ddp_trace(rank, RANKS).trace, folder / f"0_{rank}.pt.trace.json.gz")
-    return folder
+    return write_ddp_job(tmp_path_factory.mktemp("traces"), RANKS)
 
 
 @pytest.fixture
