@@ -56,7 +56,7 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     lacking = [name for name in needed if name not in table.columns]
     if lacking:
         raise DpscopeError(
-            f"{path}: column {' and '.join(lacking)} is missing; it has {', '.join(map(str, table.columns))}"
+            f"{path} has no column {' and no '.join(lacking)}; its columns are {', '.join(map(str, table.columns))}"
         )
     if table.empty:
         raise DpscopeError(f"{path} has no rows: give at least one measured step time")

@@ -51,7 +51,7 @@ def test_units_and_what_tells_rows_apart(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_one_line_that_names_the_place(tmp_path: Path) -> None:
     cases = {
         "ranks,step_ms\n": "no rows",
-        "ranks\n1\n": "column step_ms is missing",
+        "ranks\n1\n": "has no column step_ms",
         "ranks,step_ms\n0,5\n": "line 2: ranks is '0'",
         "ranks,step_ms\n2.5,5\n": "line 2: ranks is '2.5'",
         "ranks,step_ms\n1,5\n2,-3\n": "line 3: step_ms is '-3'",
