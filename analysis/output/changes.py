@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dpscope.analysis.output.analyze import load_any
 from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
-from dpscope.analysis.output.history import history_table, in_order
+from dpscope.analysis.output.history import HistoryOrder, history_table, in_order
 from dpscope.analysis.runs.changes import (
     JUDGED,
     change_table,
@@ -61,14 +61,19 @@ def print_comparison(
 
 
 def print_history(
-    paths: Sequence[Path], share: float | None, output_format: ChangeFormat, console: Console, force: bool = False
+    paths: Sequence[Path],
+    share: float | None,
+    output_format: ChangeFormat,
+    console: Console,
+    force: bool = False,
+    by: HistoryOrder = "time",
 ) -> int:
-    """Three runs or more in the order of time, and the last one judged against the one before; the exit status as of two."""
-    runs = in_order([load_any(path) for path in paths])
+    """Three runs or more in order, and the last one judged against the one before; the exit status as of two."""
+    runs = in_order([load_any(path) for path in paths], by)
     for run in runs[1:]:
         first = runs[0]
         _check_models(first.path, run.path, first.manifest.config.workload, run.manifest.config.workload, force)
-    return _judge(runs[-2], runs[-1], share, output_format, console, force, history_table(runs))
+    return _judge(runs[-2], runs[-1], share, output_format, console, force, history_table(runs, by))
 
 
 def _judge(

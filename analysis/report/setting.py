@@ -91,6 +91,9 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
 
 def versions(environment: Environment) -> Iterator[tuple[str, str]]:
     """Name and version of what was used."""
+    if environment.commit is not None:
+        changes = ", tracked files changed" if environment.commit.changed else ""
+        yield "Code", f"commit {environment.commit.name} of {environment.commit.committed_at}{changes}"
     yield "Python", environment.python_version
     for name, version in (
         ("torch", environment.torch_version),

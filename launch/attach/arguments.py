@@ -42,6 +42,7 @@ def attachment(arguments: Sequence[str]) -> Attachment:
     settings = AttachSettings(
         out=given.out.absolute(),
         script=shlex.join(command),
+        code=Path.cwd() if command[0] == "-m" else Path(command[0]).absolute().parent,
         warmup_steps=given.warmup,
         steps=given.steps,
         traced_steps=given.traced_steps,

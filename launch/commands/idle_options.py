@@ -90,6 +90,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         ),
     ),
     "attach": (_ONE_DETAIL,),
+    "compare": (Idle(("by",), lambda values: len(values["paths"]) < 3, "it orders three runs or more"),),
     "analyze": (
         Idle(("classic",), lambda values: not _any_run(values), "trace files alone hold no epochs; give a run folder"),
         Idle(

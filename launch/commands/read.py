@@ -108,6 +108,12 @@ def compare(
         bool,
         typer.Option("--force", help="judge although settings, machines or models differ, else exit status 3 or 2"),
     ] = False,
+    by: Annotated[
+        Literal["time", "commit"] | None,
+        typer.Option(
+            help="order of three runs or more: when they were begun (unless told), or when their commits were made"
+        ),
+    ] = None,
 ) -> None:
     """Say what got faster or slower between two runs; exit status 1: slower beyond noise, 3: cannot be judged."""
     from rich.console import Console
@@ -119,7 +125,7 @@ def compare(
         raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")
     share = None if fail_over is None else parse_share(fail_over)
     if len(paths) > 2:
-        raise typer.Exit(print_history(paths, share, output_format, Console(), force))
+        raise typer.Exit(print_history(paths, share, output_format, Console(), force, by or "time"))
     raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, Console(), force))
 
 

@@ -17,10 +17,11 @@ from dpscope.launch.measuring.calibration import (
     stored_calibration,
 )
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
-from dpscope.launch.planning.manifest import check_same_conditions, hosts_findings, new_manifest
+from dpscope.launch.planning.manifest import check_same_conditions, commit_findings, hosts_findings, new_manifest
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environment, Manifest
 from dpscope.profiling.records.settings import settings_of, with_settings
@@ -48,7 +49,7 @@ def run_sweep(
     DpscopeError for a mistake of the user's, before anything is started.
     """
     description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
-    if repeats_by_cell is None or not all(job.done for job in description.jobs):  # --detect tells its choice itself
+    if repeats_by_cell is None or _to_do(description):  # --detect tells its choice itself
         print_plan(description, console)
     run = RunFolder(out)
 
@@ -81,14 +82,16 @@ def _open_manifest(
     The collectives are timed before it is written: predictions of its cells then are forecasts.
     """
     manifest = new_manifest(
-        description.config, description.device_type, description.threads_per_process, description.plan
+        description.config, description.device_type, description.threads_per_process, description.plan, code=Path.cwd()
     )
     hosts = starter.hosts(manifest.environment)
     unlike = hosts_findings(manifest.environment, hosts)
     manifest = msgspec.structs.replace(manifest, hosts=hosts, findings=(*manifest.findings, *unlike))
     had = run.manifest() if is_run_folder(run.path) else None
+    mixed: tuple[Finding, ...] = ()
     if had is not None:
         check_same_conditions(run.path, had, manifest)
+        mixed = commit_findings(had.environment.commit, manifest.environment.commit) if _to_do(description) else ()
     settings = _calibration(run, description, manifest.environment)
     failures = calibrate_first(run, settings, manifest.environment, console, starter)
     if had is None:
@@ -98,7 +101,7 @@ def _open_manifest(
         return manifest
     asked = settings_of(description.config)
     told_anew = (PlanCode.CALIBRATION_FAILED, PlanCode.MIXED_HOSTS)
-    findings = (*(one for one in had.findings if one.code not in told_anew), *unlike, *failures)
+    findings = (*(one for one in had.findings if one.code not in told_anew), *unlike, *mixed, *failures)
     config = with_settings(had.config, **{name: asked[name] for name in MAY_CHANGE})
     told = {
         "findings": tuple(dict.fromkeys(findings)),
@@ -112,9 +115,13 @@ def _open_manifest(
     return kept
 
 
+def _to_do(description: PlanDescription) -> bool:
+    return not all(job.done for job in description.jobs)
+
+
 def _calibration(run: RunFolder, description: PlanDescription, here: Environment) -> CalibrationSettings | None:
     """What the plan wants timed, anew where the folder's calibration is another machine's."""
-    if all(job.done for job in description.jobs):
+    if not _to_do(description):
         return None
     stored = of_this_machine(stored_calibration(run), here)
     size, kind = description.model_size, description.device_type

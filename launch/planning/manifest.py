@@ -12,6 +12,7 @@ from dpscope.launch.workload.data_files import normalisation
 from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
+from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -25,9 +26,13 @@ def new_manifest(
     threads: int,
     plan: Sequence[PlannedCell],
     on_this_host: int | None = None,
+    code: Path | None = None,
 ) -> Manifest:
-    """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it."""
-    environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda")
+    """The manifest of a run that starts now, on this machine; `on_this_host` as `cells.resolve` has it.
+
+    `code` is as in `collect_environment`.
+    """
+    environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code)
     findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
     table = config.reporting.published
     published = read_published(Path(table)) if table is not None else ()
@@ -62,6 +67,13 @@ def _refuse(out: Path, differences: Sequence[ConditionDifference]) -> None:
             f"--out {out}: begun with {differences[0]}: new cells would not compare with those that are there; set it as it "
             "was, use --fresh to redo them, or another --out"
         )
+
+
+def commit_findings(then: Commit | None, now: Commit | None) -> tuple[Finding, ...]:
+    """What it means that a run goes on with other code than it was begun with; nothing where either is not known."""
+    if then is None or now is None or then == now:
+        return ()
+    return (PlanCode.MIXED_COMMITS.finding(f"the run was begun with the code at {then} and goes on with {now}."),)
 
 
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from dpscope.profiling.records.checkpoint import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
+from dpscope.profiling.records.training import CHECKPOINT_FORMAT_VERSION, CheckpointDescription
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path, decoded
 

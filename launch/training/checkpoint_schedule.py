@@ -14,8 +14,8 @@ from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption, resumption
 from dpscope.launch.training.stop_agreement import StopAgreement, host_group
-from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.training import CheckpointDescription
 from dpscope.profiling.store.errors import DpscopeError
 
 

@@ -28,9 +28,8 @@ from dpscope.launch.training.checkpoint_folder import CheckpointFolder
 from dpscope.launch.training.loop import TrainState
 from dpscope.launch.training.resume import Resumption
 from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
-from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 
 Content = dict[str, Any]

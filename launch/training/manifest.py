@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -39,7 +40,7 @@ def open_train_manifest(
 
 def _new(description: TrainDescription, starter: JobStarter) -> TrainManifest:
     on_gpus = description.device_type == "cuda"
-    environment = collect_environment(open_nvml() if on_gpus else None, on_gpus)
+    environment = collect_environment(open_nvml() if on_gpus else None, on_gpus, code=Path.cwd())
     hosts = starter.hosts(environment)
     return TrainManifest(
         schema_version=TRAIN_SCHEMA_VERSION,

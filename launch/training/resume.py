@@ -10,13 +10,12 @@ from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.run_config import flag_name
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.job import TrainJob
-from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import own_settings, settings_of, shown
-from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, TrainConfig
+from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, CheckpointDescription, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.training_folders import TrainingFolder

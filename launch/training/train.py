@@ -31,9 +31,8 @@ from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
-from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.run import cell_workload
-from dpscope.profiling.records.training import EpochRecord, TrainResult
+from dpscope.profiling.records.training import CheckpointDescription, EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
 _LONGEST_WAIT_S = 1800.0  # of one collective for a late rank: torch's default for gloo, and enough to save a checkpoint

@@ -87,7 +87,7 @@ def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, seen: Seen) -> 
 
 def _new_manifest(cell: Cell, rank: RankResult, seen: Seen) -> Manifest:
     on_cuda, settings = seen.device.type == "cuda", seen.settings
-    environment = collect_environment(open_nvml() if on_cuda else None, on_gpus=on_cuda)
+    environment = collect_environment(open_nvml() if on_cuda else None, on_gpus=on_cuda, code=settings.code)
     kind: Literal["cuda", "cpu"] = "cuda" if on_cuda else "cpu"
     windows = Measurement(
         warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1

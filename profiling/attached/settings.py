@@ -13,6 +13,7 @@ class AttachSettings:
 
     out: Path
     script: str  # the command that is told in the manifest
+    code: Path | None = None  # the folder of its code, whose commit is told; None: none is
     warmup_steps: int = 10
     steps: int = 50  # timed
     traced_steps: int = 3  # whole ones; one more is traced

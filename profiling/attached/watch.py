@@ -46,7 +46,7 @@ def watch_steps(
             )
         settings = AttachSettings(
             out=Path(out), script=" ".join(sys.argv), warmup_steps=warmup, steps=steps, traced_steps=traced_steps,
-            steps_by="call", batch_size=batch_size,
+            steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,
         )  # fmt: skip
         session = Active.session = Session(settings, _note)
         session.listen()

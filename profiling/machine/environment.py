@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpscope.profiling.machine.checkout import commit_of
 from dpscope.profiling.machine.interconnect import active_nvlinks, interconnect
 from dpscope.profiling.machine.nvml import ask, bare_uuid, driver_version, gpu_handles
 from dpscope.profiling.records.finding import Finding
@@ -134,8 +135,11 @@ def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
     return None if processes is None else tuple(process.pid for process in processes)
 
 
-def collect_environment(nvml: Any | None, on_gpus: bool) -> Environment:
-    """This machine as it is now. Imports torch; `on_gpus`: GPUs that NVML does not know, as AMD's, are named by torch."""
+def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = None) -> Environment:
+    """This machine as it is now. Imports torch; `on_gpus`: GPUs that NVML does not know, as AMD's, are named by torch.
+
+    `code` is the folder of the code that is measured, whose commit is asked of git; None: that is not asked.
+    """
     import torch
 
     accelerators = device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -158,6 +162,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool) -> Environment:
         accelerators=accelerators,
         settings={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTING_PREFIXES)},
         interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators]) if nvml is not None else None,
+        commit=None if code is None else commit_of(code),
     )
 
 

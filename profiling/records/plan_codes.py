@@ -55,6 +55,12 @@ class PlanCode(FindingCode):
         "The hosts of a run differ: every synchronous step waits for the slowest.",
         "Measure on identical hosts.",
     )
+    MIXED_COMMITS = (
+        "mixed_commits",
+        "warning",
+        "The code changed while the run was under way: its cells were not all measured of the same code.",
+        "Use --fresh to measure all cells of the code as it is now.",
+    )
     MIXED_DEVICES = (
         "mixed_devices",
         "warning",

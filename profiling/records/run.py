@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
@@ -147,9 +148,8 @@ class Environment(Stored, frozen=True):
         default_factory=dict
     )  # the variables that times may depend on and that are set: NCCL_*, TORCH_*, CUDA_*, ...
     interconnect: Interconnect | None = None  # links of the visible GPUs, by NVML; None: not asked, or no NVML
-    nccl_engine: str | None = (
-        None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older version of dpscope
-    )
+    nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL, or an older dpscope
+    commit: Commit | None = None  # of the code that is measured; None: git tells none, or an older dpscope
 
 
 _PublishedTime = Literal["epoch_seconds", "compute_seconds", "communication_seconds"]

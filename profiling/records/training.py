@@ -1,4 +1,4 @@
-"""What trainings store, as types: configuration, plan, epochs, results. Imports no torch.
+"""What trainings store, as types: configuration, plan, epochs, results, what a checkpoint says of itself. Imports no torch.
 
 R/train.json                                  TrainLog: every epoch of every training, rewritten while they run
 R/train_manifest.json                         TrainManifest, written once
@@ -20,6 +20,7 @@ from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, P
 from dpscope.profiling.records.stored import Stored
 
 TRAIN_SCHEMA_VERSION = 1
+CHECKPOINT_FORMAT_VERSION = 1
 
 TRAINING_MAY_CHANGE = ("seeds", "epochs", "checkpoint_steps", "max_restarts", "timeout_s", "download")
 """Settings that may change when trainings are added or go on: rates do not depend on them."""
@@ -129,3 +130,32 @@ class TrainLog(Stored, frozen=True):
     schema_version: int
     epochs: tuple[EpochRecord, ...]
     findings: tuple[Finding, ...] = ()
+
+
+class CheckpointDescription(Stored, frozen=True, kw_only=True):
+    """Which training a checkpoint is of, and where in it.
+
+    `epochs` are finished; `step` of the next one's steps are taken, and where that is all of them, only its evaluation
+    is missing.
+    """
+
+    format_version: int = CHECKPOINT_FORMAT_VERSION
+    dpscope_version: str
+    torch_version: str
+    created_at: str  # ISO 8601, UTC
+    config: ResolvedTrainConfig
+    cell: Cell
+    seed: int
+    device_type: Literal["cuda", "cpu"]
+    threads_per_process: int
+    train_samples: int  # of the data set, repeated ones not counted
+    steps_per_epoch: int
+    epochs: int
+    step: int
+    test_accuracy: float | None  # percent, after the last finished epoch
+    findings: tuple[Finding, ...] = ()  # what differs because the training was begun by another cell
+
+    @property
+    def place(self) -> str:
+        """Such as ``epoch 3, after 40 steps``."""
+        return f"epoch {self.epochs + 1}, after {self.step} steps" if self.step else f"the end of epoch {self.epochs}"

@@ -27,8 +27,7 @@ from dpscope.launch.training.resume import restore_progress
 from dpscope.launch.training.run import run_trainings
 from dpscope.launch.training.settings import load_train_config
 from dpscope.launch.training.train import run_training
-from dpscope.profiling.records.checkpoint import CheckpointDescription
-from dpscope.profiling.records.training import EpochRecord
+from dpscope.profiling.records.training import CheckpointDescription, EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import USER_MODELS

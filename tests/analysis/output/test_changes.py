@@ -162,3 +162,32 @@ def test_several_runs_are_a_history_and_the_last_is_judged(tmp_path: Path, capsy
     with pytest.raises(DpscopeError, match="different models do not compare"):
         print_comparison(first, other, None, "table", QUIET)
     assert print_comparison(first, other, None, "json", QUIET, force=True) == 0
+
+
+def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The older commit was measured last, as when a change is looked for backwards; `changed` is told by a plus."""
+    commits = {
+        "new": ("2030-01-01", "c" * 40, "2029-03-01T00:00:00+00:00", False),
+        "older": ("2030-01-02", "b" * 40, "2029-02-01T00:00:00+00:00", True),
+        "oldest": ("2030-01-03", "a" * 40, "2029-01-31T23:00:00-06:00", False),
+    }
+    places = []
+    for name, (day, commit, committed_at, changed) in commits.items():
+        places.append(later(tmp_path, name, f"{day}T00:00:00+00:00", 3.0 if name == "new" else 1.0, SINGLE))
+        manifest = json.loads((places[-1] / "manifest.json").read_text())
+        manifest["environment"]["commit"] = {"name": commit, "committed_at": committed_at, "changed": changed}
+        (places[-1] / "manifest.json").write_text(json.dumps(manifest))
+    assert print_history(places, None, "json", QUIET) == 0, "by time the one before the last is as fast"
+    told = json.loads(capsys.readouterr().out)["history"]
+    assert [(row["run"], row["commit"]) for row in told] == [
+        ("new", "c" * 10), ("older", "b" * 10 + "+"), ("oldest", "a" * 10),
+    ]  # fmt: skip
+    assert print_history(places, None, "json", QUIET, by="commit") == 1
+    told = json.loads(capsys.readouterr().out)["history"]
+    assert [row["run"] for row in told] == ["older", "oldest", "new"], "23:00 in the west is 05:00 the next day"
+
+    without = later(tmp_path, "without", "2030-01-04T00:00:00+00:00", 1.0, SINGLE)
+    with pytest.raises(NotComparableError, match=r"without: its manifest holds no commit: .*; omit --by commit$"):
+        print_history([*places, without], None, "table", QUIET, by="commit")
+    assert print_history([*places, without], None, "json", QUIET) == 0
+    assert json.loads(capsys.readouterr().out)["history"][-1]["commit"] == "NA"

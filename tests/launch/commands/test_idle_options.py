@@ -115,6 +115,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("calibrate", ["--from-nccl-tests", "TRACE"], (*MEASURING, *MEASURING_TOO)),
     ("calibrate", [], (["--in-place"],)),
     ("compare", ["TRAINED", "TRAINED"], (["--fail-over", "5%"],)),
+    ("compare", ["RUN", "RUN"], (["--by", "commit"],)),
     ("train", ["--wandb-online"], (["--wandb"],)),
     ("run", ["--wandb-online"], (["--wandb"],)),
     ("run", ["--dry-run"], (["--wandb"], ["--wandb-online"])),

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.measuring.run import run_sweep
-from dpscope.launch.planning.manifest import host_findings, new_manifest
+from dpscope.launch.planning.manifest import commit_findings, host_findings, new_manifest
 from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -23,6 +24,7 @@ TINY = {"device": "cpu", "batch_size": "4", "steps": 4, "strategy": "single", "r
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run whose one cell is measured, with a ring."""
+    monkeypatch.chdir(tmp_path)  # outside a checkout: no git is asked
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     run = RunFolder(tmp_path / "run")
     described = plan_run(load_config(None, TINY), run.path)
@@ -74,3 +76,13 @@ def test_hosts_of_one_job_that_differ_are_a_finding(run: RunFolder) -> None:
     assert finding.message.startswith(said)
     (finding,) = host_findings(first, msgspec.structs.replace(first, cpu_name="slow"))
     assert f"(processor = {first.cpu_name}, not slow)" in finding.message
+
+
+def test_a_run_that_goes_on_with_other_code_says_so() -> None:
+    begun = Commit("a" * 40, "2030-01-01T00:00:00+00:00", changed=False)
+    (finding,) = commit_findings(begun, msgspec.structs.replace(begun, changed=True))
+    assert finding.code == "mixed_commits"
+    assert finding.message == (
+        "the run was begun with the code at commit aaaaaaaaaa and goes on with commit aaaaaaaaaa, changed."
+    )
+    assert commit_findings(begun, begun) == commit_findings(None, begun) == commit_findings(begun, None) == ()

@@ -119,7 +119,8 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], said: list[st
     assert [part for part in said if part not in message] == []
 
 
-def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path) -> None:
+def test_a_worker_by_hand_takes_the_same_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # outside a checkout: no git is asked
     plain = ["--strategy", "ddp", "--batch-size", "8", "--device", "cpu", "--out", str(tmp_path)]
     chosen = ["--static-graph", "--overlap", "off", "--comm-hook", "bf16", "--accumulate", "2"]
     job = job_from_arguments([*plain, *chosen], PAIR)

@@ -14,11 +14,10 @@ import torch
 from dpscope.launch.training import checkpoint_folder as checkpoint_files
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
-from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.training import ResolvedTrainConfig
+from dpscope.profiling.records.training import CheckpointDescription, ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 CPU = torch.device("cpu")

@@ -7,12 +7,11 @@ import msgspec
 import pytest
 
 from dpscope.launch.training.resume import check_same_learning, what_differs
-from dpscope.profiling.records.checkpoint import CheckpointDescription
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
-from dpscope.profiling.records.training import ResolvedTrainConfig
+from dpscope.profiling.records.training import CheckpointDescription, ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 HERE = Path("last.pt")

@@ -269,6 +269,7 @@ def test_steps_by_forward_need_no_optimizer_of_torchs(tmp_path: Path) -> None:
 
 def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Active, "session", None)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # outside a checkout: no git is asked
     monkeypatch.setattr("atexit.register", lambda function, *arguments: None)
     with pytest.raises(ValueError, match="watch_steps needs out"):
         next(watch_steps([1]))
