@@ -60,6 +60,7 @@ def on_all_nodes(
     options["--out"] = str(out)
     if place.rank > 0:
         raise typer.Exit(_follow(place, out, options, device, console))
+    from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import check_writable
     from dpscope.launch.nodes.meeting import met
     from dpscope.launch.nodes.team import Team
@@ -67,6 +68,7 @@ def on_all_nodes(
     check_writable(out)
     with met(place, out, options, note) as members:
         team = Team(socket.gethostname(), members)
+        team.check_alike(resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind)
         try:
             yield team
         except DpscopeError as error:
@@ -77,14 +79,19 @@ def on_all_nodes(
 def _follow(place: "NodePlace", out: Path, options: Mapping[str, str], device: str, console: "Console") -> int:
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.nodes.follower import Follower
-    from dpscope.launch.nodes.meeting import found
+    from dpscope.launch.nodes.joining import found
+    from dpscope.launch.nodes.messages import Unable
 
     def note(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     connection, leader = found(place, out, options, note)
     try:
-        on_gpus = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind == "cuda"
-        return Follower(place.rank, out, connection, leader, on_gpus, note).follow()
+        try:
+            gpus = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).count
+        except DpscopeError as error:
+            connection.send(Unable(str(error)))
+            raise
+        return Follower(place.rank, out, connection, leader, gpus, note).follow()
     finally:
         connection.close()

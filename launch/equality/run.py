@@ -31,7 +31,7 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console, starte
     """
     check_equality_place(out)
 
-    with held(out, console):
+    with held(out, console, starter):
         _clear(out)
         write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
         download_data(settings.config.workload)

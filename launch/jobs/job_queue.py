@@ -81,13 +81,14 @@ class Outcome(Generic[ManifestT, ResultT]):
 
 
 @contextmanager
-def held(out: Path, console: Console) -> Iterator[None]:
-    """Hold a run folder's lock; what an earlier command left running there is ended first.
+def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterator[None]:
+    """Hold a run folder's lock; what an earlier command left running there is ended first, on all nodes.
 
     Raises DpscopeError when another dpscope writes there.
     """
     with locked(out, wait=False, note=lambda text: console.print(Text(text), soft_wrap=True)):
         warn_about_leftover_processes(end_leftovers(RunFolder(out)), console)
+        starter.clear()
         yield
 
 

@@ -55,6 +55,12 @@ class JobStarter(Protocol):
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
         """The nodes, where there are several; `environment` is this one's."""
 
+    def clear(self) -> None:
+        """Have the other nodes end what earlier commands left running in the run folder; this command holds its lock."""
+
+    def check_gpus(self, per_node: int) -> None:
+        """Raise DpscopeError where another node has fewer GPUs than a job over several needs there; nothing on the CPU."""
+
     def dismiss(self, exit_status: int, message: str = "") -> None:
         """Tell the other nodes that all is done, and how it ended."""
 
@@ -68,6 +74,12 @@ class OneHost:
     def start(self, command: Sequence[str], folder: JobFolder, threads: int, run: RunFolder | None) -> RunningJob:
         """As JobStarter has it."""
         return TorchrunJob(command, folder, threads, run)
+
+    def clear(self) -> None:
+        """As JobStarter has it."""
+
+    def check_gpus(self, per_node: int) -> None:
+        """As JobStarter has it."""
 
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
         """As JobStarter has it."""

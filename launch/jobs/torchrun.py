@@ -52,7 +52,7 @@ def _place(node: int, address: str, port: int) -> list[str]:
     return [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
 
 
-def _processes(command: Sequence[str]) -> int:
+def processes_on_a_node(command: Sequence[str]) -> int:
     """That a command of `torchrun_prefix` starts on each node."""
     told = [part for part in command if part.startswith("--nproc-per-node=")]
     return int(told[0].partition("=")[2]) if told else 1
@@ -97,7 +97,7 @@ class TorchrunJob:
     ) -> None:
         """Start it; with `run` its processes can be found by `end_leftovers` as well. `variables` give way to the user's."""
         self.folder = folder
-        self.processes_here = _processes(command)
+        self.processes_here = processes_on_a_node(command)
         self.memory_kills_before = memory_kills()  # on this host, none of them of this job
         self._token = f"{JOB_TOKEN_VARIABLE}={uuid.uuid4().hex}"
         name, _, value = self._token.partition("=")

@@ -17,7 +17,13 @@ from dpscope.launch.measuring.calibration import (
     stored_calibration,
 )
 from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
-from dpscope.launch.planning.manifest import check_same_conditions, commit_findings, hosts_findings, new_manifest
+from dpscope.launch.planning.manifest import (
+    check_same_conditions,
+    commit_findings,
+    hosts_findings,
+    most_on_several_nodes,
+    new_manifest,
+)
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, RunConfig
@@ -53,7 +59,8 @@ def run_sweep(
         print_plan(description, console)
     run = RunFolder(out)
 
-    with held(run.path, console):
+    starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))
+    with held(run.path, console, starter):
         if fresh or not is_run_folder(run.path):
             _remove_measurements(run)
         manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)

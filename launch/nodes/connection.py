@@ -19,7 +19,8 @@ _LONGEST_LINE_BYTES = 4 << 20
 class Connection:
     """One end of it. A thread of its own reads and beats, so that a node that works is heard.
 
-    Messages wait in `take`; once the other end is gone, or was not heard for LOST_S, `lost` says so.
+    Messages wait in `take`; once the other end is gone, or was not heard for LOST_S, `lost` says so. The addresses are this
+    end's and the other's.
     """
 
     def __init__(self, connected: socket.socket, lost_s: float = LOST_S) -> None:
@@ -30,20 +31,14 @@ class Connection:
         self._received: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._buffer = b""
         self._closed = False
+        self.own_address = _without_prefix(str(connected.getsockname()[0]))
+        self.other_address = _other_address(connected)
         connected.settimeout(lost_s)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._arrivals = select.poll()  # select knows no file beyond the 1024th
+        self._arrivals.register(connected, select.POLLIN)
         self._thread = threading.Thread(target=self._listen, name="dpscope-node", daemon=True)
         self._thread.start()
-
-    @property
-    def own_address(self) -> str:
-        """This end's."""
-        return _without_prefix(str(self._socket.getsockname()[0]))
-
-    @property
-    def other_address(self) -> str:
-        """The other end's."""
-        return _without_prefix(str(self._socket.getpeername()[0]))
 
     def send(self, message: Message) -> None:
         """Send it; a message to a node that is lost goes nowhere."""
@@ -78,10 +73,10 @@ class Connection:
                 beaten = now
                 self.send(Beat())
             try:
-                if select.select([self._socket], [], [], min(BEAT_S / 2, self._lost_s / 4))[0]:
+                if self._arrivals.poll(1e3 * min(BEAT_S / 2, self._lost_s / 4)):
                     self._read()
                     heard = time.monotonic()
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
+            except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
                 self._lose(_in_words(error))
             if time.monotonic() - heard > self._lost_s:
                 self._lose(f"it was silent for {self._lost_s:g} s")
@@ -107,9 +102,16 @@ def _in_words(error: Exception) -> str:
         return "it no longer accepts what is sent to it"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "dpscope has exited there"
-    if isinstance(error, msgspec.MsgspecError):
+    if isinstance(error, RecursionError | msgspec.MsgspecError):
         return "what it sends is not this dpscope's protocol"
     return getattr(error, "strerror", None) or str(error)
+
+
+def _other_address(connected: socket.socket) -> str:
+    """Empty where the other end is gone already; that is seen when it is read."""
+    with contextlib.suppress(OSError):
+        return _without_prefix(str(connected.getpeername()[0]))
+    return ""
 
 
 def _without_prefix(address: str) -> str:

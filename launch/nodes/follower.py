@@ -10,8 +10,8 @@ from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, end_leftovers, on_node
 from dpscope.launch.nodes.connection import Connection
 from dpscope.launch.nodes.interfaces import interface_of
-from dpscope.launch.nodes.meeting import refusal_reason
-from dpscope.launch.nodes.messages import Begin, Dismissed, End, Ended, Joined, Message, ToldToStop
+from dpscope.launch.nodes.joining import refusal_reason
+from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Dismissed, End, Ended, Joined, Message, ToldToStop
 from dpscope.launch.nodes.team import NodeLostError, gloo_variables
 from dpscope.profiling.machine.environment import collect_environment
 from dpscope.profiling.machine.nvml import open_nvml
@@ -29,14 +29,14 @@ class Follower:
     """One such node."""
 
     def __init__(
-        self, node: int, out: Path, connection: Connection, leader: str, on_gpus: bool, note: Callable[[str], None]
+        self, node: int, out: Path, connection: Connection, leader: str, gpus: int | None, note: Callable[[str], None]
     ) -> None:
-        """`leader` is what node 0 is called; `note` is told of each job."""
+        """`leader` is what node 0 is called; `gpus` are those torch can use here, None on the CPU; `note` is told of each job."""
         self._node = node
         self._out = out
         self._connection = connection
         self._leader = leader
-        self._on_gpus = on_gpus
+        self._gpus = gpus
         self._note = note
         self._stop = StopRequest()
         self._told = False
@@ -48,10 +48,10 @@ class Follower:
         Raises NodeLostError where node 0 is lost, DpscopeError where it has nothing to do for this one.
         """
         with self._stop.listening():
-            end_leftovers(RunFolder(self._out))
-            environment = collect_environment(open_nvml() if self._on_gpus else None, on_gpus=self._on_gpus)
+            on_gpus = self._gpus is not None
+            environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
             address = self._connection.own_address
-            self._connection.send(Joined(environment, address, interface_of(address)))
+            self._connection.send(Joined(environment, address, interface_of(address), self._gpus))
             self._note(f"{self._leader} leads.")
             while True:
                 message = self._await()
@@ -61,6 +61,9 @@ class Follower:
                     return message.exit_status
                 if (reason := refusal_reason(message)) is not None:
                     raise DpscopeError(reason)
+                if isinstance(message, Clear):
+                    end_leftovers(RunFolder(self._out))
+                    self._connection.send(Cleared())
                 if isinstance(message, Begin):
                     self._run(message)
 
@@ -70,9 +73,10 @@ class Follower:
         while True:
             if self._next:
                 return self._next.pop(0)
+            lost = self._connection.lost  # asked first: what it said last may come with its end
             if (message := self._connection.take(_POLL_S)) is not None:
                 return message
-            if self._connection.lost is not None:
+            if lost is not None:
                 raise self._leader_lost()
             self._pass_on_stop()
             if self._stop.requested:
@@ -82,12 +86,13 @@ class Follower:
 
     def _run(self, begin: Begin) -> None:
         """This node's part of a job."""
+        run = RunFolder(self._out) if begin.in_run else None
         folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
         try:
             command = on_node(begin.command, self._node, self._connection.other_address, begin.port, folder)
             variables = gloo_variables(interface_of(self._connection.own_address))
             self._note(f"{begin.title}: started")
-            job = TorchrunJob(command, folder, begin.threads, RunFolder(self._out), variables)
+            job = TorchrunJob(command, folder, begin.threads, run, variables)
             ended = self._watched(job, begin.job)
             self._connection.send(Ended(begin.job, ended, _end_of(folder.log_path)))
             self._note(f"{begin.title}: ended")

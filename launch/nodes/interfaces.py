@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import socket
 import struct
+from pathlib import Path
 
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR, linux/sockios.h
+_IPV6 = Path("/proc/net/if_inet6")  # proc(5): address, index, prefix length, scope, flags, name
 _LOOPBACK = "127."
 
 
@@ -21,8 +23,19 @@ def interface_addresses() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an address of this host; None where it is not told."""
-    return next((name for name, own in interface_addresses().items() if own == address), None)
+    """The interface that has an address of this host, IPv4 or IPv6; None where it is not told."""
+    own = {told: name for name, told in interface_addresses().items()} | ipv6_interfaces()
+    return own.get(address.partition("%")[0])
+
+
+def ipv6_interfaces(of: Path = _IPV6) -> dict[str, str]:
+    """The interface of each IPv6 address of this host, addresses as they are usually written; empty outside Linux."""
+    try:
+        lines = of.read_text().splitlines()
+    except OSError:
+        return {}
+    told = (line.split() for line in lines)
+    return {socket.inet_ntop(socket.AF_INET6, bytes.fromhex(one[0])): one[-1] for one in told}
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Nodes meet: node 0 waits for the others, which look for it, and all make sure of what they have in common. Imports no torch."""
+"""Node 0 waits for the others (joining.py), and makes sure of what all have in common. Imports no torch."""
 
 import importlib.metadata
 import secrets
@@ -9,17 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpscope.launch.nodes.connection import LOST_S, Connection
+from dpscope.launch.nodes.connection import Connection
 from dpscope.launch.nodes.interfaces import interface_addresses
-from dpscope.launch.nodes.messages import PROTOCOL, Challenge, Hello, Joined, Message, NotShared, Proof, Refused
+from dpscope.launch.nodes.messages import PROTOCOL, Challenge, Hello, Joined, NotShared, Proof, Refused, Unable
 from dpscope.launch.nodes.place import Address, NodePlace
-from dpscope.launch.nodes.shared_folder import SEEN_WITHIN_S, Meeting, announced, meetings_of, named_meeting
+from dpscope.launch.nodes.shared_folder import SEEN_WITHIN_S, Meeting, announced
 from dpscope.profiling.store.errors import DpscopeError
 
 WAIT_FOR_NODES_S = 300.0  # people start the command on one node after another
-_HANDSHAKE_S = 10.0
+HANDSHAKE_S = 10.0
 _ENVIRONMENT_S = 120.0  # collecting it imports torch, from a cold file system
-_POLL_S = 0.3
 _TURNED_AWAY_S = 2.0
 
 
@@ -43,8 +42,8 @@ def node_name(node: int, hostname: str) -> str:
     return f"node {node} ({hostname})"
 
 
-class _StrangerError(Exception):
-    """Whoever has connected is no dpscope of this folder's."""
+class StrangerError(Exception):
+    """Whoever is at the other end is no dpscope of this folder's."""
 
 
 @contextmanager
@@ -63,9 +62,8 @@ def met(
     members: dict[int, JoinedNode] = {}
     try:
         with _listening(place) as listener, _announced(place, out, listener) as announcement:
-            note(
-                f"Node 0 of {place.count} ({socket.gethostname()}) is waiting for the others at {place.address or out}."
-            )
+            own = f"Node 0 of {place.count} ({socket.gethostname()})"
+            note(f"{own} is waiting for the others at {place.address or out}, for {wait_s:g} s at most.")
             try:
                 _gather(place, out, options, note, wait_s, listener, announcement, members)
             except DpscopeError as error:
@@ -98,7 +96,7 @@ def _gather(
             raise DpscopeError(_who_is_missing(place, members, wait_s))
         try:
             member = _admitted(place, out, options, connection, announcement, members)
-        except _StrangerError:
+        except StrangerError:
             connection.close()
             continue
         members[member.node] = member
@@ -121,7 +119,7 @@ def _next(listener: socket.socket, deadline: float) -> Connection | None:
         listener.settimeout(min(1.0, left_s))
         try:
             return Connection(listener.accept()[0])
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):  # nobody came, or went at once
             continue
     return None
 
@@ -130,16 +128,21 @@ def _next(listener: socket.socket, deadline: float) -> Connection | None:
 def _listening(place: NodePlace) -> Iterator[socket.socket]:
     port = place.address.port if place.address is not None else 0
     try:
-        if socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            listener = socket.create_server(("", port))
+        listener = _listener(port)
     except OSError as error:
-        raise DpscopeError(
-            f"--rendezvous {place.address}: cannot listen on port {port} ({error.strerror}); give another port"
-        ) from error
+        if place.port_stated or place.job is None:
+            raise DpscopeError(
+                f"--rendezvous {place.address}: cannot listen on port {port} ({error.strerror}); give another port"
+            ) from error
+        listener = _listener(0)  # the port was dpscope's choice; the others find another one by the folder
     with listener:
         yield listener
+
+
+def _listener(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 @contextmanager
@@ -158,18 +161,21 @@ def _admitted(
     announcement: tuple[str, Meeting],
     members: Mapping[int, JoinedNode],
 ) -> JoinedNode:
-    """The node at the other end; raises _StrangerError for anything else, DpscopeError for one that does not fit."""
+    """The node at the other end; raises StrangerError for anything else, DpscopeError for one that does not fit."""
     file, meeting = announcement
-    hello = connection.take(_HANDSHAKE_S)
+    hello = connection.take(HANDSHAKE_S)
     if not isinstance(hello, Hello):
-        raise _StrangerError
+        raise StrangerError
+    if place.job is not None and hello.job is not None and hello.job != place.job:
+        connection.send(Refused(f"node 0 of another job ({place.job}) listens there", elsewhere=True))
+        raise StrangerError
     nonce = secrets.token_hex(16)
-    connection.send(Challenge(file, socket.gethostname(), nonce, meeting.proof(hello.nonce)))
-    answer = connection.take(SEEN_WITHIN_S + _HANDSHAKE_S)
+    connection.send(Challenge(file, socket.gethostname(), nonce, meeting.proof(0, hello.nonce)))
+    answer = connection.take(SEEN_WITHIN_S + HANDSHAKE_S)
     if isinstance(answer, NotShared):
-        why_not: str | None = _not_shared(out, node_name(hello.node, hello.hostname), answer.looked_in)
-    elif not isinstance(answer, Proof) or not meeting.proves(answer.proof, nonce):
-        raise _StrangerError
+        why_not: str | None = not_shared(out, node_name(hello.node, hello.hostname), answer.looked_in)
+    elif not isinstance(answer, Proof) or not meeting.proves(answer.proof, hello.node, nonce):
+        raise StrangerError
     else:
         why_not = _misfit(place, options, hello, members)
     if why_not is not None:
@@ -179,7 +185,7 @@ def _admitted(
     return JoinedNode(hello.node, hello.hostname, connection)
 
 
-def _not_shared(out: Path, name: str, looked_in: str) -> str:
+def not_shared(out: Path, name: str, looked_in: str) -> str:
     return (
         f"--out {out}: {name} does not see what node 0 ({socket.gethostname()}) wrote there (it looked in {looked_in}); "
         "name one folder that all nodes share"
@@ -224,82 +230,10 @@ def _who_is_missing(place: NodePlace, members: Mapping[int, JoinedNode], wait_s:
 
 def _introduced(member: JoinedNode) -> JoinedNode:
     said = member.connection.take(_ENVIRONMENT_S)
+    if isinstance(said, Unable):
+        raise DpscopeError(f"{member.name} cannot take part: {said.reason}")
     if not isinstance(said, Joined):
         raise DpscopeError(
             f"{member.name} was lost before it could take part: {member.connection.lost or 'it sent nothing'}"
         )
     return JoinedNode(member.node, member.hostname, member.connection, said)
-
-
-def found(
-    place: NodePlace,
-    out: Path,
-    options: Mapping[str, str],
-    note: Callable[[str], None],
-    wait_s: float = WAIT_FOR_NODES_S,
-    seen_within_s: float = SEEN_WITHIN_S,
-) -> tuple[Connection, str]:
-    """Another node looks for node 0; its connection and what node 0 is called.
-
-    Raises DpscopeError where it is not found, or wants nothing of this node.
-    """
-    note(
-        f"Node {place.rank} of {place.count} ({socket.gethostname()}) is looking for node 0 at {place.address or out}."
-    )
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline:
-        for address in _addresses(place, out):
-            if (connection := _connected(address)) is not None:
-                try:
-                    return connection, _taken_part(place, out, options, connection, seen_within_s)
-                except _StrangerError:
-                    connection.close()
-        time.sleep(_POLL_S)
-    raise DpscopeError(
-        f"node {place.rank} ({socket.gethostname()}) did not find node 0 within {wait_s:g} s"
-        f"{f' at {place.address}' if place.address else ''}, nor any trace of it in {out}: check that it is running, that it "
-        "can be reached, and that all nodes share that folder"
-    )
-
-
-def _addresses(place: NodePlace, out: Path) -> list[Address]:
-    told = meetings_of(out, place.job) if place.job is not None else []
-    known = () if place.address is None else (place.address,)
-    return list(dict.fromkeys((*known, *(address for meeting in told for address in meeting.addresses))))
-
-
-def _connected(address: Address) -> Connection | None:
-    try:
-        return Connection(socket.create_connection((address.host, address.port), timeout=3.0))
-    except OSError:
-        return None
-
-
-def _taken_part(
-    place: NodePlace, out: Path, options: Mapping[str, str], connection: Connection, seen_within_s: float
-) -> str:
-    """What node 0 is called, once it knows this node; raises _StrangerError where something else listens there."""
-    nonce = secrets.token_hex(16)
-    version, hostname = importlib.metadata.version("dpscope"), socket.gethostname()
-    connection.send(Hello(PROTOCOL, version, place.rank, place.count, hostname, dict(options), nonce))
-    challenge = connection.take(_HANDSHAKE_S + LOST_S)
-    if (reason := refusal_reason(challenge)) is not None:
-        raise DpscopeError(reason)
-    if not isinstance(challenge, Challenge):
-        raise _StrangerError
-    meeting = named_meeting(out, challenge.file, seen_within_s)
-    if meeting is None:
-        connection.send(NotShared(str(out.absolute())))
-        raise DpscopeError(
-            refusal_reason(connection.take(_HANDSHAKE_S))
-            or _not_shared(out, f"node {place.rank} ({hostname})", str(out))
-        )
-    if not meeting.proves(challenge.proof, nonce):
-        raise _StrangerError
-    connection.send(Proof(meeting.proof(challenge.nonce)))
-    return node_name(0, challenge.hostname)
-
-
-def refusal_reason(message: Message | None) -> str | None:
-    """Why node 0 wants nothing of this one; None where the message is another."""
-    return message.reason if isinstance(message, Refused) else None

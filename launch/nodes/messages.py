@@ -21,6 +21,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     hostname: str
     options: dict[str, str]
     nonce: str
+    job: str | None = None  # as NodePlace has it
 
 
 class Challenge(_Message, frozen=True, tag="challenge"):
@@ -50,16 +51,32 @@ class Joined(_Message, frozen=True, tag="joined"):
     environment: Environment
     address: str
     interface: str | None
+    gpus: int | None  # that torch can use; None: on the CPU
 
 
-class Refused(_Message, frozen=True, tag="refused"):
-    """Node 0: why nothing comes of it."""
+class Unable(_Message, frozen=True, tag="unable"):
+    """The node: why it cannot take part."""
 
     reason: str
 
 
+class Refused(_Message, frozen=True, tag="refused"):
+    """Node 0: why nothing comes of it; `elsewhere`: the node's own node 0 may still be found."""
+
+    reason: str
+    elsewhere: bool = False
+
+
 class Beat(_Message, frozen=True, tag="beat"):
     """I am here."""
+
+
+class Clear(_Message, frozen=True, tag="clear"):
+    """Node 0, which holds the run folder now: end what is left of earlier commands in it."""
+
+
+class Cleared(_Message, frozen=True, tag="cleared"):
+    """The node: that is done."""
 
 
 class Begin(_Message, frozen=True, tag="begin"):
@@ -70,6 +87,7 @@ class Begin(_Message, frozen=True, tag="begin"):
     command: tuple[str, ...]
     threads: int
     port: int
+    in_run: bool  # of a run folder that node 0 holds
 
 
 class End(_Message, frozen=True, tag="end"):
@@ -100,7 +118,23 @@ class Dismissed(_Message, frozen=True, tag="dismissed"):
     message: str
 
 
-Message = Hello | Challenge | Proof | NotShared | Joined | Refused | Beat | Begin | End | Ended | ToldToStop | Dismissed
+Message = (
+    Hello
+    | Challenge
+    | Proof
+    | NotShared
+    | Joined
+    | Unable
+    | Refused
+    | Beat
+    | Clear
+    | Cleared
+    | Begin
+    | End
+    | Ended
+    | ToldToStop
+    | Dismissed
+)
 _decoder = msgspec.json.Decoder(Message)
 
 

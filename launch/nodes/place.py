@@ -34,6 +34,7 @@ class NodePlace:
     told_by: str  # such as "Slurm"
     address: Address | None  # at which node 0 is met; None: only by the run folder
     job: str | None = None  # what all nodes of one start know alike, and those of no other; None where nothing tells it
+    port_stated: bool = True  # by the user or what started the nodes: no other one will do
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class _Launcher:
     on_this_node: int | None = None  # of the processes it started
     address: Address | None = None
     job: str | None = None
+    port_stated: bool = True
 
 
 def node_place(
@@ -58,7 +60,7 @@ def node_place(
     if nodes is None:
         return None
     launcher = _launcher(environment)
-    count = _count(nodes, launcher)
+    count = _count(nodes, launcher, node_rank)
     if count == 1:
         return None
     rank = node_rank if node_rank is not None else launcher.rank if launcher is not None else None
@@ -72,11 +74,12 @@ def node_place(
     if rendezvous is not None:
         address = parse_address(rendezvous)
     job = launcher.job if launcher is not None else None
+    stated = rendezvous is not None or launcher is None or launcher.port_stated
     if address is None and job is None:
         raise DpscopeError(
             f"--nodes {nodes}: no launcher says where the nodes meet; give --rendezvous HOST:PORT, with node 0's name or address"
         )
-    return NodePlace(count, rank, launcher.name if launcher is not None else "options", address, job)
+    return NodePlace(count, rank, launcher.name if launcher is not None else "options", address, job, stated)
 
 
 def parse_address(text: str) -> Address:
@@ -85,25 +88,44 @@ def parse_address(text: str) -> Address:
     port = int(found[2] or DEFAULT_PORT) if found is not None else 0
     if found is None or not 0 < port < 65536:
         raise DpscopeError(f"--rendezvous {text}: give node 0's host and a port on it, such as host0:29500")
-    return Address(found[1].strip("[]"), port)
+    host = found[1].strip("[]")
+    try:
+        host.encode("idna")  # as the look-up of a name does
+    except UnicodeError as error:
+        raise DpscopeError(
+            f"--rendezvous {text}: {host} is no host's name or address; give one, such as host0:29500"
+        ) from error
+    return Address(host, port)
 
 
-def _count(nodes: str, launcher: _Launcher | None) -> int:
+def _count(nodes: str, launcher: _Launcher | None, node_rank: int | None) -> int:
     if nodes == "auto":
         if launcher is None or launcher.count is None:
             raise DpscopeError(
                 "--nodes auto: neither srun, MPI, PMI nor a Kubernetes job says how many nodes there are; give "
                 "--nodes, --node-rank and --rendezvous"
             )
-        if launcher.on_this_node not in (None, 1):
-            raise DpscopeError(
-                f"--nodes auto: {launcher.name} has started {launcher.on_this_node} tasks on this node; start one per node "
-                "(srun --ntasks-per-node=1): it starts a process per device itself"
-            )
+        _check_one_task(nodes, launcher)
         return launcher.count
     if not nodes.isdecimal() or int(nodes) < 1:
         raise DpscopeError(f"--nodes {nodes}: give auto, or a number of nodes")
-    return int(nodes)
+    count = int(nodes)
+    if launcher is not None and node_rank is None and count > 1:
+        _check_one_task(nodes, launcher)
+        if launcher.count not in (None, count):
+            raise DpscopeError(
+                f"--nodes {nodes}: {launcher.name} has started this on {launcher.count} nodes; give --nodes auto, or start it on "
+                f"{nodes}"
+            )
+    return count
+
+
+def _check_one_task(nodes: str, launcher: _Launcher) -> None:
+    if launcher.on_this_node not in (None, 1):
+        raise DpscopeError(
+            f"--nodes {nodes}: {launcher.name} has started {launcher.on_this_node} tasks on this node; start one per node "
+            "(srun --ntasks-per-node=1): it starts a process per device itself"
+        )
 
 
 def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
@@ -131,6 +153,7 @@ def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
         on_this_node=1 if tasks == nodes else -(-tasks // nodes),
         address=None if first is None else Address(first, _port_of(job)),
         job=job,
+        port_stated=False,
     )
 
 
@@ -192,8 +215,8 @@ def first_host(node_list: str) -> str | None:
     >>> first_host("gpu[017-018,040],login1"), first_host("n0"), first_host("")
     ('gpu017', 'n0', None)
     """
-    found = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", node_list)
-    return None if found is None else f"{found[1]}{found[2] or ''}{found[3]}"
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
+    return None if first is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
 def _port_of(job: str) -> int:

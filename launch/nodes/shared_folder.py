@@ -31,13 +31,13 @@ class Meeting:
     addresses: tuple[Address, ...]
     word: str
 
-    def proof(self, nonce: str) -> str:
-        """That whoever says this knows the word."""
-        return hmac.new(self.word.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+    def proof(self, node: int, nonce: str) -> str:
+        """That the node which says this knows the word; nothing that another node has said can be said again in its place."""
+        return hmac.new(self.word.encode(), f"{node} {nonce}".encode(), hashlib.sha256).hexdigest()
 
-    def proves(self, proof: str, nonce: str) -> bool:
-        """Whether the other end knows it, too."""
-        return hmac.compare_digest(self.proof(nonce), proof)
+    def proves(self, proof: str, node: int, nonce: str) -> bool:
+        """Whether that node, at the other end, knows it, too."""
+        return hmac.compare_digest(self.proof(node, nonce).encode(), proof.encode())
 
 
 @contextmanager

@@ -5,12 +5,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from dpscope.launch.jobs.starting import RunningJob
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, command_nodes, on_node
+from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, command_nodes, on_node, processes_on_a_node
 from dpscope.launch.nodes.interfaces import free_port, interface_of
 from dpscope.launch.nodes.meeting import JoinedNode, node_name
-from dpscope.launch.nodes.messages import Begin, Dismissed, End, Ended, ToldToStop
+from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Dismissed, End, Ended, Message, ToldToStop
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder
@@ -18,6 +19,7 @@ from dpscope.profiling.store.folders import JobFolder, RunFolder
 OWN_END_S = 8.0  # in which torchrun ends by itself once another node's has: its ranks see that their peers are gone
 _REPORT_S = 15.0  # a node's report on its part of a job that has ended
 _AT_SUCCESS_S = 60.0  # the same of a job that ended well: nothing is ended before it has ended by itself
+_CLEARED_S = 30.0  # ending what outlives SIGTERM takes ten
 _POLL_S = 0.1
 
 
@@ -70,16 +72,51 @@ class Team:
         if self.lost is not None:
             raise NodeLostError(f"{self.lost}; to resume, give the same command on all nodes again")
         nodes = command_nodes(command)
+        self.check_gpus(processes_on_a_node(command) if nodes > 1 else 0)
         if nodes == 1:
             return _OnNode0(command, folder, threads, run, self)
         self._job += 1
         members = self.members[: nodes - 1]
         address, port = members[0].connection.own_address, free_port()
         for member in members:
-            member.connection.send(Begin(self._job, str(folder.path), tuple(command), threads, port))
+            member.connection.send(Begin(self._job, str(folder.path), tuple(command), threads, port, run is not None))
         own = interface_of(address)
         local = TorchrunJob(on_node(command, 0, address, port, folder), folder, threads, run, gloo_variables(own))
         return NodesJob(local, self._job, members, self)
+
+    def check_alike(self, kind: Literal["cuda", "cpu"]) -> None:
+        """Raise DpscopeError where another node runs on the CPU and this one on GPUs, or the other way round."""
+        for member in self.members:
+            on_gpus = member.joined is not None and member.joined.gpus is not None
+            if on_gpus != (kind == "cuda"):
+                own = node_name(0, self.hostname)
+                (has, lacks) = (member.name, own) if on_gpus else (own, member.name)
+                raise DpscopeError(
+                    f"--device: {has} has GPUs and {lacks} has none; start the command on nodes that all have them, or give "
+                    "--device cpu"
+                )
+
+    def check_gpus(self, per_node: int) -> None:
+        """As JobStarter has it."""
+        for member in self.members:
+            has = None if member.joined is None else member.joined.gpus
+            if has is not None and has < per_node:
+                raise DpscopeError(
+                    f"{member.name} has {has} GPU(s) that torch can use, and {per_node} on each node are asked for; ask for "
+                    f"{has} at most, or start the command on nodes that have {per_node}"
+                )
+
+    def clear(self) -> None:
+        """As JobStarter has it."""
+        for member in self.members:
+            member.connection.send(Clear())
+        deadline = time.monotonic() + _CLEARED_S
+        for member in self.members:
+            said: Message | None = None
+            while not isinstance(said, Cleared) and time.monotonic() < deadline and member.connection.lost is None:
+                said = member.connection.take(_POLL_S)
+                if isinstance(said, ToldToStop):
+                    os.kill(os.getpid(), said.signal)
 
     def relay_stops(self) -> None:
         """A node that was told to stop has all of them stop: this process gets the same signal."""

@@ -1,7 +1,7 @@
 """Makes a run's manifest. Imports torch only when asked to make one."""
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import SCHEMA_VERSION, Environment, Host, Manifest, PlannedCell
+from dpscope.profiling.records.run import SCHEMA_VERSION, Cell, Environment, Host, Manifest, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -74,6 +74,11 @@ def commit_findings(then: Commit | None, now: Commit | None) -> tuple[Finding, .
     if then is None or now is None or then == now:
         return ()
     return (PlanCode.MIXED_COMMITS.finding(f"the run was begun with the code at {then} and goes on with {now}."),)
+
+
+def most_on_several_nodes(cells: Iterable[Cell]) -> int:
+    """The most devices on each node that a cell over several has; 0 where none is."""
+    return max((cell.processes // cell.nodes for cell in cells if cell.nodes > 1), default=0)
 
 
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import JobQueue, Outcome, held
 from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
+from dpscope.launch.planning.manifest import most_on_several_nodes
 from dpscope.launch.training.manifest import open_train_manifest
 from dpscope.launch.training.planned_jobs import PlannedTrainJob, TrainDescription, plan_trainings, print_train_plan
 from dpscope.launch.training.progress import TrainingWatch, TrainLogFile
@@ -47,7 +48,8 @@ def run_trainings(
     print_train_plan(description, console)
     folder = TrainFolder(out)
 
-    with held(out, console):
+    starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))
+    with held(out, console, starter):
         if fresh or not is_train_folder(out):
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description, starter)

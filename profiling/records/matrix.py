@@ -77,13 +77,17 @@ class Layout(NamedTuple):
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout that a text such as ``2x8`` names; raises ValueError for another text, and for less than two nodes."""
+    """The layout that a text such as ``2x8`` names; raises ValueError for another text, less than two nodes and no device."""
     found = _LAYOUT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text.strip() or 'nothing'} is not a number of nodes times devices")
     layout = Layout(int(found[1]), int(found[2]))
-    if layout.nodes < 2 or layout.per_node < 1:
-        raise ValueError(f"{layout} does not span several nodes; for one node write {layout.per_node or 1}")
+    if layout.per_node < 1:
+        raise ValueError(
+            f"{layout} has no device on a node; the second number is 1 or more, such as {max(layout.nodes, 2)}x1"
+        )
+    if layout.nodes < 2:
+        raise ValueError(f"{layout} does not span several nodes; for one node write {layout.per_node}")
     return layout
 
 

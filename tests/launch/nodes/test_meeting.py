@@ -2,20 +2,22 @@
 
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpscope.launch.nodes import connection as line
 from dpscope.launch.nodes import shared_folder
 from dpscope.launch.nodes.connection import Connection
-from dpscope.launch.nodes.interfaces import free_port, interface_addresses, interface_of
-from dpscope.launch.nodes.meeting import JoinedNode, found, met
-from dpscope.launch.nodes.messages import Begin, Dismissed, Joined
+from dpscope.launch.nodes.interfaces import free_port, interface_of
+from dpscope.launch.nodes.joining import found
+from dpscope.launch.nodes.meeting import JoinedNode, met
+from dpscope.launch.nodes.messages import Dismissed, Joined, Unable
 from dpscope.launch.nodes.place import Address, NodePlace
 from dpscope.profiling.records.run import Environment
 from dpscope.profiling.store.errors import DpscopeError
@@ -53,7 +55,7 @@ class Nodes:
                 own, _ = found(
                     self.place(node, **more), out or self.out, options, lambda text: None, 20, seen_within_s=1
                 )
-                own.send(Joined(ENVIRONMENT, own.own_address, interface_of(own.own_address)))
+                own.send(Joined(ENVIRONMENT, own.own_address, interface_of(own.own_address), None))
                 self.joined[node] = own
                 if type(said := own.take(20)).__name__ == "Refused":
                     self.errors[node] = said.reason  # type: ignore[union-attr]
@@ -181,11 +183,14 @@ def test_strangers_are_left_alone(nodes: Nodes) -> None:
     """Whoever cannot read the folder takes no part, and keeps nobody from it."""
 
     def ask() -> None:
-        for said in (b"GET / HTTP/1.1\r\n\r\n", b'{"is":"beat"}\n', b"\xff\n"):
+        hello = b'{"is":"hello","options":' + b"[" * 100_000 + b"\n"
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b'{"is":"beat"}\n', b"\xff\n", b"", hello):
             for _ in range(50):
                 try:
                     with socket.create_connection(("127.0.0.1", nodes.port), timeout=5) as asking:
                         asking.sendall(said)
+                        if not said:  # gone without a word: a reset
+                            asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         break
                 except OSError:
                     time.sleep(0.05)
@@ -199,42 +204,71 @@ def test_strangers_are_left_alone(nodes: Nodes) -> None:
     asking.join()
 
 
-def pair(lost_s: float = 1.5) -> tuple[Connection, Connection, socket.socket]:
-    """Two ends, and a socket whose other end the second's is once it is replaced."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        first = socket.create_connection(listener.getsockname())
-        second, _ = listener.accept()
-    return Connection(first, lost_s), Connection(second, lost_s), second
+def test_a_node_of_another_job_is_sent_away_and_the_meeting_goes_on(nodes: Nodes) -> None:
+    with pytest.raises(DpscopeError, match=r"node 1 .*: node 0 of another job \(slurm-7-0-0\) listens there"):
+        _stray_first(nodes)
 
 
-def test_a_line_carries_messages_and_its_end_is_seen_at_once() -> None:
-    first, second, _ = pair()
-    begin = Begin(1, "cell", ("python", "-m", "x"), 2, 29501)
-    first.send(begin)
-    assert second.take(5) == begin
-    assert second.take() is None
-    time.sleep(2.5)  # longer than either may be silent: both beat
-    assert (first.lost, second.lost) == (None, None)
-    first.close()
-    assert second.take(5) is None
-    assert second.lost == "dpscope has exited there"
-    second.send(begin)  # goes nowhere
-    second.close()
+def _stray_first(nodes: Nodes) -> None:
+    said: list[DpscopeError] = []
+
+    def stray() -> None:
+        try:
+            found(nodes.place(1, job="slurm-8-0-0"), nodes.out, OPTIONS, lambda text: None, wait_s=1.5)
+        except DpscopeError as error:
+            said.append(error)
+
+    straying = threading.Thread(target=stray)
+    straying.start()
+    threading.Timer(2.0, lambda: nodes.start(1, job="slurm-7-0-0")).start()
+    with meeting(nodes, job="slurm-7-0-0") as members:
+        assert [one.node for one in members] == [1]
+    straying.join()
+    raise said[0]
 
 
-def test_silence_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "BEAT_S", 100.0)  # a node that hangs, or whose network is gone, sends nothing
-    first, second, _ = pair(lost_s=0.5)
-    began_s = time.monotonic()
-    while second.lost is None and time.monotonic() - began_s < 5:
-        time.sleep(0.05)
-    assert second.lost == "it was silent for 0.5 s"
-    assert first.take(5) is None
-    first.close()
-    second.close()
+def test_a_port_that_dpscope_chose_and_another_has_is_replaced_and_one_that_was_stated_is_refused(nodes: Nodes) -> None:
+    own: dict[str, Any] = {"job": "slurm-7-0-0", "port_stated": False}
+    with socket.create_server(("", nodes.port)):
+        threading.Timer(0.5, lambda: nodes.start(1, **own)).start()
+        with meeting(nodes, **own) as members:
+            assert [one.node for one in members] == [1]
+        with (
+            pytest.raises(
+                DpscopeError, match=f"--rendezvous 127.0.0.1:{nodes.port}: cannot listen on port {nodes.port}"
+            ),
+            meeting(nodes, job="slurm-7-0-0"),
+        ):
+            pass
 
 
-def test_interfaces_have_names() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.1") is None
-    assert list(interface_addresses())[-1] == "lo"
+def test_who_repeats_what_another_node_said_proves_nothing() -> None:
+    word = shared_folder.Meeting(None, (), "w")
+    assert word.proves(word.proof(1, "n"), 1, "n")
+    assert not word.proves(word.proof(0, "n"), 1, "n")
+    assert not word.proves(word.proof(1, "n"), 1, "m")
+    assert not word.proves("\u00e9", 1, "n")
+
+
+@pytest.mark.parametrize(
+    ("host", "why"), [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "resolution|not known")]
+)
+def test_why_node_0_is_not_found_is_told_soon_and_at_the_end(nodes: Nodes, host: str, why: str) -> None:
+    told: list[str] = []
+    place = nodes.place(1, address=Address(host, nodes.port))
+    with pytest.raises(DpscopeError, match=f"did not find node 0 within 1 s \\({host}:{nodes.port}: .*({why})"):
+        found(place, nodes.out, OPTIONS, told.append, wait_s=1, tell_after_s=0)
+    assert told[1].startswith(f"Still looking for node 0: {host}:{nodes.port}: ")
+
+
+def test_a_node_that_cannot_take_part_says_why(nodes: Nodes) -> None:
+    def look() -> None:
+        own, _ = found(nodes.place(1), nodes.out, OPTIONS, lambda text: None, 20)
+        own.send(Unable("no GPU was found"))
+        nodes.joined[1] = own
+
+    joining = threading.Thread(target=look)
+    joining.start()
+    with pytest.raises(DpscopeError, match=r"node 1 \(.*\) cannot take part: no GPU was found"), meeting(nodes):
+        pass
+    joining.join()

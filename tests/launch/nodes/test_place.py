@@ -60,6 +60,7 @@ def test_options_tell_what_no_launcher_does_and_win_over_one_that_does() -> None
     assert place({}, "2", 1, "[fe80::1]:2950") == NodePlace(2, 1, "options", Address("fe80::1", 2950))
     assert str(Address("fe80::1", 2950)) == "[fe80::1]:2950"
     assert place(SLURM, "2", 0, "other:1") == NodePlace(2, 0, "Slurm", Address("other", 1), "slurm-71-3-0")
+    assert not place(SLURM).port_stated
 
 
 def test_one_node_is_none_of_several() -> None:
@@ -81,6 +82,13 @@ def test_one_node_is_none_of_several() -> None:
             "Slurm has started 4 tasks on this node; start one per node",
         ),
         ("auto", None, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI has started 2 tasks on this node"),
+        (
+            "2",
+            None,
+            {**SLURM, "SLURM_STEP_NUM_NODES": "4"},
+            "--nodes 2: Slurm has started this on 4 nodes; give --nodes auto",
+        ),
+        ("2", None, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "--nodes 2: Slurm has started 4 tasks on this node"),
         ("two", None, {}, "--nodes two: give auto, or a number"),
         ("0", None, {}, "--nodes 0: give auto, or a number"),
         ("2", None, {}, "no launcher says which of the 2 nodes this is; give --node-rank"),
@@ -95,9 +103,9 @@ def test_what_is_not_told_or_does_not_fit_is_refused(
         node_place(nodes, rank, None, told)
 
 
-@pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3"])
+@pytest.mark.parametrize("text", ["", "host:0", "host:99999", "a b", "host:port", "1:2:3", "a..b", "x" * 70])
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
-    with pytest.raises(DpscopeError, match="give node 0's host and a port on it, such as host0:29500"):
+    with pytest.raises(DpscopeError, match="such as host0:29500"):
         parse_address(text)
 
 
@@ -108,6 +116,7 @@ def test_the_first_host_of_a_list() -> None:
         "gpu[017,019-020],x": "gpu017",
         "rack1-[03-04]-ib": "rack1-03-ib",
         "a,b": "a",
+        "rack[1-2]n[03-04],x": "rack1n03",
         "": None,
     }
     assert {text: first_host(text) for text in lists} == lists

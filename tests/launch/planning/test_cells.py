@@ -259,6 +259,12 @@ def test_a_strong_batch_is_shared_by_all_devices_of_all_nodes() -> None:
         ({"devices": "2x8", "strategy": "dp"}, 2, "only strategies with a process for each device span nodes"),
         ({"devices": "2x9"}, 2, "--devices 9: this machine has 8"),
         ({"devices": "1x8"}, 2, "1x8 does not span several nodes; for one node write 8; write it as 1,2,4"),
+        (
+            {"devices": "2x0"},
+            2,
+            "2x0 has no device on a node; the second number is 1 or more, such as 2x1; write it as 1,2,4",
+        ),
+        ({"devices": "0x8"}, 2, "0x8 does not span several nodes; for one node write 8"),
         ({"devices": "2x"}, 2, "2x is not a number of nodes times devices"),
     ],
 )
