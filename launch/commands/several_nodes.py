@@ -25,17 +25,19 @@ def this_node(
 ) -> "NodePlace | None":
     """This node's place by the command's options and its environment; None where it is alone.
 
-    Of a command that only plans it is told how many nodes there are, and no more is asked.
+    Of a command that only plans it is told how many nodes there are, and no more is asked; where a launcher has started this on
+    several, all but the first one end here.
     """
     if nodes is None:
         return None
-    from dpscope.launch.nodes.place import node_place
+    from dpscope.launch.nodes.place import launched_rank, node_place
 
-    return (
-        node_place(nodes, 0, "host0", os.environ)
-        if plan_alone
-        else node_place(nodes, node_rank, rendezvous, os.environ)
-    )
+    if not plan_alone:
+        return node_place(nodes, node_rank, rendezvous, os.environ)
+    if node_rank is None and (rank := launched_rank(os.environ)):
+        typer.echo(f"Node {rank}: node 0 prints the plan.")
+        raise typer.Exit
+    return node_place(nodes, 0, "host0", os.environ)
 
 
 @contextmanager

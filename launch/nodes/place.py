@@ -82,6 +82,12 @@ def node_place(
     return NodePlace(count, rank, launcher.name if launcher is not None else "options", address, job, stated)
 
 
+def launched_rank(environment: Mapping[str, str]) -> int | None:
+    """The number of this node, where a launcher says it."""
+    launcher = _launcher(environment)
+    return None if launcher is None else launcher.rank
+
+
 def parse_address(text: str) -> Address:
     """``host0:29500``, ``host0`` (at the usual port) or ``[::1]:29500``; raises DpscopeError."""
     found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d+))?", text.strip())

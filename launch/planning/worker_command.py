@@ -35,9 +35,16 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
     flags += ["--threads", str(threads_per_process(config.matrix))]
     return [
         sys.executable,
-        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cell.processes}"),
+        *("-m", "torch.distributed.run", *_meeting(cell.nodes), f"--nproc-per-node={cell.processes // cell.nodes}"),
         *("-m", "dpscope.launch.worker", "--out", str(out), *flags, "--repeat", str(repeat)),
     ]
+
+
+def _meeting(nodes: int) -> tuple[str, ...]:
+    """How torchrun's processes meet; over several nodes the same command is given on each, with the first one's name."""
+    if nodes == 1:
+        return ("--standalone",)
+    return (f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST0:29500", "--rdzv-id=1")
 
 
 def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.launch.nodes.place import Address, NodePlace, first_host, node_place, parse_address
+from dpscope.launch.nodes.place import Address, NodePlace, first_host, launched_rank, node_place, parse_address
 from dpscope.profiling.store.errors import DpscopeError
 
 SLURM = {  # of srun -N2 --ntasks-per-node=1, second task
@@ -61,6 +61,7 @@ def test_options_tell_what_no_launcher_does_and_win_over_one_that_does() -> None
     assert str(Address("fe80::1", 2950)) == "[fe80::1]:2950"
     assert place(SLURM, "2", 0, "other:1") == NodePlace(2, 0, "Slurm", Address("other", 1), "slurm-71-3-0")
     assert not place(SLURM).port_stated
+    assert (launched_rank(SLURM), launched_rank({})) == (1, None)
 
 
 def test_one_node_is_none_of_several() -> None:
