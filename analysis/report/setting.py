@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 
+from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.runs.repeats import repeats_said
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_run import traces_said
 from dpscope.analysis.text.units import NA, counted, show_bytes
+from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.run import DeviceState, Environment
+from dpscope.profiling.store.files import read_json_if_there
 
 _ON_DEVICES = " (on devices 11 and 1.5 s at least)"
 
@@ -61,6 +64,8 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     for host in manifest.hosts:
         way = f"gloo over {host.interface or NA}, by {host.interface_chosen_by}"
         yield f"Node {host.node}", f"{host.hostname}, {host.address}, {way}"
+    if manifest.hosts:
+        yield from _rates(read_json_if_there(run.folder.calibration_path, Calibration))
     yield "Platform", environment.platform
     yield "CPU", f"{environment.cpu_name or NA}, {environment.cpu_count} cores usable"
     yield "Memory", show_bytes(environment.memory_bytes)
@@ -87,6 +92,14 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     for device in environment.accelerators:
         yield f"GPU {device.index}", _device(device)
     yield from sorted(environment.settings.items())
+
+
+def _rates(calibration: Calibration | None) -> Iterator[tuple[str, str]]:
+    """Of a job over several nodes: what a calibration found between them, beside what it found within one."""
+    why = "no calibration" if calibration is None else "not calibrated"
+    between, within = (rate_between(calibration), rate_within(calibration)) if calibration is not None else (None, None)
+    yield "Rate between nodes", f"{NA} ({why})" if between is None else str(between)
+    yield "Rate within a node", f"{NA} ({why})" if within is None else str(within)
 
 
 def versions(environment: Environment) -> Iterator[tuple[str, str]]:

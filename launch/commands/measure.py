@@ -154,6 +154,7 @@ def calibrate(
     from rich.console import Console
 
     from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.costs.node_rates import rate_between, rate_within
     from dpscope.analysis.report.calibration import calibration_path, calibration_tables, save_calibration
     from dpscope.analysis.text.terminal import print_findings, print_table
     from dpscope.launch.calibration.run import run_calibration
@@ -188,6 +189,9 @@ def calibrate(
     fitted, path = save_calibration(measured, out)
     for table in calibration_tables(fitted):
         print_table(console, table)
+    if (between := rate_between(fitted)) is not None:
+        within = rate_within(fitted)
+        console.print(f"Rate between nodes: {between}; within a node: {within or 'not timed'}", highlight=False)
     if fitted.findings:
         print_findings(console, fitted.findings)
     console.print(f"\nCalibration: {path}; figure: {path.with_suffix('.png')}", highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.costs.calibration_fit import find_fit
+from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.report.calibration import load_calibration
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.launch.nodes.connection import LOST_S
@@ -96,6 +97,13 @@ def test_calibration_finds_the_rate_between_hosts_beside_that_within_one(run: tu
     assert rates_gb_per_s[1] > 2 * rates_gb_per_s[2]
     assert find_fit(calibration.on_nodes(2), "all_reduce", 2) != find_fit(calibration.on_nodes(1), "all_reduce", 2)
     assert [one.hostname for one in calibration.hosts] == ["host1", "host2"]
+    between, within = rate_between(calibration), rate_within(calibration)
+    assert between is not None
+    assert within is not None
+    assert (between.layout, within.layout) == ("2x1", "2")
+    assert between.gb_per_s == pytest.approx(RATE_MBIT / 8e3, rel=0.05)
+    page = (run[0] / "report" / "report.html").read_text()
+    assert f"{between.gb_per_s:.3g} GB/s (bus bandwidth of all_reduce" in page
 
 
 def test_the_same_command_finds_everything_done_and_another_is_refused(

@@ -6,12 +6,13 @@ question states replaces what was measured on that level, at the efficiency that
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.node_rates import rate_between
 from dpscope.analysis.what_if.links.carried import carried_us
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
 from dpscope.profiling.records.links import LinkRate
@@ -56,6 +57,7 @@ class Costs:
     per_node: int
     traced: Mapping[tuple[str, float], float]
     calibration: Calibration | None = None
+    every: Calibration | None = None  # the same on any number of nodes; `calibration` is of as many as the base's
     specified: LinkRate | None = None
     alike: bool = True
     traced_bounded: bool = False  # the trace's transfers hold waiting
@@ -76,8 +78,16 @@ class Costs:
         if stated is not None:
             return self._on_stated(kind, size, devices, per_node, links, stated)
         measured_nodes = -(-self.devices // self.per_node)
+        if (
+            nodes > 1
+            and nodes != measured_nodes
+            and (found := self._timed_over(kind, size, devices, per_node)) is not None
+        ):
+            return found
+        if nodes == 1 and measured_nodes > 1:
+            return self._within_a_node(kind, size, devices)
         if nodes > 1 and measured_nodes == 1:
-            return "nothing tells what the link between nodes costs: give --inter, such as --inter 100Gb/s"
+            return self._by_rate_between(kind, size, devices, per_node, links)
         if nodes > 1 and self.per_node != per_node and self.per_node != 1 and min(per_node, devices) > 1:
             return (
                 f"measured with {self.per_node} devices a node, asked with {per_node}: give --inter, or calibrate there"
@@ -105,6 +115,60 @@ class Costs:
             here if isinstance(here, str) else _by_ring(kind, here, fits[0].devices if fits else self.devices, devices)
         )
 
+    def _timed_over(self, kind: str, size: float, devices: int, per_node: int) -> Cost | None:
+        """What a calibration timed over several nodes with as many devices on each; None where it timed nothing such."""
+        every, nodes = self.every, -(-devices // per_node)
+        if every is None or devices != nodes * per_node:
+            return None
+        fits = {
+            on * per_node: fit
+            for on in sorted({one.nodes or every.nodes_of(one.devices) or 1 for one in every.points} - {1})
+            if (fit := find_fit(every.on_nodes(on), kind, on * per_node)) is not None
+        }
+        layouts = ", ".join(f"{count // per_node}x{per_node}" for count in fits)
+        if (exact := fits.get(devices)) is not None:
+            return replace(_calibrated(exact, size), told=f"calibrated on {nodes}x{per_node} devices")
+        if len(fits) > 1:
+            carried = _carried(kind, size, devices, list(fits.values()))
+            return replace(carried, told=f"calibrated on {layouts} devices and carried to {nodes}x{per_node}")
+        for count, fit in fits.items():
+            here = replace(_calibrated(fit, size), told=f"calibrated on {layouts} devices")
+            found = _by_ring(kind, here, count, devices)
+            return None if isinstance(found, str) else found
+        return None
+
+    def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
+        """From the rate between nodes that a calibration found with other numbers of devices on a node."""
+        rate = rate_between(self.every) if self.every is not None else None
+        if rate is None:
+            return (
+                "nothing tells what the link between nodes costs: give --inter, such as --inter 100Gb/s, or calibrate over "
+                "several nodes"
+            )
+        assert self.every is not None
+        told = f"the rate between nodes calibrated on {rate.layout}"
+        if links.latency_us is None:
+            fit = find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices)
+            links = replace(links, latency_us=_hop_us(fit, rate.devices))
+        return self._on_stated(kind, size, devices, per_node, links, LinkRate(rate.gb_per_s, told, told), (1.0, ""))
+
+    def _within_a_node(self, kind: str, size: float, devices: int) -> Cost | str:
+        """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
+        level = None if self.every is None else self.every.on_nodes(1)
+        fits = (
+            [] if level is None else [one for one in level.fits if (one.collective, one.statistic) == (kind, "slowest")]
+        )
+        if level is not None and (fit := find_fit(level, kind, devices)) is not None:
+            return _calibrated(fit, size)
+        if not fits:
+            return (
+                f"{kind} was measured over several nodes, and {devices} devices of one are asked for: run dpscope calibrate "
+                f"with --devices {devices}, or give --intra"
+            )
+        if len(fits) > 1:
+            return _carried(kind, size, devices, fits)
+        return _by_ring(kind, _calibrated(fits[0], size), fits[0].devices, devices)
+
     def _traced(self, kind: str, size: float) -> Cost | str:
         """A line through the base's own collectives of that kind; one size alone scales with its bytes."""
         own = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
@@ -118,31 +182,45 @@ class Costs:
         return Cost(min(latency, total), max(0.0, total - latency), TRACED, told, spread)
 
     def _on_stated(
-        self, kind: str, size: float, devices: int, per_node: int, links: Links, stated: LinkRate
+        self,
+        kind: str,
+        size: float,
+        devices: int,
+        per_node: int,
+        links: Links,
+        stated: LinkRate,
+        reached: tuple[float, str] | None = None,
     ) -> Cost | str:
+        """`reached`: what of the rate is, and how that is told, where it was measured and is no specification."""
         factor = bus_factor(kind, devices)
         if factor is None:
             return f"there is no model of {kind} by a link's rate"
-        efficiency, how = self._efficiency(kind)
+        efficiency, how = reached or self._efficiency(kind)
+        basis = f"{stated.name}{how}" if reached else f"{stated.name}: specification{how}"
         nodes, inside = -(-devices // per_node), min(per_node, devices)
         latency = links.latency_us if links.latency_us is not None else self._hop_us(kind)
         hops = (2 if kind == "all_reduce" else 1) * (devices - 1)
         rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
-        flat = Cost(hops * latency, factor * size / rate, SPECIFIED, f"{stated.name}: specification{how}, ring", 0.0)
+        flat = Cost(
+            hops * latency, factor * size / rate, SPECIFIED if reached is None else CARRIED, f"{basis}, ring", 0.0
+        )
         options = [flat]
         if nodes > 1 and inside > 1 and kind == "all_reduce":
-            options.append(self._hierarchy(size, nodes, inside, latency, rate, f"{stated.name}: specification{how}"))
+            options.append(self._hierarchy(size, nodes, inside, latency, rate, basis))
         if nodes > 1 and kind == "all_reduce":
             steps = 2 * int(np.ceil(np.log2(nodes)))
-            options.append(
-                Cost(steps * latency, 2 * size / rate, SPECIFIED, f"{stated.name}: specification{how}, tree", 0.0)
-            )
+            options.append(Cost(steps * latency, 2 * size / rate, flat.source, f"{basis}, tree", 0.0))
         best = min(options, key=lambda one: one.total_us)
-        return Cost(best.latency_us, best.transfer_us, best.source, best.told, SPREADS[best.source])
+        return replace(best, spread=SPREADS[HIERARCHY if reached else best.source])
 
     def _hierarchy(self, size: float, nodes: int, inside: int, latency: float, rate: float, told: str) -> Cost:
         """Reduce-scatter inside a node, all-reduce of each share between nodes over the node's link, all-gather inside."""
-        within = self._as_measured("all_reduce", size, inside, single_node=True)
+        one_node = self.devices <= self.per_node
+        within = (
+            self._as_measured("all_reduce", size, inside, single_node=True)
+            if one_node
+            else self._within_a_node("all_reduce", size, inside)
+        )
         local = within.total_us if isinstance(within, Cost) else float("inf")
         between = 2 * (nodes - 1) / nodes * size / rate  # the shares of a node's devices share its link
         return Cost(2 * (nodes - 1) * latency, local + between, HIERARCHY, f"{told}, hierarchy", 0.0)
@@ -162,11 +240,16 @@ class Costs:
 
     def _hop_us(self, kind: str) -> float:
         """The latency of one hop as it was measured; 0 where nothing tells."""
-        fit = find_fit(self.calibration, kind, self.devices) if self.calibration is not None else None
-        if fit is None:
-            return 0.0
-        hops = (2 if kind == "all_reduce" else 1) * (self.devices - 1)
-        return max(0.0, fit.pieces[0].alpha_us) / max(1, hops)
+        return _hop_us(
+            find_fit(self.calibration, kind, self.devices) if self.calibration is not None else None, self.devices
+        )
+
+
+def _hop_us(fit: CollectiveFit | None, devices: int) -> float:
+    if fit is None:
+        return 0.0
+    hops = (2 if fit.collective == "all_reduce" else 1) * (devices - 1)
+    return max(0.0, fit.pieces[0].alpha_us) / max(1, hops)
 
 
 def _calibrated(fit: CollectiveFit, size: float) -> Cost:

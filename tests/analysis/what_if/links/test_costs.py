@@ -1,0 +1,135 @@
+"""What a calibration over several nodes tells a base that was measured on one, and the other way round. Expected by hand."""
+
+import pytest
+
+from dpscope.analysis.costs.calibration_fit import fit_calibration
+from dpscope.analysis.costs.contention import contention_of
+from dpscope.analysis.costs.node_rates import rate_between, rate_within
+from dpscope.analysis.what_if.links.costs import CALIBRATED, CARRIED, HIERARCHY, Cost, Costs, Links
+from dpscope.profiling.records.calibration import (
+    CALIBRATION_SCHEMA_VERSION,
+    Calibration,
+    CalibrationPoint,
+    Contention,
+)
+from dpscope.profiling.records.links import LinkRate
+
+SIZE = 1_000_000
+AS_MEASURED = Links()
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+
+
+def timed(devices: int, nodes: int | None, alpha_us: float, gb_per_s: float) -> list[CalibrationPoint]:
+    """All-reduces that take exactly alpha + S/B."""
+    return [
+        CalibrationPoint(
+            collective="all_reduce",
+            devices=devices,
+            size_bytes=size,
+            count=size // 4,
+            dtype="float32",
+            times_us=(alpha_us + size / gb_per_s / 1e3,) * 5,
+            nodes=nodes,
+        )
+        for size in SIZES
+    ]
+
+
+def calibration(*points: list[CalibrationPoint]) -> Calibration:
+    return fit_calibration(
+        Calibration(
+            schema_version=CALIBRATION_SCHEMA_VERSION, dpscope_version="0", created_at="", source="measured", settings=None,
+            backend="nccl", environment=None, device_names=(), points=tuple(one for part in points for one in part),
+        )
+    )  # fmt: skip
+
+
+WITHIN = timed(2, None, 10.0, 10.0)
+ACROSS = timed(4, 2, 100.0, 1.0)  # 2x2: bus bandwidth 1e7 B / 10,100 us x 2 x 3/4 = 1.485 GB/s
+BOTH = calibration(WITHIN, ACROSS)
+
+
+def costs(every: Calibration | None = BOTH, devices: int = 2, per_node: int = 2) -> Costs:
+    nodes = devices // per_node
+    return Costs(devices, per_node, {}, None if every is None else every.on_nodes(nodes), every)
+
+
+def cost(asked: Costs, devices: int, per_node: int, links: Links = AS_MEASURED) -> Cost:
+    found = asked.cost("all_reduce", SIZE, devices, per_node, links)
+    assert isinstance(found, Cost), found
+    return found
+
+
+def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
+    found = cost(costs(), 4, 2)
+    assert found.total_us == pytest.approx(100 + 1000, rel=0.01)
+    assert (found.source, found.told) == (CALIBRATED, "calibrated on 2x2 devices")
+
+
+def test_more_nodes_with_as_many_devices_are_carried() -> None:
+    """Latency by hops, 7 in place of 3, transfer by 2 x 7/8 over 2 x 3/4."""
+    found = cost(costs(), 8, 2)
+    assert found.total_us == pytest.approx(100 * 7 / 3 + 1000 * 1.75 / 1.5, rel=0.02)
+    assert (found.source, "2x2" in found.told) == (CARRIED, True)
+    both = calibration(WITHIN, ACROSS, timed(8, 4, 200.0, 0.8))
+    assert cost(costs(both), 8, 2).told == "calibrated on 4x2 devices"
+    assert cost(costs(both), 16, 2).told == "calibrated on 2x2, 4x2 devices and carried to 8x2"
+
+
+def test_other_numbers_of_devices_on_a_node_rest_on_the_rate_between_nodes() -> None:
+    """Within four devices, by the ring from two: 3 x 10 + 1.5 x 100; between two nodes 2 hops of 100/6 and S / rate."""
+    rate = rate_between(BOTH)
+    assert rate is not None
+    assert rate.layout == "2x2"
+    assert rate.gb_per_s == pytest.approx(1e7 / 10_100 / 1e3 * 1.5)
+    found = cost(costs(), 8, 4)
+    assert found.total_us == pytest.approx(30 + 150 + 2 * 100 / 6 + 1e6 / (rate.gb_per_s * 1e3), rel=0.02)
+    assert found.source == HIERARCHY
+    assert found.told == "the rate between nodes calibrated on 2x2, hierarchy"
+
+
+def test_a_link_that_is_stated_wins_and_without_any_the_reason_says_what_to_do() -> None:
+    stated = Links(inter=LinkRate(100.0, "fast", "stated"))
+    assert "fast" in cost(costs(), 4, 2, stated).told
+    said = costs(calibration(WITHIN)).cost("all_reduce", SIZE, 4, 2)
+    assert isinstance(said, str)
+    assert "give --inter, such as --inter 100Gb/s, or calibrate over several nodes" in said
+    assert costs(None).cost("all_reduce", SIZE, 4, 2) == said
+
+
+def test_a_base_over_several_nodes_asked_within_one_takes_what_was_timed_there() -> None:
+    """And not what was timed between them."""
+    asked = costs(devices=4, per_node=2)
+    found = cost(asked, 2, 2)
+    assert found.source == CALIBRATED
+    assert found.total_us == pytest.approx(10 + 100, rel=0.01)
+    between_alone = costs(calibration(ACROSS), devices=4, per_node=2).cost("all_reduce", SIZE, 2, 2)
+    assert isinstance(between_alone, str)
+    assert "run dpscope calibrate with --devices 2, or give --intra" in between_alone
+
+
+def test_rates_are_told_apart_where_the_numbers_of_devices_are_the_same() -> None:
+    both = calibration(WITHIN, timed(2, 2, 0.0, 0.5))
+    between, within = rate_between(both), rate_within(both)
+    assert between is not None
+    assert within is not None
+    assert str(between) == "0.5 GB/s (bus bandwidth of all_reduce, 10.0 MB on 2x1 devices)"
+    assert within.layout == "2"
+    assert within.gb_per_s == pytest.approx(1e7 / 1010 / 1e3)
+    assert rate_between(calibration(WITHIN)) is None
+
+
+def test_contention_is_that_of_as_many_nodes() -> None:
+    def under_load(nodes: int | None, slower: float) -> Contention:
+        alone = (100.0,) * 5
+        return Contention(
+            "all_reduce", 2, SIZE, alone, alone, alone, alone, tuple(slower * one for one in alone), nodes
+        )
+
+    both = calibration(WITHIN, timed(2, 2, 0.0, 0.5))
+    loaded = Calibration(
+        **{name: getattr(both, name) for name in both.__struct_fields__ if name != "contention"},
+        contention=(under_load(None, 1.5), under_load(2, 3.0)),
+    )
+    found = [contention_of(loaded.on_nodes(nodes), 2) for nodes in (1, 2)]
+    assert [one and one.compute.value for one in found] == [pytest.approx(1.5), pytest.approx(3.0)]
