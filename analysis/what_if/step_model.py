@@ -15,8 +15,9 @@ The shape, a communication term that hides under a share of compute with a soft 
 nodes, is that of Pollux (Qiao et al., OSDI 2021, section 3.2); the terms of jitter, crowding and `own` are dpscope's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,11 @@ _START = np.array(
     [np.log(1e-3), np.log(0.1), np.log(1e-3), np.log(0.5), np.log(0.05), 0.6, np.log(0.15), np.log(0.01), np.log(0.02)]
 )
 _WIDTH = np.array([2.0, 3.0, 2.0, 3.0, 1.0, 0.1, 0.5, 1.0, 2.0])
-_WIRE_STARTS = (0.1, 0.5, 2.0)  # of the median t_1: the misfit has several valleys
+_STARTS = (
+    (0.02, 0.1, 0.5, 2.0),
+    (1e-3, 0.03, 0.3),
+)  # wire and latency, of the median t_1: the misfit has several valleys
+_DESCENTS = 3  # from the best of them
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,8 @@ class StepModel:
         return np.asarray(design.alone_us * (1 + own) + self.exposed_us(design))
 
 
-def fit_step_model(design: Design, step_us: Floats, sync_us: Floats, near: StepModel | None = None) -> StepModel:
+def fit_step_model(design: Design, step_us: Floats, sync_us: Floats) -> StepModel:
     """The most likely model of measured steps; `sync_us` is NaN where exposed communication was not measured.
-
-    `near` is a model of nearly the same rows, to begin from.
 
     Least squares on logarithms with a soft loss (single wild rows do not decide) and a weak prior on every number, which holds
     what the rows cannot tell: nobody who measured one node learns the link between nodes.
@@ -102,17 +105,22 @@ def fit_step_model(design: Design, step_us: Floats, sync_us: Floats, near: StepM
             ]
         )
 
-    starts = [near.parameters] if near else [_start(wire) for wire in _WIRE_STARTS]
+    def cost(parameters: Floats) -> float:
+        return float(np.sum(np.sqrt(1 + misfit(parameters) ** 2)))
+
     from scipy.optimize import least_squares  # here, as a replay fits nothing
 
+    starts = sorted(_starts(), key=cost)[:_DESCENTS]
     found = [least_squares(misfit, start, loss="soft_l1", ftol=1e-5, xtol=1e-5, gtol=1e-5) for start in starts]
     return StepModel(np.asarray(min(found, key=lambda one: float(one.cost)).x), unit)
 
 
-def _start(wire: float) -> Floats:
-    start = _START.copy()
-    start[3] = np.log(wire)
-    return start
+def _starts() -> Iterator[Floats]:
+    wires, latencies = _STARTS
+    for latency, wire_node, wire_net in product(latencies, wires, wires):
+        start = _START.copy()
+        start[:4] = np.log([latency, wire_node, latency, wire_net])
+        yield start
 
 
 def expected_maximum(ranks: Floats) -> Floats:

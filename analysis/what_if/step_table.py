@@ -17,6 +17,7 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 NUMBERS = ("ranks", "step_ms", "batch_per_rank", "nodes", "ranks_per_node", "sync_ms")
 _NEEDED = ("ranks", "step_ms")
 _LARGEST_COUNT = 10_000_000
+_MOST_PER_NODE = 32  # devices that one node holds, at most
 _LARGEST_MS = 1e9  # eleven days
 
 
@@ -68,6 +69,11 @@ def _measured(row: Mapping[str, str], where: str, times: bool) -> MeasuredStep:
     ranks = _count(row, "ranks", where)
     step_ms = _milliseconds(row, "step_ms", where) if times or row.get("step_ms") else None
     sync_ms = _milliseconds(row, "sync_ms", where, least=0.0) if row.get("sync_ms") else None
+    if step_ms is not None and sync_ms is not None and sync_ms > step_ms:
+        raise DpscopeError(
+            f"{where}: sync_ms {row['sync_ms']} is more than step_ms {row['step_ms']}, of which it is a part; give both in "
+            "milliseconds"
+        )
     told = {*NUMBERS, "gpus_per_node", "strategy", "busbw_gb_per_s"}
     return MeasuredStep(
         placement=_placement(row, ranks, where),
@@ -82,9 +88,7 @@ def _measured(row: Mapping[str, str], where: str, times: bool) -> MeasuredStep:
 def _placement(row: Mapping[str, str], ranks: int, where: str) -> Placement:
     digits = row.get("gpus_per_node", "")
     nodes = _count(row, "nodes", where) if row.get("nodes") else None
-    if digits.isdigit() and len(digits) > 1 and sum(map(int, digits)) == ranks:
-        if nodes is not None and nodes != len(digits):
-            raise DpscopeError(f"{where}: gpus_per_node {digits} names {len(digits)} nodes, nodes says {nodes}")
+    if _names_each_node(digits, ranks, nodes, where):
         return Placement(ranks, len(digits), max(map(int, digits)))
     if row.get("ranks_per_node"):
         each = min(_count(row, "ranks_per_node", where), ranks)
@@ -95,6 +99,17 @@ def _placement(row: Mapping[str, str], ranks: int, where: str) -> Placement:
     if nodes > ranks:
         raise DpscopeError(f"{where}: {nodes} nodes for {ranks} ranks; every node holds one rank or more")
     return Placement(ranks, nodes, -(-ranks // nodes))
+
+
+def _names_each_node(digits: str, ranks: int, nodes: int | None, where: str) -> bool:
+    """Whether ``134`` is 1 + 3 + 4. Of 7 ranks on 1 node, 16 is how many a node could hold, and not 1 + 6."""
+    if len(digits) < 2 or not digits.isdigit() or "0" in digits or sum(map(int, digits)) != ranks:
+        return False
+    if nodes is None or nodes == len(digits):
+        return True
+    if int(digits) > _MOST_PER_NODE:
+        raise DpscopeError(f"{where}: gpus_per_node {digits} names {len(digits)} nodes, nodes says {nodes}")
+    return False
 
 
 def _count(row: Mapping[str, str], name: str, where: str) -> int:

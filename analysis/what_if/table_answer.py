@@ -61,19 +61,37 @@ def ask_table(path: Path, question: Question) -> TableAnswer:
 
 def score_table(path: Path, measured: Path) -> TableAnswer:
     """Every row of `measured` predicted from the table alone, in its order, and set beside its time."""
-    truths = read_step_table(measured)
-    rows = read_step_table(path)
+    rows, truths = _comparable(read_step_table(path), read_step_table(measured))
     fits = _fits(rows)
     predictions = []
     for truth in truths:
         fit = fits[truth.identity][1] if truth.identity in fits else f"{path} has no rows of {_label(truth.identity)}"
-        predictions.append((_label(truth.identity), _predict(fit, truth.placement, truth.batch_size)))
+        said = _predict(fit, truth.placement, truth.batch_size, truth.single)
+        predictions.append((_label(truth.identity), said))
     scores = {}
     for identity, (_, fit) in fits.items():
         mine = [index for index, truth in enumerate(truths) if truth.identity == identity]
         if mine and isinstance(fit, TableFit):
             scores[_label(identity)] = score(fit, [predictions[i][1] for i in mine], [truths[i] for i in mine])
     return TableAnswer(tuple(predictions), _own_errors(fits), scores, tuple(truth.step_us for truth in truths))
+
+
+def _comparable(
+    rows: Sequence[MeasuredStep], truths: Sequence[MeasuredStep]
+) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
+    """Without the columns that only one of two tables has, where they tell nothing apart: all of its rows say the same."""
+    kept = []
+    for mine, others in ((rows, truths), (truths, rows)):
+        known = {name for row in others for name, _ in row.identity}
+        values: dict[str, set[str]] = {}
+        for row in mine:
+            for name, value in row.identity:
+                values.setdefault(name, set()).add(value)
+        dropped = {name for name, found in values.items() if name not in known and len(found) == 1}
+        kept.append(
+            [replace(row, identity=tuple(one for one in row.identity if one[0] not in dropped)) for row in mine]
+        )
+    return kept[0], kept[1]
 
 
 def _fits(rows: Sequence[MeasuredStep]) -> dict[Identity, tuple[list[MeasuredStep], TableFit | str]]:
@@ -83,10 +101,10 @@ def _fits(rows: Sequence[MeasuredStep]) -> dict[Identity, tuple[list[MeasuredSte
     return {identity: (mine, fit_table(mine)) for identity, mine in series.items()}
 
 
-def _predict(fit: TableFit | str, place: Placement, batch_size: int) -> Prediction:
+def _predict(fit: TableFit | str, place: Placement, batch_size: int, single: bool | None = None) -> Prediction:
     if isinstance(fit, str):
         return Prediction(place.ranks, place.nodes, batch_size or None, reason=fit)
-    said = predict_step(fit, place, batch_size)
+    said = predict_step(fit, place, batch_size, single)
     return said if batch_size else replace(said, batch_size=None)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpscope.analysis.what_if.bands import band_of
+from dpscope.analysis.what_if.bands import Errors, band_of
 from dpscope.analysis.what_if.from_table import TableFit, fit_table, predict_step
 from dpscope.analysis.what_if.score import score
 from dpscope.analysis.what_if.step_model import expected_maximum
@@ -77,8 +77,53 @@ def test_what_cannot_be_known_is_refused_with_its_reason() -> None:
 
 def test_tables_that_tell_nothing_are_refused() -> None:
     assert "no row of one device" in str(fit_table([row(2, 104), row(4, 105)]))
-    assert str(fit_table([row(1, 100), row(2, 104)])).startswith("1 row on several devices")
+    assert str(fit_table([row(1, 100), row(2, 104, batch=16)])).startswith("no row of several devices at a batch")
     assert "something else changed" in str(fit_table([row(1, 100), row(2, 80), row(4, 81)]))
+    assert str(fit_table([row(1, 0.1), row(2, 104)])).startswith("2 devices take 1040x the time of one")
+
+
+def test_one_wild_row_refuses_no_table() -> None:
+    # Of three repeats on two devices one is faster than one device; their median, 102 ms, is not.
+    rows = [row(1, 100), row(2, 85), row(2, 102), row(2, 107), row(4, 104)]
+    assert isinstance(fit_table(rows), TableFit)
+    assert isinstance(fit_table([row(1, 100), row(2, 96), row(4, 101)]), TableFit)  # noise of 4%
+    assert "2 devices take 0.85x" in str(fit_table([rows[0], rows[1], rows[4]]))
+
+
+def test_one_row_of_several_devices_is_carried_on_with_an_assumed_band() -> None:
+    said = predict_step(fitted(row(1, 100), row(4, 130)), Placement(8, 1, 8), 32)
+    # 130 ms if nothing changes, 135 on a ring's line through one device's 100 ms, 145 on a line in log N.
+    assert said.step_us == pytest.approx(135e3, rel=0.04)
+    assert said.high_us is not None
+    assert said.high_us > 150e3
+    assert said.rests_on is not None
+    assert "band assumed in part" in said.rests_on
+
+
+def test_steps_that_keep_growing_are_predicted_to_grow() -> None:
+    # Overhead of 10 ms a doubling: 120 ms at 4, 150 at 32, 170 at 128. The ring's line and the nearest count saturate.
+    rows = [row(1, 100), *(row(2**n, 100 + 10 * n) for n in range(1, 6))]
+    said = predict_step(fitted(*rows), Placement(128, 1, 128), 32)
+    assert said.step_us == pytest.approx(170e3, rel=0.05)
+    assert said.low_us is not None
+    assert said.high_us is not None
+    assert said.low_us < 170e3 < said.high_us
+
+
+def test_distance_counts_devices_over_the_same_link() -> None:
+    # Eight devices on one node tell little of nodes: between those two devices were measured, so 32 are 16 times as many.
+    rows = [row(1, 100), row(2, 101), row(4, 102), row(8, 103), row(2, 150, nodes=2)]
+    said = predict_step(fitted(*rows), Placement(32, 4, 8), 32)
+    assert said.step_us is None
+    assert str(said.reason).startswith("16x the largest measured count (2)")
+
+
+def test_one_device_is_what_was_measured_and_ddp_on_it_is_more() -> None:
+    fit = fitted(row(1, 100), row(2, 106), row(4, 106))
+    assert predict_step(fit, Placement(1, 1, 1), 32).step_us == 100e3
+    wrapped = predict_step(fit, Placement(1, 1, 1), 32, single=False)
+    assert wrapped.step_us is not None
+    assert 100e3 < wrapped.step_us < 107e3
 
 
 def test_a_batch_curve_of_one_batch_refuses_another() -> None:
@@ -86,13 +131,33 @@ def test_a_batch_curve_of_one_batch_refuses_another() -> None:
     assert said.reason == "batch 33 is too far from what one device was measured at (32)"
 
 
+NONE = Errors(*(np.zeros(0) for _ in range(4)))
+
+
 def test_bands_widen_with_the_distance_in_devices() -> None:
-    band = fitted(row(1, 100), row(2, 104), row(4, 104), row(8, 104)).band
-    assert band.rows == 0  # three left-out rows tell no band: it is assumed
-    shares = np.zeros(4)
-    widths = band.half_width(shares, np.array([1.0, 2.0, 4.0, 8.0]))
-    # 1.645 x 5% = 8.2% and beside it, squared and added, 0, 6, 12 and 25%.
-    assert widths == pytest.approx([math.hypot(0.08225, floor) for floor in (0.0, 0.06, 0.12, 0.25)], rel=1e-6)
+    band = band_of(NONE, NONE)
+    assert band.rows == 0  # no row tells the band: it is assumed
+    widths = band.half_width(np.zeros(4), np.array([1.0, 2.0, 4.0, 8.0]))
+    # 1.645 x 6% = 9.9% and beside it, squared and added, 0, 6, 12 and 25%.
+    assert widths == pytest.approx([math.hypot(0.0987, floor) for floor in (0.0, 0.06, 0.12, 0.25)], rel=1e-6)
+
+
+def test_few_rows_correct_the_size_of_an_assumed_band() -> None:
+    # Four rows without error beside four that are assumed: half of the variance. Four that err by 12%, twice what is assumed:
+    # (4 + 4 x 4) / 8 = 2.5 times it.
+    for error, times in ((0.0, 0.5), (0.12, 2.5)):
+        band = band_of(Errors(np.full(4, error), np.zeros(4), np.full(4, 4.0), np.ones(4)), NONE)
+        assert band.steady == pytest.approx(1.645 * 0.06 * math.sqrt(times), rel=1e-3)
+        assert band.rows == 0
+
+
+def test_what_larger_counts_were_wrong_by_widens_the_band_of_distance() -> None:
+    # One count, twice the largest shown, was 20% off where 1.645 x 6% is explained: (0.2^2 - 0.06^2) x 1.645^2 = 0.0985 is
+    # beyond, beside the assumed 0.06^2: the distance counts sqrt((0.0985 + 0.0036) / (2 x 0.0036)) = 3.77 times.
+    forward = Errors(np.array([-0.2]), np.zeros(1), np.array([8.0]), np.array([2.0]))
+    assert band_of(NONE, forward).growth == pytest.approx(3.77, rel=0.01)
+    exact = Errors(np.zeros(1), np.zeros(1), np.array([8.0]), np.array([2.0]))
+    assert band_of(NONE, exact).growth == pytest.approx(math.sqrt(0.5))
 
 
 def test_a_band_holds_nine_of_ten_errors() -> None:
@@ -100,7 +165,7 @@ def test_a_band_holds_nine_of_ten_errors() -> None:
     shares = generator.uniform(0, 0.6, 4000)
     errors = generator.normal(0, np.hypot(0.03, 0.1 * shares))
     known, held = slice(0, 2000), slice(2000, None)
-    band = band_of(errors[known], shares[known], np.full(2000, 8.0))
+    band = band_of(Errors(errors[known], shares[known], np.full(2000, 8.0), np.ones(2000)), NONE)
     inside = np.abs(errors[held]) <= band.half_width(shares[held], np.ones(2000))
     assert 0.87 < inside.mean() < 0.93
     wide, narrow = band.half_width(np.array([0.6, 0.0]), np.ones(2))

@@ -59,6 +59,7 @@ def test_what_cannot_be_read_is_one_line_that_names_the_place(tmp_path: Path) ->
         "ranks,step_ms\n2,fast\n": "line 2: step_ms is 'fast'; give milliseconds",
         "ranks,step_ms,nodes\n2,5,3\n": "3 nodes for 2 ranks",
         "ranks,step_ms,nodes,gpus_per_node\n8,5,2,134\n": "gpus_per_node 134 names 3 nodes, nodes says 2",
+        "ranks,step_ms,sync_ms\n2,5,4100\n": "line 2: sync_ms 4100 is more than step_ms 5",
         "": "is no CSV table",
     }
     for text, said in cases.items():
