@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from dpscope.launch.jobs.out_folder import claim
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 
 
@@ -40,7 +40,8 @@ def _measure(job: WorkerJob, place: TorchrunPlace, began_s: float, report: TellP
         claim(job.folder.path)
         job.folder.clear_attempt()
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
-    from dpscope.launch.measuring.cell import run_cell
+    with starting_up():
+        from dpscope.launch.measuring.cell import run_cell
 
     run_cell(job, place, began_s, report)
 

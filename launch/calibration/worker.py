@@ -15,7 +15,7 @@ if __name__ == "__main__":
 import msgspec
 
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Contention, NotTimed
 from dpscope.profiling.records.run import CellStatus
 from dpscope.profiling.records.stored import Stored
@@ -81,7 +81,8 @@ def measure(
 
     The collectives come first, and `keep` is given them before contention is timed: whatever ends that, loses that alone.
     """
-    from torch import distributed
+    with starting_up():
+        from torch import distributed
 
     device = _join(settings, place)
     subgroups = _subgroups(settings, device, place.local_world_size)

@@ -20,6 +20,7 @@ from dpscope.launch.equality.models import (
 from dpscope.launch.equality.recording import TrainingRecorder
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group
+from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
 from dpscope.launch.workload.micro_batches import MicroBatching
@@ -127,19 +128,19 @@ class _Process:
     def _take_steps(
         self, model: nn.Module, batches: BatchStream, recorder: TrainingRecorder, built: BuiltModel
     ) -> None:
-        wrapped = wrap_for(model, self._cell, self._device)
         kept = KeptBatches(batches)
         micro_batching = MicroBatching(count=self._training.shares)
         config = self._settings.config
-        train_step = TrainStep(
-            wrapped,
-            kept,
-            config.optimizer,
-            config.workload.amp,
-            self._device,
-            micro_batching,
-            built=self._in_double(built),
-        )
+        with starting_up():  # the optimizer and DDP import torch's compiler
+            train_step = TrainStep(
+                wrap_for(model, self._cell, self._device),
+                kept,
+                config.optimizer,
+                config.workload.amp,
+                self._device,
+                micro_batching,
+                built=self._in_double(built),
+            )
 
         def before_the_optimizer(optimizer: Any, arguments: Any, keywords: Any) -> None:
             recorder.add_gradients()

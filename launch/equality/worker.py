@@ -14,7 +14,7 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
 
 from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
-from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EqualityJob, EqualitySettings
 from dpscope.profiling.records.run import CellResult
 from dpscope.profiling.store.files import read_json, write_json
@@ -48,7 +48,8 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> _Job:
 
 
 def _train(comparison: _Job, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
-    from dpscope.launch.equality.training import run_job  # torch takes seconds to import
+    with starting_up():
+        from dpscope.launch.equality.training import run_job  # torch takes seconds to import
 
     run_job(comparison.settings, comparison.job, place, comparison.out, report)
     if place.rank == 0:

@@ -12,6 +12,7 @@ from torch import distributed
 
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, nccl_engine
+from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.measuring.cell_passes import CellProcess, PassResults, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.launch.planning.manifest import host_findings
@@ -61,7 +62,8 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     if job.cell.per_device:
         limit_s = collective_limit_s(devices[0], job.config.measurement.timeout_s, job.config.workload.data)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
-    process, sizes = _prepare(job, place, devices, report)
+    with starting_up():  # the optimizer and DDP import torch's compiler
+        process, sizes = _prepare(job, place, devices, report)
     own = (
         _own_process_ids(place.node) if job.kind == "cuda" else ()
     )  # by now every process of the job is on its devices

@@ -16,6 +16,7 @@ from torch import distributed, nn
 from dpscope.launch.jobs.place import TorchrunPlace
 from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, synchronise
 from dpscope.launch.jobs.stop_request import StopRequest
+from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.training.checkpoint_schedule import TrainCheckpoints
 from dpscope.launch.training.evaluation import Learned, LearningSums, check_learnable, evaluate, shard
 from dpscope.launch.training.job import TrainJob
@@ -49,7 +50,8 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     if job.cell.per_device:
         limit_s = collective_limit_s(devices[0], job.config.timeout_s, longest_s=_LONGEST_WAIT_S)
         join_process_group(devices[0], min(limit_s, _LONGEST_WAIT_S), job.cell.options.nccl_engine)
-    state, test = prepare(job, place, devices)
+    with starting_up():  # the optimizer and DDP import torch's compiler
+        state, test = prepare(job, place, devices)
     stop = StopRequest()
     checkpoints = TrainCheckpoints(job, _begun(job, state), place, devices, stop)
     checkpoints.go_on(state)

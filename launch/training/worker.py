@@ -20,7 +20,7 @@ if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
 from dpscope.launch.jobs.place import TorchrunPlace, check_process_count
-from dpscope.launch.jobs.worker_process import TellProgress, work
+from dpscope.launch.jobs.worker_process import TellProgress, starting_up, work
 from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TrainFolder
@@ -59,7 +59,8 @@ def train_job_from_arguments(arguments: Sequence[str], place: TorchrunPlace) -> 
 
 def _train(job: TrainJob, place: TorchrunPlace, began_s: float, report: TellProgress) -> None:
     # Only now: torch takes seconds to import, and a mistake in the arguments should not.
-    from dpscope.launch.training.train import run_training
+    with starting_up():
+        from dpscope.launch.training.train import run_training
 
     run_training(job, place, began_s, report)
 

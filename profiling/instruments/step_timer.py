@@ -1,25 +1,41 @@
 """Untraced timing: a boundary between every two steps, and one synchronised block around all of them."""
 
+import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import pandas as pd
+import numpy as np
 import torch
 
 from dpscope.profiling.records.run import TimedBlock
 from dpscope.profiling.store.files import atomic_path
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SAMPLE_COLUMNS = ("measuring_pass", "epoch", "step", "step_us", "data_wait_us", "samples")
 """Columns of `samples_<node>_<rank>.parquet`, a row per step. `measuring_pass` is timed or traced; `step_us`
 includes `data_wait_us`, the wait for the loader on the same clock (on CUDA the device's: what queued work hides is no
 wait); transfer and optimizer belong to the step either way."""
+
+_KINDS = ("unicode", "int64", "int64", "float64", "float64", "int64")
+_DTYPES = ("str", "Int64", "int64", "float64", "float64", "int64")
+_FOR_PANDAS = {
+    "index_columns": [],
+    "column_indexes": [],
+    "columns": [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        for name, kind, dtype in zip(SAMPLE_COLUMNS, _KINDS, _DTYPES, strict=True)
+    ],
+}
+"""What pandas leaves in a file of these columns: an epoch that is missing is read as that, not as a float."""
 
 
 BatchArrived = Callable[[], None]
@@ -155,10 +171,29 @@ def time_block(
 
 def save_samples(path: Path, samples: Iterable[StepSample]) -> None:
     """Write samples as parquet with the columns SAMPLE_COLUMNS, whole or not at all."""
-    rows = [(row.measuring_pass, row.epoch, row.step, row.step_us, row.data_wait_us, row.samples) for row in samples]
-    frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)).astype(
-        {"measuring_pass": "str", "epoch": "Int64", "step": "int64", "step_us": "float64",
-         "data_wait_us": "float64", "samples": "int64"}
-    )  # fmt: skip
+    # Of buffers: pyarrow imports pandas for anything else that it is given, which takes longer than what is measured here.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = list(samples)
+    texts = [row.measuring_pass.encode() for row in rows]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+
+    def column(kind: "pa.DataType", values: Sequence[float | None]) -> "pa.Array":
+        known = np.array([value is not None and not math.isnan(value) for value in values], dtype=bool)
+        bits = pa.py_buffer(np.packbits(known, bitorder="little").tobytes())
+        numbers = np.array([value or 0 for value in values], dtype=kind.to_pandas_dtype())
+        return pa.Array.from_buffers(kind, len(rows), [bits, pa.py_buffer(numbers.tobytes())])
+
+    whole, real, text = pa.int64(), pa.float64(), pa.large_string()
+    columns = (
+        pa.Array.from_buffers(text, len(rows), [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]),
+        column(whole, [row.epoch for row in rows]),
+        column(whole, [row.step for row in rows]),
+        column(real, [row.step_us for row in rows]),
+        column(real, [row.data_wait_us for row in rows]),
+        column(whole, [row.samples for row in rows]),
+    )
+    table = pa.Table.from_arrays(columns, names=SAMPLE_COLUMNS)
     with atomic_path(path) as temporary:
-        frame.to_parquet(temporary, index=False)
+        pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(_FOR_PANDAS)}), temporary)

@@ -8,6 +8,7 @@ from typing import Literal
 from tests.generated_traces.model import Trace
 
 Layout = Literal["kineto", "one_line", "indented"]
+_json = json.JSONEncoder(ensure_ascii=False).encode  # made once: a trace asks for tens of thousands of texts
 
 
 def write_trace(trace: Trace, path: Path, layout: Layout = "kineto", keep: float = 1.0) -> Path:
@@ -61,7 +62,3 @@ def _event_text(event: Trace) -> str:
 
 def _number(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else _json(value)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -63,3 +63,19 @@ def test_estimating_from_epoch_times_loads_no_tables() -> None:
     loaded = loaded_by("estimate", str(PUBLISHED / "epoch_times.csv"), "--format", "json")
     assert "msgspec" in loaded
     assert loaded & {*HEAVY, "pandas"} == set()
+
+
+def test_what_measures_a_cell_and_saves_it_loads_no_tables(tmp_path: Path) -> None:
+    """Each process of each job starts with it."""
+    code = """
+import sys, pathlib
+from dpscope.launch.measuring import cell
+cell.save_samples(pathlib.Path(sys.argv[1]), [])
+print("\\nloaded", *sys.modules)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "samples"], capture_output=True, text=True, timeout=120, check=True
+    )
+    loaded = {name.split(".")[0] for name in ended.stdout.splitlines()[-1].split()[1:]}
+    assert {"torch", "pyarrow"} <= loaded
+    assert loaded & {"jinja2", "matplotlib", "pandas", "scipy", "tensorboard"} == set()

@@ -1,5 +1,6 @@
 """Timing and tracing of steps in this process."""
 
+import dataclasses
 import gzip
 import json
 import math
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -149,12 +151,25 @@ def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_samples_are_saved_with_their_columns(tmp_path: Path) -> None:
     _, samples = time_block(step, 2, HOST, lambda: None)
+    (nothing_awaited,) = time_block(step, 1, HOST, lambda: None, first_step=1 << 40, epoch=7)[1]
+    samples.append(dataclasses.replace(nothing_awaited, measuring_pass="traced", data_wait_us=math.nan))
     save_samples(tmp_path / "samples.parquet", samples)
     frame = pd.read_parquet(tmp_path / "samples.parquet")
     assert list(frame.columns) == list(SAMPLE_COLUMNS)
-    assert len(frame) == 2
-    assert frame.epoch.isna().all()
-    assert (frame.measuring_pass == "timed").all()
+    assert [str(dtype) for dtype in frame.dtypes[1:]] == ["Int64", "int64", "float64", "float64", "int64"]
+    assert frame.epoch.tolist() == [pd.NA, pd.NA, 7]
+    assert frame.measuring_pass.tolist() == ["timed", "timed", "traced"]
+    assert frame.step.tolist() == [0, 1, 1 << 40]
+    assert frame.step_us.tolist() == [one.step_us for one in samples]
+    assert frame.samples.tolist() == [one.samples for one in samples]
+    waits = pq.read_table(tmp_path / "samples.parquet")["data_wait_us"]
+    assert waits.to_pylist() == [
+        samples[0].data_wait_us,
+        samples[1].data_wait_us,
+        None,
+    ]  # missing for other programs, too
+    save_samples(tmp_path / "none.parquet", [])
+    assert pd.read_parquet(tmp_path / "none.parquet").dtypes.equals(frame.dtypes)
 
 
 def test_a_trace_that_is_stopped_before_its_last_step_is_not_saved(tmp_path: Path) -> None:
