@@ -277,6 +277,12 @@ def _put_checks(row: Row, data: CellData) -> None:
     row.put(
         "not recorded by older versions of dpscope or for a script of one's own", state_bytes=max(held, default=None)
     )
+    compiled = [rank.compilation for _, rank in data.ranks if rank.compilation is not None]
+    row.put(
+        "not a compiled cell",
+        compile_us=max((one.seconds * 1e6 for one in compiled), default=None),
+        compiled_parts=max((one.parts for one in compiled), default=None),
+    )
     peaks = [memory for _, rank in data.ranks for memory in rank.memory]
     row.put(
         "the CPU's allocator keeps no peak",

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.matrix import SHARDED
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import Cell
 
 _BESIDE_DDP = SHARDED | {"replicate"}
 
@@ -52,7 +55,9 @@ def _pairs(measured: Sequence[CellData]) -> Iterator[tuple[Cell, CellData, CellD
 
 def _plainer(cell: Cell) -> Cell | None:
     """The cell that another is compared with, itself with DDP's defaults."""
-    kept = CellOptions(accumulate=cell.options.accumulate, amp=cell.options.amp)
+    kept = shared_options(cell.options)
+    if cell.strategy in SHARDED:  # DDP's hook of the same type, in which both then reduce
+        kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
     if cell.strategy in _BESIDE_DDP:
         return Cell(strategy="ddp", devices=cell.devices, batch_size=cell.batch_size, options=kept, nodes=cell.nodes)
     if cell.strategy == "ddp" and cell.devices == 1:

@@ -8,8 +8,10 @@ nothing else, sets a training by the global batch apart from one by shares:
 - the one by the global batch is a single device, or agrees with it (DistributedDataParallel with SyncBatchNorm).
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 import pandas as pd
 
 from dpscope.analysis.equality.data import EqualityData, RecordedTraining
@@ -18,6 +20,7 @@ from dpscope.analysis.equality.pairs import JudgedPair, judge_pair
 from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.run import CellOptions
 
 Scope = Literal["none", "batch", "share"]
 
@@ -30,11 +33,24 @@ def statistics_of(training: RecordedTraining, settings: EqualitySettings) -> Sco
     return "batch" if training.cell.strategy == "single" or synchronised else "share"
 
 
-def first_output_apart(pair: JudgedPair, tolerance: float) -> tuple[str, float] | None:
-    """The first module call of the first forward whose output is beyond the tolerance, and how far."""
-    outputs = output_differences(pair.reference, pair.other)
+def first_output_apart(
+    pair: JudgedPair, tolerance: float, pairs: Sequence[JudgedPair] = ()
+) -> tuple[str, float] | None:
+    """The first module call of the first forward whose output is beyond the tolerance, and how far.
+
+    Of a compiled training outputs are not kept: its strategy's own are taken, if one of `pairs` says that both agree.
+    """
+    outputs = output_differences(*(_as_is(training, pairs) for training in (pair.reference, pair.other)))
     apart = outputs[outputs["relative"] > tolerance]
     return None if apart.empty else (str(apart["call"].iloc[0]), float(apart["relative"].iloc[0]))
+
+
+def _as_is(training: RecordedTraining, pairs: Sequence[JudgedPair]) -> RecordedTraining:
+    plain = msgspec.structs.replace(training.cell, options=CellOptions(), variant="")
+    agreeing = (
+        pair.reference for pair in pairs if pair.agree and pair.other is training and pair.reference.cell == plain
+    )
+    return next(agreeing, training)
 
 
 def batch_norm_finding(
@@ -45,7 +61,7 @@ def batch_norm_finding(
     if set(scopes) != {"batch", "share"} or data.in_shares is None:
         return None
     by_batch, by_share = (pair.reference, pair.other) if scopes[0] == "batch" else (pair.other, pair.reference)
-    apart = first_output_apart(pair, output_tolerance)
+    apart = first_output_apart(pair, output_tolerance, pairs)
     norms = pair.reference.ranks[0].record.batch_norms
     if apart is None or apart[0].partition("#")[0] not in norms:
         return None

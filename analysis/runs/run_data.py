@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dpscope.analysis.runs.compilation_check import compilation_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.runs.engine_check import engine_findings
 from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error, trace_incomplete
@@ -245,6 +246,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings.append(counters_not_compared(cell, f"{len(ranks) - len(checks)} of {len(ranks)} ranks saved none"))
     if communication_known:
         findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows(), data.collectives)
+    findings += compilation_findings(cell, [rank for _, rank in ranks])
     findings += spread_findings(cell.name, data.step_samples())
     findings += idle_findings(data.steps, cell.name)
     return replace(data, findings=tuple(_unique(findings)))

@@ -17,6 +17,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import shard_groups
 from dpscope.profiling.records.run import Cell, ShardedUnit
 
+HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which gradients travel if asked
 _NAMES = {"all_gather": "all-gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
 
 
@@ -32,7 +33,7 @@ def padded_bytes(shape: Sequence[int], element_bytes: int, shards: int) -> int:
 def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
     """Bytes that a rank of an FSDP cell moves in a step by each kind of collective, as the larger of its two buffers.
 
-    Every micro-batch gathers; the last one's backward pass alone reduces.
+    Every micro-batch gathers; the last one's backward pass alone reduces, in the type of the cell's hook (`reduce_dtype`).
     """
     groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
     gathered = reduced = 0
@@ -41,7 +42,11 @@ def expected_bytes(cell: Cell, units: Sequence[ShardedUnit]) -> dict[str, int]:
             padded_bytes(shape, element, shards) for shape, element in zip(unit.shapes, unit.element_bytes, strict=True)
         ]
         gathered += (2 if unit.resharded else 1) * cell.options.accumulate * sum(sizes)
-        reduced += sum(size for size, trained in zip(sizes, unit.trained, strict=True) if trained)
+        reduced += sum(
+            size if cell.options.comm_hook == "none" else size // element * HOOK_ELEMENT_BYTES
+            for size, element, trained in zip(sizes, unit.element_bytes, unit.trained, strict=True)
+            if trained
+        )
     found = {"all_gather": gathered, "reduce_scatter": reduced}
     return found | {"all_reduce": reduced // shards} if groups > 1 else found
 

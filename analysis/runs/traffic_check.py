@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dpscope.analysis.runs.incomplete import BYTES_TOLERANCE, cell_error, check_ranks, incomplete
-from dpscope.analysis.runs.sharded_traffic import check_sharded
+from dpscope.analysis.runs.sharded_traffic import HOOK_ELEMENT_BYTES, check_sharded
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
@@ -19,8 +19,6 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, ShardedUnit
 from dpscope.profiling.records.run_codes import RunCode
-
-HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which a communication hook sends the gradients
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:

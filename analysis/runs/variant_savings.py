@@ -76,6 +76,7 @@ def _in_words(option: str, options: CellOptions) -> str:
         "amp": f"computing with amp {options.amp}",
         "ddp_args": f"DDP's {options.ddp_args}",
         "nccl_engine": f"torch's NCCL engine {options.nccl_engine}",
+        "compile": f"torch.compile ({options.compile})",
     }[option]
 
 
@@ -151,15 +152,19 @@ def _signed(microseconds: float) -> str:
 
 
 def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:
-    """The measured single-device cells that a cell may be set against, by batch size: micro-batches and precision alike."""
+    """The measured single-device cells that a cell may be set against, by batch size: the same options."""
     if not knows_batch(cell):
         return {}
     return {
         data.cell.batch_size: data
         for data in run.measured
-        if data.cell.strategy == "single"
-        and (data.cell.options.accumulate, data.cell.options.amp) == (cell.options.accumulate, cell.options.amp)
+        if data.cell.strategy == "single" and shared_options(data.cell.options) == shared_options(cell.options)
     }
+
+
+def shared_options(options: CellOptions) -> CellOptions:
+    """Of a cell's options those that every strategy has."""
+    return CellOptions(accumulate=options.accumulate, amp=options.amp, compile=options.compile)
 
 
 def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:

@@ -172,7 +172,7 @@ def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
-    """The single-device cell with the same global batch, else the same batch per device; of these one that accumulates alike."""
+    """The single-device cell with the same global batch, else the same batch per device; of these one with the same options."""
     singles = [other for other in cells if other.strategy == "single"]
     return min(singles, key=lambda single: _distance(single, cell), default=None)
 
@@ -181,15 +181,14 @@ def _distance(single: TrainedCell, cell: TrainedCell) -> tuple[bool, bool, bool,
     return (
         single.global_batch_size != cell.global_batch_size,
         single.batch_size != cell.batch_size,
-        _accumulation(single) != _accumulation(cell),
+        _shared_options(single) != _shared_options(cell),
         bool(single.variant),
     )
 
 
-def _accumulation(cell: TrainedCell) -> str:
-    """The part of a variant that single devices have too, such as accumulate-4."""
-    found = re.search(r"accumulate-\d+", cell.variant)
-    return found[0] if found else ""
+def _shared_options(cell: TrainedCell) -> list[str]:
+    """The parts of a variant that single devices have too, such as accumulate-4."""
+    return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", cell.variant)
 
 
 @lru_cache(maxsize=4)

@@ -52,6 +52,7 @@ def train(
     static_graph: options.StaticGraph = None,
     ddp_args: options.DdpArgs = None,
     accumulate: options.Accumulate = None,
+    compile: options.Compile = None,
     broadcast_buffers: options.BroadcastBuffers = None,
     config: options.Config = None,
     target_accuracy: options.TargetAccuracy = None,
@@ -126,6 +127,7 @@ def equal(
     seed: options.Seed = None,
     timeout: options.Timeout = None,
     device: options.Device = None,
+    compile: options.Compile = None,
     dtype: Annotated[
         Literal["float64", "float32"], typer.Option(help="what is trained in; float64 tells mistakes from rounding")
     ] = "float64",

@@ -49,6 +49,7 @@ def run(
     static_graph: options.StaticGraph = None,
     ddp_args: options.DdpArgs = None,
     accumulate: options.Accumulate = None,
+    compile: options.Compile = None,
     broadcast_buffers: options.BroadcastBuffers = None,
     ddp_alone: options.DdpAlone = None,
     config: options.Config = None,

@@ -62,7 +62,9 @@ DetectLimit = Annotated[
 Seed = Annotated[int | None, typer.Option(help="of weights and data")]
 Timeout = Annotated[float | None, typer.Option(help="seconds one cell's job may take")]
 Device = Annotated[str | None, typer.Option(help="auto, cuda or cpu")]
-CommHook = Annotated[str | None, typer.Option(help="DDP's gradients travel as none, fp16, bf16, powersgd, or several")]
+CommHook = Annotated[
+    str | None, typer.Option(help="gradients travel as none, fp16 or bf16 (DDP, FSDP), powersgd (DDP), or several")
+]
 NcclEngines = Annotated[
     str | None, typer.Option(help="torch's engine for NCCL: default, legacy or nccl2 (torch 2.15 or newer), or several")
 ]
@@ -78,6 +80,13 @@ GradientAsBucketView = Annotated[
 ]
 StaticGraph = Annotated[
     bool | None, typer.Option("--static-graph/--no-static-graph", help="DDP: the graph never changes")
+]
+Compile = Annotated[
+    str | None,
+    typer.Option(
+        help="torch.compile: off, default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs or aot_eager "
+        "(no code generated), or several: off,default"
+    ),
 ]
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
@@ -212,6 +221,7 @@ class DefaultsInHelp(TyperCommand):
 OPTION_GROUPS = {
     "What is compared": (
         *("strategy", "devices", "batch_size", "scaling", "amp", "comm_hook", "bucket_mb", "overlap", "accumulate"),
+        "compile",
         "nccl_engine",
         "ddp_alone",
         *(

@@ -33,18 +33,20 @@ def chosen_elements(count: int, most: int) -> NDArray[np.int64]:
 class ForwardRecorder:
     """Hooks on a model that tell which samples enter it and, while `outputs_wanted`, what its innermost modules return.
 
+    A model that torch.compile is to compile has none within: hooks would end its graphs.
+
     DataParallel's replicas share the hooks or have copies of them (functions are not copied with a module) and run on
     threads of their own: what one forward call meets is kept per thread and handed over at its end.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.outputs_wanted = True
+    def __init__(self, model: nn.Module, outputs_wanted: bool = True) -> None:
+        self.outputs_wanted = outputs_wanted
         self._local = threading.local()
         self._lock = threading.Lock()
         self._passes: list[tuple[NDArray[np.uint64], dict[str, NDArray[Any]]]] = []
         model.register_forward_pre_hook(self._entering(), with_kwargs=True)
         for name, module in model.named_modules():
-            if not any(module.children()):
+            if outputs_wanted and not any(module.children()):
                 module.register_forward_hook(self._leaving(name or "model"))
         model.register_forward_hook(self._done())  # after the hook of a model without inner modules
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.planning.cells import resolve, threads_per_process, unshardable
+from dpscope.launch.planning.cells import resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config, settings_told
+from dpscope.launch.planning.skip_reasons import uncompilable, unshardable
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import RunConfig
@@ -15,8 +16,8 @@ from dpscope.profiling.records.equality import (
     EqualityTraining,
     Precision,
 )
-from dpscope.profiling.records.matrix import PER_DEVICE, Strategy, layouts_of
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.matrix import PER_DEVICE, CompileMode, Strategy, layouts_of
+from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -91,7 +92,7 @@ def samples_of_two_epochs(batch_size: int, steps: int) -> int:
 def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sync_batch_norm: bool) -> None:
     """Raise DpscopeError for settings that cannot be compared."""
     counts, batch_size = config.matrix.counts, config.matrix.batch_sizes[0]
-    if len(config.matrix.strategies) < 2:
+    if len(config.matrix.strategies) < 2 and config.matrix.compile == ("off",):
         raise DpscopeError(
             f"--strategy {config.matrix.strategies[0]}: one has nothing to be compared with; give two or three"
         )
@@ -115,9 +116,8 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
         )
     for strategy in config.matrix.strategies:
         if reason := unshardable(_cell(config, kind, strategy)):
-            raise DpscopeError(
-                f"--devices {counts[0]}: {reason}; ask for an even number of 4 or more, or leave hsdp out"
-            )
+            named = layouts[0] if layouts else counts[0]
+            raise DpscopeError(f"--devices {named}: {reason}; ask for an even number of 4 or more, or leave hsdp out")
     if sync_batch_norm:
         _check_sync(config.matrix.strategies, kind, freeze_batch_norm)
 
@@ -137,25 +137,35 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
 
 
 def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[EqualityJob, ...]:
-    """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares."""
+    """A job for each strategy, the reference's first: with its rounding, and of a single device what it does in shares.
+
+    What --compile names is compared with the same strategy as it is, so that each has a job for that too.
+    """
+    cells: dict[Cell, None] = {}
+    for strategy in config.matrix.strategies:
+        for mode in dict.fromkeys(("off", *config.matrix.compile)):
+            cell = _cell(config, kind, strategy, mode)
+            if uncompilable(cell) is None:
+                cells.setdefault(cell)
     jobs = []
-    for index, strategy in enumerate(config.matrix.strategies):
+    for index, cell in enumerate(cells):
         trainings = [EqualityTraining(kind="compared")]
         if index == 0:
             trainings.append(EqualityTraining(kind="rounding"))
-        if strategy == "single" and not frozen:
+        if cell.strategy == "single" and cell.options.compile == "off" and not frozen:
             trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.counts[0]))
             trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.counts[0]))
-        jobs.append(EqualityJob(cell=_cell(config, kind, strategy), trainings=tuple(trainings)))
+        jobs.append(EqualityJob(cell=cell, trainings=tuple(trainings)))
     return tuple(jobs)
 
 
-def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy) -> Cell:
+def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: CompileMode = "off") -> Cell:
     devices = 1 if strategy == "single" else config.matrix.counts[0]
     layouts = layouts_of(config.matrix)
     return Cell(
         strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,
         devices=devices,
         batch_size=config.matrix.batch_sizes[0] // devices,
+        options=CellOptions(compile=mode),
         nodes=layouts[0].nodes if strategy in PER_DEVICE and layouts else 1,
     )

@@ -118,7 +118,7 @@ class _Process:
             model = to_double(model)
         if self._training.kind in ("rounding", "rounding_in_shares"):
             nudge(model, self._settings.config.workload.seed)
-        forward = ForwardRecorder(model)
+        forward = ForwardRecorder(model, outputs_wanted=self._cell.options.compile == "off")
         recorder = TrainingRecorder(model, forward)
         self._take_steps(model, self._stream(built), recorder, built)
         shuffled = self._settings.config.workload.data != "synthetic"

@@ -202,6 +202,7 @@ def _rank_result(
         last_loss=None if loss is None else loss.item(),
         units=process.units,
         tokens_per_sample=process.tokens,
+        compilation=measured.compilation,
         state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=environment,
     )

@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.jobs.process_group import synchronise, told_by_rank_0
+from dpscope.launch.workload.compiling import compiled_so_far
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, DeviceMemory, ShardedUnit, TimedBlock
+from dpscope.profiling.records.run import Cell, Compilation, DeviceMemory, ShardedUnit, TimedBlock
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -52,6 +54,7 @@ class PassResults:
     samples: tuple[StepSample, ...]
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]
+    compilation: Compilation | None = None  # of a cell that is compiled
 
 
 def run_passes(process: CellProcess) -> PassResults:
@@ -60,6 +63,7 @@ def run_passes(process: CellProcess) -> PassResults:
         process.step.batches.leave_out_short_batches()
     process.report("warm-up")
     _warm_up(process)
+    warm = compiled_so_far() if process.cell.options.compile != "off" else None
     process.report("timed")
     _reset_peak_memory(process.devices)
     blocks, samples = _timed(process)
@@ -78,7 +82,15 @@ def run_passes(process: CellProcess) -> PassResults:
     if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:
         process.report("counters")
         _count(process, process.model)
-    return PassResults(samples=(*samples, *traced), blocks=tuple(blocks), memory=memory)
+    return PassResults((*samples, *traced), tuple(blocks), memory, _compilation(warm))
+
+
+def _compilation(warm: Compilation | None) -> Compilation | None:
+    """All that was compiled; `warm` is what had been when warm-up was over."""
+    if warm is None:
+        return None
+    now = compiled_so_far()
+    return msgspec.structs.replace(now, late_graphs=now.graphs - warm.graphs)
 
 
 def _warm_up(process: CellProcess) -> None:

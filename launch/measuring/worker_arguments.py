@@ -12,11 +12,12 @@ from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.place import TorchrunPlace, check_nodes, check_process_count
 from dpscope.launch.measuring.job_repeat import POLL_S, WAIT_FOR_RANK_0_S, chosen_repeat
 from dpscope.launch.measuring.multi_host_manifest import manifest_containing, manifest_with
-from dpscope.launch.planning.cells import PASS_THROUGH_REASON, resolve, too_large, unshardable
+from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
+from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_large, uncompilable, unshardable
 from dpscope.launch.planning.threads import check_threads, threads_by_default
-from dpscope.launch.planning.variants import ddp_options, other_options
+from dpscope.launch.planning.variants import strategy_options
 from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_names import OWN_MODELS
@@ -198,6 +199,8 @@ def _check_measurable(cell: Cell, workload: Workload) -> None:
         raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; ask for 2 or more")
     if reason := unshardable(cell):
         raise DpscopeError(f"--strategy {cell.strategy}: {reason}; start more processes, or choose another strategy")
+    if reason := uncompilable(cell):
+        raise DpscopeError(f"--compile {cell.options.compile} with --strategy {cell.strategy}: {reason}; omit it")
     if reason := too_large(cell, workload.samples):
         raise DpscopeError(f"--batch-size {cell.batch_size}: {reason}; choose a smaller batch or more --samples")
     check_data(workload)
@@ -208,7 +211,7 @@ def _check_measurable(cell: Cell, workload: Workload) -> None:
 
 
 def _only_options(matrix: Matrix, amp: Amp) -> CellOptions:
-    options = ddp_options(matrix) if matrix.strategies[0] == "ddp" else other_options(matrix)
+    options = strategy_options(matrix, matrix.strategies[0])
     if len(options) > 1:
         several = {name: getattr(matrix, name) for name in VARIANTS if len(getattr(matrix, name)) > 1}
         if matrix.amp_variants:

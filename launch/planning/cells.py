@@ -15,23 +15,24 @@ from dpscope.launch.planning.device_counts import (
 )
 from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import settings_told
-from dpscope.launch.planning.variants import alone_options, ddp_options, other_options
+from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_large, uncompilable, unshardable
+from dpscope.launch.planning.variants import alone_options, other_options, strategy_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import Measurement, ResolvedConfig, RunConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import (
-    HSDP_DEVICES,
+    BY_CUDA_GRAPHS,
     PER_DEVICE,
     Amp,
     CellStrategy,
+    CompileMode,
     Matrix,
     ResolvedMatrix,
     Strategy,
     check_micro_batches,
     layouts_of,
     parse_layout,
-    shard_groups,
     strategy_order,
 )
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -40,10 +41,6 @@ from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
-
-PASS_THROUGH_REASON = (
-    "nn.DataParallel does not replicate on one device: it would be the single-device run under another name"
-)
 
 
 def resolve(config: RunConfig, devices: Devices, on_this_host: int | None = None, nodes: int = 1) -> ResolvedConfig:
@@ -78,6 +75,12 @@ def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
         raise DpscopeError("--amp fp16 on the CPU: not supported there; use --amp bf16 or --amp off")
 
 
+def _check_compile(modes: Sequence[CompileMode], kind: DeviceType) -> None:
+    for mode in (one for one in modes if one in BY_CUDA_GRAPHS and kind == "cpu"):
+        other = BY_CUDA_GRAPHS[mode]
+        raise DpscopeError(f"--compile {mode} on the CPU: only CUDA graphs tell it from {other}; use {other}")
+
+
 def _resolved_measurement(measurement: Measurement, kind: DeviceType) -> Measurement:
     chosen = measurement.steps if measurement.steps or measurement.epochs else DEFAULT_STEPS[kind]
     return msgspec.structs.replace(measurement, steps=chosen)
@@ -88,6 +91,7 @@ def resolved_matrix(
 ) -> ResolvedMatrix:
     """The matrix for this machine's devices, as `resolve` says; raises DpscopeError."""
     _check_precisions(matrix.amp_variants, devices.kind)
+    _check_compile(matrix.compile, devices.kind)
     if devices.kind == "cpu" and matrix.nccl_engine != ("default",):
         raise DpscopeError(
             f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
@@ -203,7 +207,7 @@ def _add(
 ) -> None:
     only_one = max(matrix.counts) == 1
     for strategy in (one for one in PER_DEVICE if one in matrix.strategies):
-        options = ddp_options(matrix) if strategy == "ddp" else other_options(matrix)
+        options = strategy_options(matrix, strategy)
         if count > 1 or only_one:
             cell = _cell(strategy, kind, count, size, nodes)
             _add_each(cells, cell, options, unshardable(cell))
@@ -222,28 +226,8 @@ def _add_each(
     cells: dict[Cell, str | None], plain: Cell, options: Sequence[CellOptions], reason: str | None = None
 ) -> None:
     for chosen in options:
-        cells.setdefault(msgspec.structs.replace(plain, options=chosen), reason)
-
-
-def unshardable(cell: Cell) -> str | None:
-    """Why a strategy has nothing to do on a cell's devices, or cannot divide them; None where it can."""
-    if cell.strategy in ("replicate", "fsdp", "fsdp-no-reshard") and cell.devices < 2:
-        return f"{cell.strategy} needs two devices or more; ddp on one device shows what wrapping costs"
-    if cell.strategy == "hsdp":
-        groups, shards = shard_groups("hsdp", cell.devices, cell.nodes)
-        if cell.devices < HSDP_DEVICES or shards < 2 or groups * shards != cell.devices:
-            return (
-                f"hsdp shards within groups and replicates across them: {cell.devices} devices do not make two groups of two "
-                "or more"
-            )
-    return None
-
-
-def too_large(cell: Cell, samples: int) -> str | None:
-    """Why a cell's steps cannot be whole, None when they can."""
-    if cell.global_batch_size <= samples:
-        return None
-    return f"a step takes {cell.global_batch_size} samples and the data set has {samples}"
+        cell = msgspec.structs.replace(plain, options=chosen)
+        cells.setdefault(cell, reason or uncompilable(cell))
 
 
 def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int, nodes: int = 1) -> Cell:

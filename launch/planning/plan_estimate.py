@@ -28,6 +28,7 @@ _BASIS = {
 _UNCOUNTED = "this model's multiplications cannot be counted and are taken as those of ResNet-18 for CIFAR"
 
 _START_S = {"cuda": 14.0, "cpu": 6.5}  # torchrun, imports, process group, model
+_COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones
 _YARDSTICK = SIZES[CIFAR_RESNET]
 _MOVED = {"fsdp": 1.5, "fsdp-no-reshard": 1.25, "hsdp": 2.0}  # what a step communicates, over DDP's all-reduces
@@ -50,7 +51,9 @@ def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
 def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> CellEstimate:
     """Time and disk of one repeat of a cell."""
     step_s = _step_s(cell, config, kind, size)
-    duration_s = _START_S[kind] + _steps(cell, config) * step_s
+    duration_s = (
+        _START_S[kind] + _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"]) + _steps(cell, config) * step_s
+    )
     writers = cell.devices * _traced_passes(cell)
     traced_bytes = writers * (config.measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
     return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)

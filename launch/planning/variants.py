@@ -4,12 +4,25 @@ import itertools
 from collections.abc import Callable
 from typing import TypeVar, get_args
 
-from dpscope.profiling.records.matrix import SWITCHES, Amp, CommHook, Matrix, NcclEngine
+import msgspec
+
+from dpscope.profiling.records.matrix import (
+    SHARDED,
+    SHARDED_HOOKS,
+    SWITCHES,
+    Amp,
+    CommHook,
+    CompileMode,
+    Matrix,
+    NcclEngine,
+    Strategy,
+)
 from dpscope.profiling.records.run import CellOptions
 
 CHOICES = {
     "comm_hook": ", ".join(get_args(CommHook)),
     "nccl_engine": ", ".join(get_args(NcclEngine)),
+    "compile": ", ".join(get_args(CompileMode)),
     **dict.fromkeys(SWITCHES, "on, off"),
 }
 
@@ -43,6 +56,7 @@ def _number(text: str, kind: Callable[[str], _Number], called: str) -> _Number:
 TEXT_PARSERS: dict[str, Callable[[str], object]] = {
     "comm_hook": _split,
     "nccl_engine": _split,
+    "compile": _split,
     "bucket_mb": _bucket_sizes,
     "accumulate": _whole_numbers,
     "ddp_args": lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
@@ -58,7 +72,7 @@ def ddp_options(matrix: Matrix) -> tuple[CellOptions, ...]:
     """
     fields = (
         *("accumulate", "amp", "broadcast_buffers", "static_graph", "gradient_as_bucket_view", "comm_hook", "ddp_args"),
-        *("nccl_engine", "bucket_mb"),
+        *("nccl_engine", "compile", "bucket_mb"),
     )
     values_of = {field: getattr(matrix, field) for field in fields if field != "amp"}
     values_of["amp"] = _precisions(matrix)
@@ -73,18 +87,36 @@ def ddp_options(matrix: Matrix) -> tuple[CellOptions, ...]:
 
 
 def other_options(matrix: Matrix) -> tuple[CellOptions, ...]:
-    """The options of single and DataParallel cells: micro-batches and precisions, and no other variant."""
-    return tuple(CellOptions(accumulate=count, amp=amp) for count in matrix.accumulate for amp in _precisions(matrix))
+    """The options of single, DataParallel and `replicate` cells: micro-batches, precisions, compiled or not."""
+    return tuple(
+        CellOptions(accumulate=count, amp=amp, compile=mode)
+        for count, amp, mode in itertools.product(matrix.accumulate, _precisions(matrix), matrix.compile)
+    )
+
+
+def sharded_options(matrix: Matrix) -> tuple[CellOptions, ...]:
+    """The options of FSDP's cells: those of the others, and the types in which gradients are reduced."""
+    hooks = [hook for hook in matrix.comm_hook if hook in SHARDED_HOOKS] or ["none"]
+    return tuple(
+        msgspec.structs.replace(options, comm_hook=hook) for options in other_options(matrix) for hook in hooks
+    )
+
+
+def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
+    """The options of a strategy's cells on several devices."""
+    if strategy == "ddp":
+        return ddp_options(matrix)
+    return sharded_options(matrix) if strategy in SHARDED else other_options(matrix)
 
 
 def alone_options(matrix: Matrix) -> tuple[CellOptions, ...]:
-    """The options of DDP on one device: of DDP's cells the first with each number of micro-batches and each precision.
+    """The options of DDP on one device: of DDP's cells the first with each number of micro-batches, precision and compilation.
 
     What the others do otherwise is done to messages, and there is none on one device.
     """
-    first: dict[tuple[int, Amp | None], CellOptions] = {}
+    first: dict[tuple[int, Amp | None, CompileMode], CellOptions] = {}
     for options in ddp_options(matrix):
-        first.setdefault((options.accumulate, options.amp), options)
+        first.setdefault((options.accumulate, options.amp, options.compile), options)
     return tuple(first.values())
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpscope.profiling.records.matrix import shard_groups
+from dpscope.profiling.records.matrix import CommHook, shard_groups
 from dpscope.profiling.records.run import Cell, ShardedUnit
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_REDUCED_IN: dict[CommHook, torch.dtype | None] = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def block_names(model: nn.Module, name: str = "") -> list[str]:
@@ -59,15 +60,16 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
 def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
     """Shard a model, already on `device`, over the devices of a cell; needs an initialised process group."""
     from torch.distributed.device_mesh import init_device_mesh  # no other strategy waits for these imports
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
     sizes, names = ((groups, shards), ("replicate", "shard")) if groups > 1 else ((shards,), ("shard",))
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    policy = MixedPrecisionPolicy(reduce_dtype=_REDUCED_IN[cell.options.comm_hook])
     reshard = None if cell.strategy != "fsdp-no-reshard" else False
     for name in block_names(model):
-        fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
 
 
 def replicated(model: nn.Module, device: torch.device) -> None:

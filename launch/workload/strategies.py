@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from dpscope.launch.workload.compiling import compile_model
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.sharding import replicated, shard_model
 from dpscope.profiling.instruments.named_ranges import named_range
@@ -66,8 +67,9 @@ _PLAIN_POWERSGD_STEPS = 3  # DDP rebuilds its buckets in the first; all are over
 def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
     """Wrap a model, already on `device`, this process's first one, for a cell; as `wrap`, and for FSDP and `replicate` as well.
 
-    Those wrap the model in place.
+    Those wrap the model in place. It is compiled before, where the cell's options say so.
     """
+    compile_model(model, cell)
     if cell.strategy == "replicate":
         replicated(model, device)
     elif cell.strategy in SHARDED:

@@ -26,6 +26,15 @@ CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 NcclEngine = Literal["default", "legacy", "nccl2"]
 Amp = Literal["off", "bf16", "fp16"]
 Switch = Literal["on", "off"]
+CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager"]
+"""What torch.compile makes of a model: inductor's modes by torch's names; aot_eager captures graphs and generates no code."""
+BY_CUDA_GRAPHS: dict[CompileMode, CompileMode] = {
+    "reduce-overhead": "default",
+    "max-autotune-no-cudagraphs": "max-autotune",
+}
+"""Modes that differ from another one by CUDA graphs alone, and that one."""
+SHARDED_HOOKS: tuple[CommHook, ...] = ("none", "fp16", "bf16")
+"""What FSDP can be told of how gradients travel: the type in which it reduces them."""
 
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
 
@@ -94,8 +103,8 @@ def parse_layout(text: str) -> Layout:
 class Variants(ConfigPart, frozen=True):
     """Variants of the strategies (docs/variants.md): each combination of their values is a cell.
 
-    All but `accumulate` and `amp_variants` concern DistributedDataParallel alone. Values are kept without repetition, in the
-    order of the documentation, numbers ascending.
+    All but `accumulate`, `compile` and `amp_variants` concern DistributedDataParallel alone, and `comm_hook` FSDP too. Values
+    are kept without repetition, in the order of the documentation, numbers ascending.
     """
 
     comm_hook: tuple[CommHook, ...] = ("none",)  # how gradients travel
@@ -107,18 +116,20 @@ class Variants(ConfigPart, frozen=True):
     static_graph: tuple[Switch, ...] = ("off",)
     broadcast_buffers: tuple[Switch, ...] = ("on",)
     accumulate: tuple[int, ...] = (1,)  # micro-batches that a step's batch is cut into
+    compile: tuple[CompileMode, ...] = ("off",)  # by torch.compile, each strategy but DataParallel
     amp_variants: tuple[Amp, ...] = ()  # precisions beside the workload's: off,bf16 is its amp off and this (bf16,)
 
 
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
 SWITCHES = tuple(field.name for field in msgspec.structs.fields(Variants) if field.type == tuple[Switch, ...])
-DDP_VARIANTS = tuple(name for name in VARIANTS if name != "accumulate")
+DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
 VARIANT_EXAMPLES = {
     "comm_hook": "none,fp16",
     "bucket_mb": "default,5",
     "ddp_args": "default;batched_grad_copy=true",
     "accumulate": "1,4",
+    "compile": "off,default",
     "nccl_engine": "default,legacy",
     **dict.fromkeys(SWITCHES, "on or off, or on,off to compare them"),
 }
@@ -153,7 +164,7 @@ class Matrix(Variants, frozen=True):
 
     def _in_order(self) -> dict[str, object]:
         orders = {"strategies": get_args(Strategy), "comm_hook": get_args(CommHook), "amp_variants": get_args(Amp)}
-        orders["nccl_engine"] = get_args(NcclEngine)
+        orders |= {"nccl_engine": get_args(NcclEngine), "compile": get_args(CompileMode)}
         orders |= dict.fromkeys(SWITCHES, get_args(Switch))
         ordered: dict[str, object] = {
             name: tuple(value for value in order if value in getattr(self, name)) for name, order in orders.items()
@@ -202,13 +213,24 @@ class Matrix(Variants, frozen=True):
                 bucket_mb=self.bucket_mb,
                 overlap=self.overlap,
             )
-        if "ddp" not in self.strategies:
-            for name in DDP_VARIANTS:
-                if getattr(self, name) != getattr(_NO_VARIANTS, name):
-                    raise SettingError(
-                        f"only DDP has it, and ddp is not in --strategy {','.join(self.strategies)}; add ddp, or omit it",
-                        **{name: getattr(self, name)},
-                    )
+        if "ddp" in self.strategies:
+            return
+        named = ",".join(self.strategies)
+        for name in DDP_VARIANTS:
+            if getattr(self, name) == getattr(_NO_VARIANTS, name):
+                continue
+            if name != "comm_hook" or not SHARDED & set(self.strategies):
+                only = "only DDP and FSDP have" if name == "comm_hook" else "only DDP has"
+                raise SettingError(
+                    f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it",
+                    **{name: getattr(self, name)},
+                )
+            if unknown := set(self.comm_hook) - set(SHARDED_HOOKS):
+                raise SettingError(
+                    f"FSDP reduces in a type, none, fp16 or bf16, and {unknown.pop()} is none; add ddp to --strategy {named}, "
+                    "or omit it",
+                    comm_hook=self.comm_hook,
+                )
 
 
 class ResolvedMatrix(Matrix, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
-from dpscope.profiling.records.matrix import ONE_PROCESS, Amp, CellStrategy, CommHook, NcclEngine, Switch
+from dpscope.profiling.records.matrix import ONE_PROCESS, Amp, CellStrategy, CommHook, CompileMode, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
 
 SCHEMA_VERSION = 1
@@ -22,7 +22,7 @@ CellStatus = Literal["ok", "out_of_memory", "crashed", "timed_out", "interrupted
 
 
 class CellOptions(Stored, frozen=True):
-    """How a cell departs from its strategy's defaults; all but `accumulate` and `amp` are DistributedDataParallel's.
+    """How a cell departs from its strategy's defaults; all but `accumulate`, `amp` and `compile` are DistributedDataParallel's.
 
     A step is one optimizer step on the cell's batch whatever `accumulate` is: it cuts that batch into micro-batches.
     """
@@ -37,6 +37,7 @@ class CellOptions(Stored, frozen=True):
     amp: Amp | None = None  # None: the run's own
     ddp_args: str = "default"
     nccl_engine: NcclEngine = "default"
+    compile: CompileMode = "off"
 
     @property
     def name(self) -> str:
@@ -52,6 +53,7 @@ class CellOptions(Stored, frozen=True):
             f"amp-{self.amp}": self.amp is not None,
             "-".join(re.findall(r"[\w.]+", self.ddp_args)): self.ddp_args != "default",
             f"engine-{self.nccl_engine}": self.nccl_engine != "default",
+            f"compile-{self.compile}": self.compile != "off",
         }
         return "-".join(part for part, present in parts.items() if present)
 
@@ -259,6 +261,16 @@ class ShardedUnit(Stored, frozen=True):
     resharded: bool  # whether it is gathered once more for the backward pass
 
 
+class Compilation(Stored, frozen=True):
+    """What torch.compile did in a process."""
+
+    seconds: float  # of wall time, in warm-up and after
+    graphs: int  # captured from Python code
+    parts: int  # that these were cut into and compiled one by one: by DDP's buckets, else one for each graph
+    breaks: int  # places in the code at which a graph ended early
+    late_graphs: int = 0  # of the graphs those captured after warm-up, in timed or traced steps
+
+
 class AttachedProcess(Stored, frozen=True):
     """What one process saw of the script that it ran."""
 
@@ -290,6 +302,7 @@ class RankResult(Stored, frozen=True):
     attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
     tokens_per_sample: int | None = None
+    compilation: Compilation | None = None  # of cells that are compiled
     state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
 
 

@@ -34,6 +34,18 @@ def test_bytes_by_a_pocket_calculation(
     assert expected_bytes(cell, (block, ROOT)) == expected
 
 
+@pytest.mark.parametrize(
+    ("strategy", "devices", "reduced"),
+    [("fsdp", 2, {"reduce_scatter": 72}), ("hsdp", 4, {"reduce_scatter": 72, "all_reduce": 36})],
+)
+def test_a_hook_reduces_in_two_bytes_and_gathers_as_before(
+    strategy: CellStrategy, devices: int, reduced: dict[str, int]
+) -> None:
+    """Over two devices 10 x 3 + 6 numbers are trained: 72 B of two bytes each, of which each rank of HSDP holds half."""
+    cell = Cell(strategy=strategy, devices=devices, batch_size=4, options=CellOptions(comm_hook="bf16"))
+    assert expected_bytes(cell, (BLOCK, ROOT)) == {"all_gather": 284, **reduced}
+
+
 def test_a_parameter_is_padded_along_its_first_dimension_alone() -> None:
     assert padded_bytes((5, 7), 4, 2) == 6 * 7 * 4
     assert padded_bytes((5, 7), 4, 5) == 5 * 7 * 4

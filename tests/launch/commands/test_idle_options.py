@@ -151,7 +151,7 @@ ALWAYS: dict[str, dict[str, str]] = {
     "run": {
         "nodes": SPANNED,
         **dict.fromkeys(
-            ("strategy", "devices", "batch_size", "accumulate"),
+            ("strategy", "devices", "batch_size", "accumulate", "compile"),
             "they make the cells; what makes none is an error",
         ),
         **dict.fromkeys(("model", "data", "amp", "lr", "momentum", "weight_decay", "seed"), "every step depends on it"),
@@ -200,7 +200,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         "nodes": SPANNED,
         "milestones": "one beyond the last epoch is warned of: more epochs may go on from there",
         **dict.fromkeys(
-            ("strategy", "devices", "batch_size", "seeds", "accumulate"),
+            ("strategy", "devices", "batch_size", "seeds", "accumulate", "compile"),
             "they make the trainings; what makes none is an error",
         ),
         **dict.fromkeys(("model", "data", "epochs", "lr", "warmup_epochs", "momentum", "weight_decay"), LEARNS),
@@ -220,7 +220,9 @@ ALWAYS: dict[str, dict[str, str]] = {
     "bundle": {"run": WHAT, "list_only": "nothing is written"},
     "equal": {
         "nodes": SPANNED,
-        **dict.fromkeys(("strategy", "devices", "batch_size", "steps"), "they make the trainings that are compared"),
+        **dict.fromkeys(
+            ("strategy", "devices", "batch_size", "steps", "compile"), "they make the trainings that are compared"
+        ),
         **dict.fromkeys(("model", "data", "lr", "momentum", "weight_decay", "seed", "dtype"), LEARNS),
         **dict.fromkeys(("freeze_batch_norm", "sync_batch_norm"), "they change how batch norm trains, or are refused"),
         "timeout": "every job has this limit",

@@ -95,9 +95,58 @@ def test_every_strategy_is_a_cell_of_the_same_plan() -> None:
     flags = {"strategy": "hsdp,fsdp,fsdp-no-reshard,replicate,ddp,single", "batch_size": "8", "accumulate": "2"}
     assert names(FOUR_GPUS, devices="1,4", comm_hook="fp16", **flags) == [
         "single-d1-b8-accumulate-2", "ddp-d1-b8-hook-fp16-accumulate-2", "ddp-d4-b8-hook-fp16-accumulate-2",
-        "replicate-d4-b8-accumulate-2", "fsdp-d4-b8-accumulate-2", "fsdp-no-reshard-d4-b8-accumulate-2",
-        "hsdp-d4-b8-accumulate-2",
+        "replicate-d4-b8-accumulate-2", "fsdp-d4-b8-hook-fp16-accumulate-2",
+        "fsdp-no-reshard-d4-b8-hook-fp16-accumulate-2", "hsdp-d4-b8-hook-fp16-accumulate-2",
     ]  # fmt: skip
+
+
+def test_fsdp_has_the_hooks_that_are_types() -> None:
+    assert names(FOUR_GPUS, devices="4", strategy="fsdp", batch_size="8", comm_hook="none,bf16") == [
+        "fsdp-d4-b8", "fsdp-d4-b8-hook-bf16",
+    ]  # fmt: skip
+    assert names(FOUR_GPUS, devices="4", strategy="ddp,fsdp", batch_size="8", comm_hook="powersgd") == [
+        "ddp-d4-b8-hook-powersgd", "fsdp-d4-b8",
+    ]  # fmt: skip
+
+
+def test_each_strategy_is_compiled_but_dataparallel() -> None:
+    planned = plan(FOUR_GPUS, strategy="single,dp,ddp,fsdp", batch_size="8", compile="default,off", devices="1,2")
+    assert {one.cell.name: one.skip_reason is None for one in planned} == {
+        "single-d1-b8": True, "single-d1-b8-compile-default": True,
+        "ddp-d1-b8": True, "ddp-d1-b8-compile-default": True,
+        "dp-d2-b8": True, "dp-d2-b8-compile-default": False,
+        "ddp-d2-b8": True, "ddp-d2-b8-compile-default": True,
+        "fsdp-d2-b8": True, "fsdp-d2-b8-compile-default": True,
+    }  # fmt: skip
+    (reason,) = {one.skip_reason for one in planned if one.skip_reason is not None}
+    assert (
+        reason == "DataParallel makes its replicas anew in every step, each of which torch.compile would compile again"
+    )
+
+
+def test_a_compiled_ddp_takes_no_bucket_below_its_first() -> None:
+    planned = plan(FOUR_GPUS, strategy="ddp", batch_size="8", compile="default", bucket_mb="0.5,1", devices="2")
+    assert [one.skip_reason is None for one in planned] == [False, True]
+    assert "takes no smaller bucket cap" in (planned[0].skip_reason or "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "other"), [("reduce-overhead", "default"), ("max-autotune-no-cudagraphs", "max-autotune")]
+)
+def test_modes_of_cuda_graphs_are_refused_on_the_cpu(mode: str, other: str) -> None:
+    with pytest.raises(DpscopeError, match=f"^--compile {mode} on the CPU: .* use {other}$"):
+        plan(HOST, compile=f"off,{mode}")
+    assert names(FOUR_GPUS, strategy="single", batch_size="8", compile=mode) == [f"single-d1-b8-compile-{mode}"]
+
+
+def test_hsdp_needs_devices_to_shard_over_on_each_node() -> None:
+    config = load_config(None, {"strategy": "ddp,hsdp", "devices": "4x1", "batch_size": "8"})
+    resolved = resolve(config, FOUR_GPUS, nodes=4)
+    reasons = {one.cell.name: one.skip_reason for one in make_plan(resolved.matrix, 50_000, "cuda")}
+    assert reasons["hsdp-d4-n4-b8"] == (
+        "hsdp shards within a node and replicates across nodes, and 4x1 has one device on each; use fsdp"
+    )
+    assert reasons["ddp-d4-n4-b8"] is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ from dpscope.profiling.records.training import TrainConfig
         (lambda: Measurement(steps=3, epochs=1), "steps 3 and epochs 1: give one of them"),
         (lambda: Matrix(batch_sizes=(8, 16), batch_growth=2), "batch_growth 2: growth needs one batch size"),
         (lambda: Matrix(overlap=("off",), bucket_mb=(5.0,)), r"bucket_mb 5\.0 with overlap off: without overlap"),
-        (lambda: Matrix(strategies=("dp",), comm_hook=("fp16",)), "comm_hook fp16: only DDP has it"),
+        (lambda: Matrix(strategies=("dp",), comm_hook=("fp16",)), "comm_hook fp16: only DDP and FSDP have it"),
+        (
+            lambda: Matrix(strategies=("fsdp", "hsdp"), comm_hook=("none", "powersgd")),
+            "comm_hook none,powersgd: FSDP reduces in a type, none, fp16 or bf16, and powersgd is none; add ddp to --strategy "
+            "fsdp,hsdp, or omit it",
+        ),
         (lambda: Matrix(ddp_args=("foo",)), "ddp_args foo: foo is not NAME=VALUE"),
         (lambda: Reporting(target_efficiency=1.5), r"target_efficiency 1\.5: must be above 0 and at most 1"),
         (lambda: with_settings(RunConfig(), seed=-1), "seed -1: must be 0 or more"),

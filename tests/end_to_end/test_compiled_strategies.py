@@ -1,0 +1,88 @@
+"""Every strategy compiled, on real gloo processes: the same training, graphs cut as they must be, traces that are read right.
+
+By torch.compile's backend aot_eager, which captures graphs and cuts them as inductor's does and generates no code: that
+takes a compiler a minute.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from tests.helpers.paths import USER_MODELS
+
+# Double precision: Linear(6, 420), two Linear(420, 420) and Linear(420, 3).
+FIRST, WIDE, LAST = 6 * 420 + 420, 420 * 420 + 420, 3 * 420 + 3
+GRADIENTS = 8 * (FIRST + 2 * WIDE + LAST)
+PADDED_LAST = 4 * 420 + 4  # over two devices three rows are four
+GATHERED = 2 * 8 * (FIRST + 2 * WIDE + PADDED_LAST)  # twice, for forward and backward
+EXPECTED: dict[str, dict[str, int]] = {
+    "ddp": {"all_reduce": GRADIENTS},
+    "replicate": {"all_reduce": GRADIENTS},
+    "fsdp": {"all_gather": GATHERED, "reduce_scatter": 2 * (FIRST + 2 * WIDE + PADDED_LAST)},  # by its hook in bf16
+}
+NAMES = [f"{layer}.{name}" for layer in ("0", "1.0", "2.0", "3") for name in ("weight", "bias")]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, TraceAnalysis]]:
+    """One torchrun job of two processes: what it found, and its traces."""
+    folder = tmp_path_factory.mktemp("compiled")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*command, "compiled_strategies.py", str(folder)], cwd=USER_MODELS, timeout=240, check=True)
+    traces = {name: analyze_traces(sorted((folder / name).iterdir())) for name in EXPECTED}
+    return json.loads((folder / "found.json").read_text()), traces
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("strategy", "graphs", "parts"),
+    [
+        ("single", 1, 1),
+        ("ddp", 1, 3),  # buckets close once they hold 1 MiB: the last two layers, the second, the first
+        ("replicate", 1, 2),  # DDP's own: 1 MiB, then 25 MiB
+        ("fsdp", 4, 4),  # a graph for each block
+    ],
+)
+def test_graphs_are_captured_once_and_cut_by_buckets_or_blocks(
+    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str, graphs: int, parts: int
+) -> None:
+    found = job[0][strategy]
+    assert (found["graphs"], found["parts"], found["late"]) == (graphs, parts, 0)
+    assert found["seconds"] > 0
+
+
+@pytest.mark.process
+def test_compiled_weights_are_those_of_the_model_as_it_is(
+    job: tuple[dict[str, Any], dict[str, TraceAnalysis]],
+) -> None:
+    assert {name: one["apart"] < 1e-14 for name, one in job[0].items()} == dict.fromkeys(("single", *EXPECTED), True)
+    prefixed = [f"module.{name}" for name in NAMES]
+    assert {name: one["names"] for name, one in job[0].items()} == {
+        "single": NAMES, "ddp": prefixed, "replicate": NAMES, "fsdp": NAMES,
+    }  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", EXPECTED)
+def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(
+    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str
+) -> None:
+    moved = job[1][strategy].collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
+    assert moved.index.get_level_values("rank").nunique() == 2
+    by_kind = {kind: set(sizes) for kind, sizes in moved.groupby("kind")}
+    assert by_kind == {kind: {size} for kind, size in EXPECTED[strategy].items()}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", EXPECTED)
+def test_phases_of_compiled_steps_are_told(job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str) -> None:
+    steps = job[1][strategy].steps
+    assert len(steps) == 2 * 3  # two ranks, two steps asked for and one more
+    phases = steps[["forward_us", "backward_us", "optimizer_us"]]
+    assert (phases > 0).to_numpy().all()
+    assert (phases.sum(axis=1) <= steps["compute_us"] * 1.001).all()
+    assert (phases.sum(axis=1) >= steps["compute_us"] * 0.8).all()
