@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import Cell, Compilation, RankResult
+from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.wrapped import Compilation
 
 
 def compilation_findings(cell: Cell, ranks: Sequence[RankResult]) -> list[Finding]:

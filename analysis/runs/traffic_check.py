@@ -17,8 +17,9 @@ from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import SHARDED
-from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, ShardedUnit
+from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.wrapped import ShardedUnit
 
 
 def reduced_bytes(cell: Cell, sizes: ParameterSizes) -> int:

@@ -83,10 +83,7 @@ StaticGraph = Annotated[
 ]
 Compile = Annotated[
     str | None,
-    typer.Option(
-        help="torch.compile: off, default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs or aot_eager "
-        "(no code generated), or several: off,default"
-    ),
+    typer.Option(help="torch.compile: off, a mode of inductor (default, ...), aot_eager, or several: off,default"),
 ]
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]

@@ -17,7 +17,8 @@ from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, Compilation, DeviceMemory, ShardedUnit, TimedBlock
+from dpscope.profiling.records.run import Cell, DeviceMemory, TimedBlock
+from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 

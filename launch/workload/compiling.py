@@ -14,7 +14,8 @@ from torch import nn
 
 from dpscope.launch.workload.sharding import block_names
 from dpscope.profiling.records.matrix import SHARDED, CompileMode
-from dpscope.profiling.records.run import Cell, Compilation
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.wrapped import Compilation
 
 
 def compile_model(model: nn.Module, cell: Cell) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpscope.profiling.records.matrix import CommHook, shard_groups
-from dpscope.profiling.records.run import Cell, ShardedUnit
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.wrapped import ShardedUnit
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _REDUCED_IN: dict[CommHook, torch.dtype | None] = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -15,6 +15,7 @@ from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.matrix import ONE_PROCESS, Amp, CellStrategy, CommHook, CompileMode, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
+from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 
 SCHEMA_VERSION = 1
 
@@ -249,26 +250,6 @@ class ParameterSizes(Stored, frozen=True):
     gradient_shapes: tuple[tuple[int, ...], ...] = ()  # of the same; empty in runs of older versions
     parameter_tensors: tuple[TensorSize, ...] = ()  # in the order of Module.parameters()
     buffer_tensors: tuple[TensorSize, ...] = ()
-
-
-class ShardedUnit(Stored, frozen=True):
-    """Parameters that FSDP gathers together, those of one wrapped module that no wrapped module within it holds."""
-
-    name: str  # of the module; empty: the whole model
-    shapes: tuple[tuple[int, ...], ...]  # of its parameters, unsharded
-    trained: tuple[bool, ...]  # whether each of them requires a gradient
-    element_bytes: tuple[int, ...]  # of each
-    resharded: bool  # whether it is gathered once more for the backward pass
-
-
-class Compilation(Stored, frozen=True):
-    """What torch.compile did in a process."""
-
-    seconds: float  # of wall time, in warm-up and after
-    graphs: int  # captured from Python code
-    parts: int  # that these were cut into and compiled one by one: by DDP's buckets, else one for each graph
-    breaks: int  # places in the code at which a graph ended early
-    late_graphs: int = 0  # of the graphs those captured after warm-up, in timed or traced steps
 
 
 class AttachedProcess(Stored, frozen=True):

@@ -100,13 +100,13 @@ class RunCode(FindingCode):
     NOT_COMPILED = (
         "not_compiled",
         "error",
-        "torch.compile captured no graph of a cell's model, which ran as if it had not been compiled.",
+        "No graph of a cell's model was captured by torch.compile: it ran as if it had not been compiled.",
         "do not treat the cell as compiled; TORCH_LOGS=graph_breaks shows what stops torch.compile",
     )
     COMPILED_LATE = (
         "compiled_late",
         "warning",
-        "torch.compile was still compiling after warm-up, so measured steps hold the time of it.",
+        "After warm-up torch.compile was still compiling, so measured steps hold the time of it.",
         "warm up longer (--warmup); if it goes on, TORCH_LOGS=recompiles shows what changes from step to step",
     )
     COUNTERS_NOT_COMPARED = (

@@ -21,7 +21,8 @@ from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, n
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.matrix import CellStrategy, CompileMode
 from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
-from dpscope.profiling.records.run import Cell, CellOptions, Compilation
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.wrapped import Compilation
 
 FEATURES, WIDE = 6, 420
 CASES: dict[str, tuple[CellStrategy, CellOptions]] = {

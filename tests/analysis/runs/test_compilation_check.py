@@ -3,7 +3,8 @@
 import msgspec
 
 from dpscope.analysis.runs.compilation_check import compilation_findings
-from dpscope.profiling.records.run import Cell, CellOptions, Compilation
+from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.wrapped import Compilation
 from tests.helpers.run_cells import rank_result
 
 CELL = Cell(strategy="ddp", devices=2, batch_size=8, options=CellOptions(compile="default"))
