@@ -81,10 +81,7 @@ GradientAsBucketView = Annotated[
 StaticGraph = Annotated[
     bool | None, typer.Option("--static-graph/--no-static-graph", help="DDP: the graph never changes")
 ]
-Compile = Annotated[
-    str | None,
-    typer.Option(help="torch.compile: off, a mode of inductor (default, ...), aot_eager, or several: off,default"),
-]
+Compile = Annotated[str | None, typer.Option(help="torch.compile: off, a mode such as default, aot_eager, or several")]
 Accumulate = Annotated[str | None, typer.Option(help="micro-batches a step, or several: 1,4")]
 BroadcastBuffers = Annotated[str | None, typer.Option(help="on, off, or on,off")]
 DdpAlone = Annotated[bool | None, typer.Option("--ddp-alone/--no-ddp-alone", help="also measure DDP on one device")]

@@ -1,4 +1,4 @@
-"""What a strategy makes of a model, as a process stores it: the units that FSDP gathers, what torch.compile did. Imports no torch."""
+"""What a strategy makes of a model, as stored: units that FSDP gathers, what torch.compile did. Imports no torch."""
 
 from dpscope.profiling.records.stored import Stored
 
