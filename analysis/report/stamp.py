@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 
 from dpscope.analysis.report.printed import PrintedReport
-from dpscope.profiling.records.report_stamp import ReportStamp
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import CELLS_NAME, TABLES_SUFFIX
 from dpscope.profiling.store.layout import files_in
-from dpscope.profiling.store.ownership import STAMP_NAME
+from dpscope.profiling.store.ownership import STAMP_NAME, ReportStamp
 from dpscope.profiling.store.training_folders import TRAININGS_NAME
 
 DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page holds its own

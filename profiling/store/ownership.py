@@ -9,12 +9,13 @@ these paths and marks too. Everything else stays where it is; where it is in the
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualitySettings
-from dpscope.profiling.records.report_stamp import ReportStamp
+from dpscope.profiling.records.stored import Stored
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there
 from dpscope.profiling.store.folders import (
@@ -50,6 +51,15 @@ _EVENT_SIGNS = (  # all of one of them
     (b"strategy", b"devices", b"batch_size", b"variant"),
     (b"accuracy_percent/test", b"seconds/trained"),
 )
+
+
+class ReportStamp(Stored, frozen=True, kw_only=True):
+    """Of which data a report was made, so that the same is not made again; written last into the report's folder."""
+
+    made_from: str  # a digest of the run's files, of what was asked and of the code; empty: not known
+    files: dict[str, tuple[int, int]]  # each file of the report: its size in bytes, its time of change in nanoseconds
+    figure_formats: tuple[str, ...] = ("pdf", "svg", "png")  # of the files in figures/
+    printed: dict[str, Any] | None = None  # a PrintedReport, as plain data
 
 
 class ForeignFileError(DpscopeError):
