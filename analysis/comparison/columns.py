@@ -311,16 +311,8 @@ COLUMNS = (
     Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),
     Column("peak_allocated_bytes", "peak alloc.", "bytes", "checks", "Largest peak of a device, allocated tensors"),
     Column("state_bytes", "state", "bytes", "checks", "Parameters, buffers, optimizer state on a device between steps"),
-    Column(
-        "compile_us", "compiling", "time", "checks", "Longest time that a rank compiled, in no timed step unless told"
-    ),
-    Column(
-        "compiled_parts",
-        "compiled parts",
-        "count",
-        "checks",
-        "Graphs compiled one by one; DDP's are cut by its buckets",
-    ),
+    Column("compile_us", "compiling", "time", "checks", "Longest time that a rank of the cell spent compiling"),
+    Column("compiled_parts", "compiled parts", "count", "checks", "Graphs compiled one by one, DDP's for each bucket"),
     Column("peak_reserved_bytes", "peak reserved", "bytes", "checks", "Largest peak of a device, allocator's reserve"),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
