@@ -1,6 +1,6 @@
 """What was measured where: in one paragraph, and as the page's list of facts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.runs.repeats import repeats_said
@@ -8,7 +8,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_run import traces_said
 from dpscope.analysis.text.units import NA, counted, show_bytes
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.run import DeviceState, Environment
+from dpscope.profiling.records.run import DeviceState, Environment, RankResult
 from dpscope.profiling.store.files import read_json_if_there
 
 _ON_DEVICES = " (on devices 11 and 1.5 s at least)"
@@ -63,7 +63,7 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "Host", environment.hostname
     for host in manifest.hosts:
         way = f"gloo over {host.interface or NA}, by {host.interface_chosen_by}"
-        yield f"Node {host.node}", f"{host.hostname}, {host.address}, {way}"
+        yield f"Node {host.node}", f"{host.hostname}, {host.address}, {way}{_connected(ranks, host.node)}"
     if manifest.hosts:
         yield from _rates(read_json_if_there(run.folder.calibration_path, Calibration))
     yield "Platform", environment.platform
@@ -92,6 +92,15 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     for device in environment.accelerators:
         yield f"GPU {device.index}", _device(device)
     yield from sorted(environment.settings.items())
+
+
+def _connected(ranks: Sequence[RankResult], node: int) -> str:
+    """What the interfaces of a node's processes were seen to be, NCCL's among them; nothing where no process told."""
+    told = [one.interfaces for one in ranks if one.node == node and one.interfaces is not None]
+    if not told:
+        return ""
+    seen = ", ".join(sorted({name for names in told for name in names}))
+    return f"; connections seen over {seen}" if seen else "; no TCP connection to other nodes seen (RDMA, or none open)"
 
 
 def _rates(calibration: Calibration | None) -> Iterator[tuple[str, str]]:

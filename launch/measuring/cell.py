@@ -30,6 +30,7 @@ from dpscope.profiling.machine.environment import (
     own_processes_seen,
     torch_device_states,
 )
+from dpscope.profiling.machine.interfaces import interfaces_to_others
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import SHARDED, Amp
@@ -205,6 +206,7 @@ def _rank_result(
         compilation=measured.compilation,
         state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=environment,
+        interfaces=interfaces_to_others(int(os.environ["MASTER_PORT"])) if place.nodes > 1 else None,
     )
 
 

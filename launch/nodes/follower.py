@@ -9,11 +9,11 @@ from pathlib import Path
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, end_leftovers, on_node
 from dpscope.launch.nodes.connection import Connection
-from dpscope.launch.nodes.interfaces import interface_of
 from dpscope.launch.nodes.joining import refusal_reason
 from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Dismissed, End, Ended, Joined, Message, ToldToStop
 from dpscope.launch.nodes.team import NodeLostError, gloo_variables
 from dpscope.profiling.machine.environment import collect_environment
+from dpscope.profiling.machine.interfaces import interface_of
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.launch.nodes.connection import Connection
-from dpscope.launch.nodes.interfaces import interface_addresses
 from dpscope.launch.nodes.messages import PROTOCOL, Challenge, Hello, Joined, NotShared, Proof, Refused, Unable
 from dpscope.launch.nodes.place import Address, NodePlace
 from dpscope.launch.nodes.shared_folder import SEEN_WITHIN_S, Meeting, announced
+from dpscope.profiling.machine.interfaces import interface_addresses
 from dpscope.profiling.store.errors import DpscopeError
 
 WAIT_FOR_NODES_S = 300.0  # people start the command on one node after another

@@ -9,9 +9,9 @@ from typing import Literal
 
 from dpscope.launch.jobs.starting import RunningJob
 from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, command_nodes, on_node, processes_on_a_node
-from dpscope.launch.nodes.interfaces import free_port, interface_of
 from dpscope.launch.nodes.meeting import JoinedNode, node_name
 from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Dismissed, End, Ended, Message, ToldToStop
+from dpscope.profiling.machine.interfaces import free_port, interface_of
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder

@@ -285,6 +285,9 @@ class RankResult(Stored, frozen=True):
     tokens_per_sample: int | None = None
     compilation: Compilation | None = None  # of cells that are compiled
     state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
+    interfaces: tuple[str, ...] | None = (
+        None  # of its TCP connections to other hosts, the store's left out; None on one host
+    )
 
 
 class CellResult(Stored, frozen=True):

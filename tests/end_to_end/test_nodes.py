@@ -78,6 +78,8 @@ def test_the_nodes_and_their_way_to_each_other_are_recorded(run: tuple[Path, Nod
         (1, "host2", "10.199.8.2", INTERFACE),
     ]
     assert {one.interface_chosen_by for one in hosts} == {"the route between the nodes"}
+    seen = [one.interfaces for one in RunFolder(run[0]).repeat(OVER_BOTH, 0).ranks()]
+    assert seen == [(INTERFACE,)] * 2  # gloo's own connections, as the kernel has them
     assert hosts[1].environment is not None
     assert hosts[1].environment.hostname == "host2"
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.launch.jobs.parent_death import dying_with_process
-from dpscope.launch.nodes.interfaces import free_port
+from dpscope.profiling.machine.interfaces import free_port
 
 NODES = ("n0", "n1")
 _NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "scontrol", "squeue")

@@ -3,13 +3,11 @@
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from dpscope.launch.nodes import connection as line
 from dpscope.launch.nodes.connection import Connection
-from dpscope.launch.nodes.interfaces import interface_addresses, interface_of, ipv6_interfaces
 from dpscope.launch.nodes.meeting import JoinedNode
 from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Joined
 from dpscope.launch.nodes.team import Team
@@ -101,21 +99,6 @@ def test_silence_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.take(5) is None
     first.close()
     second.close()
-
-
-def test_interfaces_have_names() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.1") is None
-    assert list(interface_addresses())[-1] == "lo"
-
-
-def test_interfaces_have_ipv6_addresses(tmp_path: Path) -> None:
-    """As Linux lists them, proc(5)."""
-    (tmp_path / "listed").write_text(
-        "00000000000000000000000000000001 01 80 10 80       lo\nfe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
-    )
-    assert ipv6_interfaces(tmp_path / "listed") == {"::1": "lo", "fe80::fc:ff:fe00:1": "eth0"}
-    assert ipv6_interfaces(tmp_path / "none") == {}
 
 
 def test_the_address_of_an_end_is_known_after_the_other_end_is_gone() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from dpscope.launch.nodes import shared_folder
 from dpscope.launch.nodes.connection import Connection
-from dpscope.launch.nodes.interfaces import free_port, interface_of
 from dpscope.launch.nodes.joining import found
 from dpscope.launch.nodes.meeting import JoinedNode, met
 from dpscope.launch.nodes.messages import Dismissed, Joined, Unable
 from dpscope.launch.nodes.place import Address, NodePlace
+from dpscope.profiling.machine.interfaces import free_port, interface_of
 from dpscope.profiling.records.run import Environment
 from dpscope.profiling.store.errors import DpscopeError
 
