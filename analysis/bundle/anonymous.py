@@ -56,7 +56,7 @@ class Anonymizer:
         names = sorted(
             self._hosts.keys() - _USUAL_WORDS, key=len, reverse=True
         )  # a long name before one that begins it
-        self._any_host = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, names))})(?![\w-])") if names else None
+        self._any_host = re.compile("|".join(map(_as_word, names))) if names else None
 
     def _add(self, host: str) -> None:
         short = host.partition(".")[0]
@@ -103,6 +103,16 @@ class Anonymizer:
         if address.is_loopback or address.is_unspecified:
             return found[0]
         return self._addresses.setdefault(str(address), f"address{len(self._addresses)}")
+
+
+def _as_word(host: str) -> str:
+    """The expression for a host's name that stands alone, or in a file's as tracers and people write it: gpu07_4711.pt.trace.json.
+
+    A name with a digit in it is hardly part of another word, so that an underscore ends it; one without may be.
+    """
+    if any(map(str.isdigit, host)):
+        return rf"(?<![A-Za-z0-9.-]){re.escape(host)}(?![A-Za-z0-9-])"
+    return rf"(?<![\w.-]){re.escape(host)}(?![A-Za-z0-9-]|_(?!\d+\.))"
 
 
 def _user() -> str | None:

@@ -202,9 +202,7 @@ class Manifest(Stored, frozen=True):
     plan: tuple[PlannedCell, ...]
     findings: tuple[Finding, ...] = ()
     normalisation: str | None = None  # of images, in words; None where dpscope does not or did not tell
-    script: str | None = (
-        None  # the command of a script that was attached to: of `config` its model and windows are told then
-    )
+    script: str | None = None  # that was attached to, its command: of `config` its model and windows are told then
     repeats_by_cell: dict[str, int] = msgspec.field(
         default_factory=dict
     )  # those --detect chose; else the measurement's repeats

@@ -21,6 +21,17 @@ def test_the_same_host_is_the_same_number_in_every_form(names: Anonymizer) -> No
     assert names.text("n04178 n0417-ib xn0418") == "n04178 n0417-ib xn0418"
 
 
+def test_the_names_of_trace_files_tell_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's tensorboard_trace_handler names them, by host and process, and as people do."""
+    monkeypatch.setattr("socket.gethostname", lambda: "atlas")
+    names = Anonymizer(["n0417.hpc.example.org"])
+    said = "n0417_4711.1690000000.pt.trace.json.gz, trace_n0417_rank3.json, atlas_12.345.pt.trace.json"
+    assert (
+        names.text(said) == "host0_4711.1690000000.pt.trace.json.gz, trace_host0_rank3.json, host1_12.345.pt.trace.json"
+    )
+    assert names.text("atlas_size, n04170_1.json, atlas_2d") == "atlas_size, n04170_1.json, atlas_2d"
+
+
 def test_paths_users_and_addresses(names: Anonymizer) -> None:
     assert names.text("/scratch/mmuster/runs/big/cells/a") == "big/cells/a"
     assert names.text("/home/erika/venv/bin and /home/erika/data, /home/max") == (
