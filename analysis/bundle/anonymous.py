@@ -106,7 +106,7 @@ class Anonymizer:
 
 
 def _as_word(host: str) -> str:
-    """The expression for a host's name that stands alone, or in a file's as tracers and people write it: gpu07_4711.pt.trace.json.
+    """The expression for a host's name that stands alone, or in a file's name as tracers write it: gpu07_4711.pt.trace.json.
 
     A name with a digit in it is hardly part of another word, so that an underscore ends it; one without may be.
     """
