@@ -14,7 +14,7 @@ from rich.text import Text
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
 from dpscope.analysis.output.traced_jobs import job_content, job_csv, job_findings, job_tables, the_one_job
 from dpscope.analysis.output.traces import few_of_each_kind, records, trace_status
-from dpscope.analysis.partials.merge import analyze_partials, partials_among
+from dpscope.analysis.partials.merge import analyze_partial_jobs, partials_among
 from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
@@ -50,9 +50,9 @@ class TraceRequest:
 
 
 def read_jobs(paths: Sequence[Path], max_bytes: int | None = None) -> JobAnalyses:
-    """`analyze_jobs`, telling on standard error how far it is; or `analyze_partials`, where paths hold these."""
+    """`analyze_jobs`, telling on standard error how far it is; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
-        return {"": analyze_partials(paths)}
+        return analyze_partial_jobs(paths)
     with reading() as tell:
         limit = max_bytes or DEFAULT_MAX_BYTES
         return analyze_jobs(paths, limit, progress=lambda done, of: tell(f"{done} of {of} read"))

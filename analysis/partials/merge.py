@@ -1,6 +1,6 @@
 """Any number and tree of partials as one job: each trace once, in an order that depends on nothing but the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 from dpscope.analysis.partials.file import SUFFIX, Partial, Unread, read_partial, read_timelines
+from dpscope.analysis.traces.ranks.jobs import jobs_of
 from dpscope.analysis.traces.ranks.rank_rows import timelines_of
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
-from dpscope.analysis.traces.ranks.trace_analysis import Paths, TraceAnalysis, analyze_rows, as_paths, not_read
+from dpscope.analysis.traces.ranks.trace_analysis import (
+    JobAnalyses,
+    Paths,
+    TraceAnalysis,
+    analyze_rows,
+    as_paths,
+    not_read,
+)
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import natural_order
 
@@ -54,29 +63,75 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
 
     Raises DpscopeError where there are none, for one that cannot be read, and for partials of different jobs.
     """
-    files = partials_among(paths)
-    if not files:
-        named = ", ".join(map(str, as_paths(paths)))
-        raise DpscopeError(f"{named} holds no partial (*{SUFFIX}); write some with dpscope reduce TRACES -o FOLDER")
-    partials = [read_partial(file, timelines=False) for file in files]
-    check_one_job(files, partials)
-    rows = pa.concat_tables([one.rows for one in partials])
-    if not rows.num_rows:
-        raise DpscopeError(f"{files[0]} holds no rank: none of its traces could be read")
-    chosen = _each_once(rows)
-    owner = np.repeat(np.arange(len(files)), [one.rows.num_rows for one in partials])
-    first = np.cumsum([0, *(one.rows.num_rows for one in partials)])
+    found = _Found(paths)
+    return found.analysis(found.chosen, found.unread(), alone=True)
 
-    def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
-        places = [(int(owner[chosen[index]]), chosen[index]) for index in indices]
-        read = {one: read_timelines(files[one]) for one in dict.fromkeys(one for one, _ in places)}
-        drawn = [read[one].slice(row - int(first[one]), 1) for one, row in places]
-        return timelines_of(pa.concat_tables(drawn)) if drawn else []
 
-    unread = [not_read(one.message) for one in _unread(partials, rows)]
-    ordered = rows.take(pa.array(chosen))
-    del partials, rows  # half of all memory, at thousands of ranks
-    return analyze_rows(ordered, unread, timelines)
+def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
+    """The same of each job, by its name, as `analyze_jobs` has it: told apart by the folders in which their partials lie."""
+    found = _Found(paths)
+    of_all = found.rows.column("rank").to_pylist()
+    ranks: dict[Path, list[int | None]] = {}
+    for index in found.chosen:
+        ranks.setdefault(found.file_of(index), []).append(of_all[index])
+    jobs = jobs_of(ranks)
+    if len(jobs) == 1:
+        return {"": found.analysis(found.chosen, found.unread(), alone=True)}
+    job_of = {file: name for name, files in jobs.items() for file in files}
+    own: dict[str, list[int]] = {name: [] for name in jobs}
+    for index in found.chosen:
+        own[job_of[found.file_of(index)]].append(index)
+    first = next(iter(jobs))  # traces that could not be read are said once
+    return {name: found.analysis(own[name], found.unread() if name == first else [], alone=False) for name in jobs}
+
+
+class _Found:
+    """All partials among the paths: `rows` as they were read, `owner` of each the index of its file, `chosen` each rank once."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.files = partials_among(paths)
+        if not self.files:
+            named = ", ".join(map(str, as_paths(paths)))
+            raise DpscopeError(f"{named} holds no partial (*{SUFFIX}); write some with dpscope reduce TRACES -o FOLDER")
+        self._partials = [read_partial(file, timelines=False) for file in self.files]
+        sizes = [one.rows.num_rows for one in self._partials]
+        self.rows = pa.concat_tables([one.rows for one in self._partials])
+        if not self.rows.num_rows:
+            raise DpscopeError(f"{self.files[0]} holds no rank: none of its traces could be read")
+        self.owner = np.repeat(np.arange(len(self.files)), sizes)
+        self._first = np.cumsum([0, *sizes])
+        self.chosen = _each_once(self.rows)
+
+    def unread(self) -> list[Finding]:
+        """On each trace that no partial could read."""
+        return [not_read(one.message) for one in _unread(self._partials, self.rows)]
+
+    def file_of(self, index: int) -> Path:
+        """The partial that holds a row."""
+        return self.files[int(self.owner[index])]
+
+    def analysis(self, chosen: Sequence[int], unread: Sequence[Finding], alone: bool) -> TraceAnalysis:
+        """Of the rows `chosen`, one job's; raises DpscopeError where its partials are of jobs of different sizes.
+
+        `alone`: nothing else will be asked, so that what was read is let go.
+        """
+        files, owner, first = self.files, self.owner, self._first
+        if alone:
+            check_one_job(files, self._partials)
+        else:
+            sizes = self.rows.column("world_size").to_pylist()
+            _check_sizes({sizes[index]: self.file_of(index) for index in reversed(chosen)})
+
+        def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
+            wanted = [(int(owner[chosen[index]]), chosen[index]) for index in indices]
+            read = {one: read_timelines(files[one]) for one in dict.fromkeys(one for one, _ in wanted)}
+            drawn = [read[one].slice(row - int(first[one]), 1) for one, row in wanted]
+            return timelines_of(pa.concat_tables(drawn)) if drawn else []
+
+        ordered = self.rows.take(pa.array(chosen))
+        if alone:
+            self._partials, self.rows = [], ordered.slice(0, 0)  # half of all memory, at thousands of ranks
+        return analyze_rows(ordered, unread, timelines)
 
 
 def join_partials(partials: Sequence[Partial]) -> Partial:
@@ -103,12 +158,18 @@ def _unread(partials: Sequence[Partial], rows: pa.Table) -> tuple[Unread, ...]:
 
 def check_one_job(files: Sequence[Path], partials: Sequence[Partial]) -> None:
     """Raise DpscopeError where partials are of jobs of different sizes."""
-    sizes: dict[int, Path] = {}
+    sizes: dict[int | None, Path] = {}
     for file, partial in zip(files, partials, strict=True):
-        for size in set(partial.rows.column("world_size").to_pylist()) - {None}:
+        for size in set(partial.rows.column("world_size").to_pylist()):
             sizes.setdefault(size, file)
-    if len(sizes) > 1:
-        (one, first), (other, second), *_ = sorted(sizes.items())
+    _check_sizes(sizes)
+
+
+def _check_sizes(files: Mapping[int | None, Path]) -> None:
+    """`files` by the size of their job, None where a trace does not tell it."""
+    known = sorted((size, file) for size, file in files.items() if size is not None)
+    if len(known) > 1:
+        (one, first), (other, second), *_ = known
         raise DpscopeError(
             f"{first} is from a job of {one} processes, {second} from a job of {other}: name the partials of one job"
         )

@@ -1,6 +1,7 @@
 """Partials of one job, however they are split, ordered and joined: the same tables, to the bit, as of the traces."""
 
 import hashlib
+import json
 import random
 import shutil
 from dataclasses import replace
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dpscope.analysis.partials.file import PARTIAL_SCHEMA, PARTIAL_VERSION, Partial, read_partial, write_partial
-from dpscope.analysis.partials.merge import analyze_partials, find_partials
+from dpscope.analysis.partials.merge import analyze_partial_jobs, analyze_partials, find_partials
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.rank_rows import TABLES as TABLES_OF_A_RANK
 from dpscope.analysis.traces.ranks.rank_rows import table_of, to_rows
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, gloo_trace, write_ddp_job, write_trace
@@ -151,3 +152,27 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "iterdir", denied)
     with pytest.raises(DpscopeError, match=r"cannot read .*: Permission denied"):
         find_partials(tmp_path)
+
+
+def test_partials_of_several_jobs_are_told_apart_by_their_folders_and_compared_as_repeats(tmp_path: Path) -> None:
+    """As their traces are; a folder in which a job's partials lie beside one that joins them is still one job."""
+    for side, factor in (("before", 1.0), ("after", 1.5)):
+        for job in "012":
+            made = write_ddp_job(tmp_path / "traces" / side / job, 2, factor + int(job) / 100)
+            folder = tmp_path / "partials" / side / job
+            for rank, trace in enumerate(sorted(made.iterdir())):
+                reduce_traces(trace, folder / f"{rank}.dpscope")
+            reduce_traces(folder, folder / "all.dpscope")
+    found = analyze_partial_jobs(tmp_path / "partials" / "before")
+    expected = analyze_jobs(tmp_path / "traces" / "before")
+    assert list(found) == list(expected) == ["0", "1", "2"]
+    for name, own in found.items():
+        assert_equal(own, expected[name])
+    said = [
+        CliRunner().invoke(
+            app, ["compare", str(tmp_path / kind / "before"), str(tmp_path / kind / "after"), "--format", "json"]
+        )
+        for kind in ("traces", "partials")
+    ]
+    assert said[0].exit_code == said[1].exit_code
+    assert json.loads(said[0].stdout)["changes"] == json.loads(said[1].stdout)["changes"] != []
