@@ -107,7 +107,7 @@ class _Work:
 
     def _known(self) -> list[pa.Table]:
         """Rows of an earlier call whose traces are unchanged; raises DpscopeError where it has others."""
-        earlier = [read_partial(path).rows for path in (self._place, self._unfinished) if path.exists()]
+        earlier = [*self._whole(), *self._saved()]
         if not earlier:
             return []
         rows = join_partials([Partial(table) for table in earlier]).rows
@@ -120,6 +120,26 @@ class _Work:
             )
         now = set(self._stamps.values())
         return [rows.filter(pa.array([stamp in now for stamp in stamps]))]
+
+    def _whole(self) -> list[pa.Table]:
+        """What is at the place already; raises DpscopeError where it cannot be read, which is not overwritten."""
+        if not self._place.exists():
+            return []
+        try:
+            return [read_partial(self._place).rows]
+        except DpscopeError as error:
+            raise DpscopeError(
+                f"{error}; it is where -o writes: remove it first, or name another file with -o NAME{SUFFIX}"
+            ) from error
+
+    def _saved(self) -> list[pa.Table]:
+        """What a call that did not end has saved; nothing of another version, whose traces are read again."""
+        if not self._unfinished.exists():
+            return []
+        check_overwritable(self._unfinished)
+        with contextlib.suppress(DpscopeError):
+            return [read_partial(self._unfinished).rows]
+        return []
 
     def done(
         self, max_bytes: int, executor: Executor | None, jobs: int | None, progress: FileProgress | None

@@ -236,6 +236,6 @@ _MARKS: dict[str, Callable[[Path], bool]] = {
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
     ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path) or _beside_marked_png(path),
     ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path) or _beside_marked_png(path),
-    ".dpscope": lambda path: PARTIAL_KEY.encode() in _tail(path),
+    **dict.fromkeys((".dpscope", ".unfinished"), lambda path: PARTIAL_KEY.encode() in _tail(path)),
     ".zip": lambda path: path.read_bytes().endswith(BUNDLE_MARK),
 }

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, str] = {
     "profiling/records profiling/store",
     "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
-    "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/store",
+    "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/records profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",

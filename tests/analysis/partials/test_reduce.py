@@ -183,8 +183,8 @@ def no_traces(traces: Path, place: Path) -> None:
     [
         (foreign_file, "was not written by dpscope"),
         (other_traces, "holds 1 traces that are not among these"),
-        (newer, "newer dpscope"),
-        (older, "older dpscope"),
+        (newer, "newer dpscope.*it is where -o writes: remove it first, or name another file"),
+        (older, "older dpscope.*it is where -o writes: remove it first"),
         (no_traces, "holds no trace"),
     ],
 )
@@ -198,6 +198,22 @@ def test_what_cannot_be_reduced_is_told_in_a_line_and_nothing_changes(
         reduce_traces(traces, place)
     assert "\n" not in str(told.value)
     assert (place.read_bytes() if place.exists() else b"") == before
+
+
+def test_what_a_killed_call_of_another_version_saved_is_read_again_and_a_foreign_file_stays(
+    traces: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "n0.dpscope"
+    unfinished = tmp_path / "n0.dpscope.unfinished"
+    older(traces, unfinished)
+    made = reduce_traces(traces, place)
+    assert (made.read, made.kept) == (4, 0)
+    assert not unfinished.exists()
+    place.unlink()
+    unfinished.write_text("mine")
+    with pytest.raises(DpscopeError, match="was not written by dpscope"):
+        reduce_traces(traces, place)
+    assert unfinished.read_text() == "mine"
 
 
 def test_a_place_that_cannot_be_written_is_told(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
