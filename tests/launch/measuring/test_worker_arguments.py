@@ -14,11 +14,13 @@ from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.place import TorchrunPlace, torchrun_place
 from dpscope.launch.measuring import worker_arguments as worker_job
 from dpscope.launch.measuring.cell import _wait_for_all_files
+from dpscope.launch.measuring.planned_jobs import plan_run
 from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
 from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import threads as job_threads
+from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes, RankResult
+from dpscope.profiling.records.run import CellResult, CellStatus, ParameterSizes, RankResult, cell_workload
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
@@ -28,6 +30,11 @@ ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, no
 TINY = [
     "--model", "tiny_models:tiny", "--device", "cpu", "--steps", "3", "--traced-steps", "1", "--batch-size", "2",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_any_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # git is asked in which commit the code is, and it is a process
 
 
 def test_two_nodes_by_torchruns_environment() -> None:
@@ -301,6 +308,38 @@ def test_settings_that_nothing_was_measured_with_are_replaced(tmp_path: Path) ->
     assert job_from_arguments([*arguments, "--momentum", "0.6"], ALONE).repeat == job.repeat + 1
     with pytest.raises(DpscopeError, match=r"measured with momentum = 0\.6, not 0\.7"):
         job_from_arguments([*arguments, "--momentum", "0.7"], ALONE)
+
+
+def test_a_cell_added_to_a_run_of_two_precisions_has_the_runs_own(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    flags: dict[str, object] = {
+        "device": "cpu",
+        "strategy": "single",
+        "devices": "1",
+        "batch_size": "2",
+        "amp": "off,bf16",
+    }
+    described = plan_run(load_config(None, flags), run.path)
+    run.path.mkdir()
+    begun = new_manifest(described.config, described.device_type, described.threads_per_process, described.plan)
+    write_json(run.manifest_path, begun)
+    first, other = (job.cell for job in described.jobs if job.repeat == 0)
+    assert (first.options.amp, other.options.amp) == (None, "bf16")
+    run.repeat(first, 0).path.mkdir(parents=True)
+    write_json(run.repeat(first, 0).result_path, {})
+
+    arguments = ["--device", "cpu", "--strategy", "single", "--out", str(run.path)]
+    for more in ([], ["--amp", "off"]):
+        job = job_from_arguments([*arguments, "--batch-size", "4", *more], ALONE)
+        assert (job.cell.name, job.config.workload.amp, job.cell.options.amp) == ("single-d1-b4", "off", None)
+    manifest = run.manifest()
+    assert [one.cell for one in manifest.plan] == [first, other, job.cell]
+    assert (manifest.config.workload.amp, manifest.config.matrix.amp_variants) == ("off", ("bf16",))
+    by_name = job_from_arguments(["--cell", other.name, "--out", str(run.path)], ALONE)
+    assert cell_workload(by_name.config.workload, by_name.cell).amp == "bf16"
+    with pytest.raises(DpscopeError, match="was measured with amp = off, not bf16: its cells would not compare"):
+        job_from_arguments([*arguments, "--batch-size", "4", "--amp", "bf16"], ALONE)
+    assert run.manifest() == manifest
 
 
 @contextmanager
