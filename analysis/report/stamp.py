@@ -16,6 +16,7 @@ from dpscope.profiling.store.ownership import STAMP_NAME, ReportStamp
 from dpscope.profiling.store.training_folders import TRAININGS_NAME
 
 DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page holds its own
+TRAINING_FILES = ("training.csv", "training.md")
 _CODE = [Path(__file__).parents[2] / top for top in ("analysis", "profiling")]
 _COMPUTED_BY = ("numpy", "pandas", "scipy", "matplotlib", "jinja2")
 
@@ -43,14 +44,25 @@ def current_report(folder: Path, made_from: str, figure_formats: Sequence[str] |
     None as well where its figures are of other formats than those asked for, if any are.
     """
     stamp = _stamp(folder)
-    if stamp is None or stamp.made_from != made_from or stamp.printed is None:
-        return None
-    if figure_formats is not None and set(figure_formats) != set(stamp.figure_formats):
+    if stamp is None or stamp.printed is None or not is_current(folder, made_from, figure_formats):
         return None
     try:
-        return msgspec.convert(stamp.printed, PrintedReport) if _files(folder, stamp.files) == stamp.files else None
-    except (OSError, msgspec.ValidationError):
+        return msgspec.convert(stamp.printed, PrintedReport)
+    except msgspec.ValidationError:
         return None
+
+
+def is_current(folder: Path, made_from: str, figure_formats: Sequence[str] | None = None) -> bool:
+    """Whether the report in a folder was made from the same, in these formats if any are asked for, and is as it was written."""
+    stamp = _stamp(folder)
+    if stamp is None or stamp.made_from != made_from:
+        return False
+    if figure_formats is not None and set(figure_formats) != set(stamp.figure_formats):
+        return False
+    try:
+        return _files(folder, stamp.files) == stamp.files
+    except OSError:
+        return False
 
 
 def formats_there(folder: Path) -> tuple[str, ...]:
@@ -60,18 +72,18 @@ def formats_there(folder: Path) -> tuple[str, ...]:
 
 
 def replace_stamp(
-    folder: Path, made_from: str, names: Iterable[str], figure_formats: Sequence[str], printed: PrintedReport
+    folder: Path, made_from: str, names: Iterable[str], figure_formats: Sequence[str], printed: PrintedReport | None
 ) -> None:
     """Say of which data the named files were made; files of the report before that are none of this one are removed.
 
-    One that was changed since is not: it is somebody's work.
+    One that was changed since is not: it is somebody's work. Nor are the trainings' own: they stand beside a run's report.
     """
     written = _files(folder, names)
     before = _stamp(folder)
     for name, told in before.files.items() if before is not None else ():
-        if name not in written and _files(folder, [name], missing_ok=True).get(name) == told:
+        if name not in (*written, *TRAINING_FILES) and _files(folder, [name], missing_ok=True).get(name) == told:
             (folder / name).unlink()
-    shown = msgspec.to_builtins(printed)
+    shown = None if printed is None else msgspec.to_builtins(printed)
     stamp = ReportStamp(made_from=made_from, files=written, figure_formats=tuple(figure_formats), printed=shown)
     write_json(folder / STAMP_NAME, stamp)
 

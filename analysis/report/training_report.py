@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.report.stamp import DEFAULT_FORMATS
+from dpscope.analysis.report.stamp import TRAINING_FILES, data_digest, formats_there, is_current, replace_stamp
 from dpscope.analysis.report.training_page import training_page
 from dpscope.analysis.text.terminal import open_in_browser, print_findings, print_missing, print_table
 from dpscope.analysis.text.text_table import render
@@ -28,7 +28,11 @@ def show_training(
     figure_formats: Sequence[str] | None = None,
     open_page: bool = False,
 ) -> bool:
-    """Print a run folder's trainings and write their files, as `write_training` does; whether nothing speaks against them."""
+    """Print a run folder's trainings and write their files, as `write_training` does; whether nothing speaks against them.
+
+    Files that stand there and were made from the same are left as they are.
+    """
+    made_from = data_digest(folder, f"trainings {target_accuracy}")
     data = load_training(folder, target_accuracy)
     shown = training_tables(data)
     for table in shown.values():
@@ -38,7 +42,9 @@ def show_training(
     findings = training_findings(data)
     if findings:
         print_findings(console, findings)
-    path = write_training(data, figure_formats)
+    path = _page_of(data)
+    if is_run_folder(folder) or not is_current(path.parent, made_from, figure_formats):
+        write_training(data, figure_formats, made_from)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     if open_page:
         open_in_browser(path)
@@ -58,9 +64,10 @@ def print_training(folder: Path, output_format: str, target_accuracy: float | No
     return not any(finding.severity == "error" for finding in training_findings(data))
 
 
-def write_training(data: TrainingData, figure_formats: Sequence[str] | None = None) -> Path:
-    """Write training.md, training.csv, the curves (in these formats, else PNG) and the page; returns the page's path.
+def write_training(data: TrainingData, figure_formats: Sequence[str] | None = None, made_from: str = "") -> Path:
+    """Write training.md, training.csv, the curves and the page; returns the page's path.
 
+    `figure_formats` are as in `write_report`; `made_from` is what `data_digest` gave before the trainings were loaded.
     The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
     """
     from dpscope.analysis.figures.draw import write_files
@@ -68,16 +75,23 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] | None = No
 
     folder = RunFolder(data.folder).report_path
     drawn = training_figures(data)
-    formats = DEFAULT_FORMATS if figure_formats is None else figure_formats
-    check_report(data.folder, [f"{name}.{one}" for name in drawn for one in formats])
+    formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
+    files = [f"{name}.{one}" for name in drawn for one in formats]
+    check_report(data.folder, files)
     svg = write_files(folder / "figures", drawn, formats)
     write_text(folder / "training.csv", training_csv(data))
     write_text(folder / "training.md", training_markdown(data))
-    if is_run_folder(data.folder):
-        return folder / "training.md"
-    page = folder / "report.html"
-    write_text(page, render_page(training_page(data, svg)))
+    page = _page_of(data)
+    if not is_run_folder(data.folder):
+        write_text(page, render_page(training_page(data, svg)))
+        names = (*TRAINING_FILES, page.name, *(f"figures/{name}" for name in files))
+        replace_stamp(folder, made_from, names, formats, printed=None)
     return page
+
+
+def _page_of(data: TrainingData) -> Path:
+    """What shows a folder's trainings: a page, or beside a run's own page their tables as Markdown."""
+    return RunFolder(data.folder).report_path / ("training.md" if is_run_folder(data.folder) else "report.html")
 
 
 def training_markdown(data: TrainingData) -> str:

@@ -14,7 +14,8 @@ from rich.console import Console
 from dpscope.analysis.comparison.learning import put_accuracy
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.output.changes import print_comparison
-from dpscope.analysis.report.training_report import write_training
+from dpscope.analysis.report.stamp import replace_stamp
+from dpscope.analysis.report.training_report import show_training, write_training
 from dpscope.analysis.training.comparison import compare_trained_cells
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
@@ -35,6 +36,7 @@ from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.ownership import STAMP_NAME
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trainings import plain_epochs, record, write_train_json, write_trained
@@ -346,6 +348,46 @@ def test_a_folder_of_trainings_alone_has_a_page(tmp_path: Path) -> None:
             assert (page.parent / "figures" / f"{name}.{suffix}").stat().st_size > 1000
     assert "Test accuracy after training" in text
     assert "NA (seed spread" in (page.parent / "training.md").read_text()
+
+
+def test_what_is_current_is_not_drawn_again(tmp_path: Path) -> None:
+    """The second time nothing is written; another accuracy, format or result is, and so is what was changed or removed."""
+    epochs = plain_epochs("single", 1, 0, [80.0, 90.0], [4.0, 4.0])
+    write_train_json(tmp_path, epochs)
+    told: list[str] = []
+
+    def shown(target: float | None = None, formats: tuple[str, ...] | None = None) -> bool:
+        """Whether the files are made; what is printed is always the same but for the target."""
+        before = times()
+        text = io.StringIO()
+        assert show_training(tmp_path, target, Console(file=text, width=200), formats)
+        told.append(text.getvalue())
+        return times() != before
+
+    def times() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "report").rglob("*.*")}
+
+    assert shown()
+    assert not shown()
+    assert told[0] == told[1]
+    assert "Report: " in told[0]
+    assert [shown(85.0), shown(85.0)] == [True, False]
+    assert [shown(85.0, ("svg",)), shown(85.0)] == [True, False]  # those that stand there stay
+    assert {path.suffix for path in (tmp_path / "report" / "figures").iterdir()} == {".svg"}
+    (tmp_path / "report" / "training.csv").unlink()
+    assert [shown(85.0), shown(85.0)] == [True, False]
+    write_train_json(tmp_path, plain_epochs("single", 1, 0, [80.0, 95.0], [4.0, 4.0]))
+    assert [shown(85.0), shown(85.0)] == [True, False]
+    assert "95" in told[-1]
+
+
+def test_a_report_of_a_run_leaves_the_trainings_own_files(tmp_path: Path) -> None:
+    """They stand beside it; figures of the report before that are none of this one go."""
+    for name in ("training.csv", "training.md", "old.png", "report.html"):
+        (tmp_path / name).write_text("")
+    replace_stamp(tmp_path, "trainings", ["training.csv", "training.md", "old.png", "report.html"], ["png"], None)
+    replace_stamp(tmp_path, "run", ["report.html"], ["png"], None)
+    assert {path.name for path in tmp_path.iterdir()} == {"training.csv", "training.md", "report.html", STAMP_NAME}
 
 
 def test_the_page_of_a_measured_run_is_left_alone(tmp_path: Path) -> None:
