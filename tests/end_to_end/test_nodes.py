@@ -235,7 +235,7 @@ def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goe
 def test_strategies_are_compared_over_both_hosts(hosts: list[Host], tmp_path: Path) -> None:
     compared = NodeCommand(
         hosts, tmp_path / "run", "equal", "--device", "cpu", "--devices", "2x1", "--model", "tiny_models:tiny", "--steps", "3",
-        "--batch-size", "4",
+        "--batch-size", "4", "--strategy", "single,ddp",
     )  # fmt: skip
     assert compared.wait() == [0, 0], compared.everything()
     assert "ddp-d2-n2-b2" in compared.printed(0)

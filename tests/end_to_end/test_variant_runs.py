@@ -30,7 +30,7 @@ from tests.helpers.paths import USER_MODELS
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:layered", "devices": "2", "batch_size": "8", "steps": 5, "traced_steps": 1,
-    "repeats": 1, "samples": 64, "timeout": 90,
+    "repeats": 1, "samples": 64, "timeout": 90, "calibrate": False,
 }  # fmt: skip
 TRACED = 2  # one more than asked
 
