@@ -77,6 +77,14 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         raise DpscopeError("--solve answers for one scenario: give one value for each other option")
     if question.solve is not None and question.output_format != "table":
         raise DpscopeError("--solve answers in a sentence: leave --format out")
+    if question.trace is not None:
+        from dpscope.analysis.what_if.answers.replayed_trace import check_trace_name
+
+        check_trace_name(question.trace)
+    if question.figure is not None:
+        from dpscope.analysis.what_if.answers.figure import check_figure_name
+
+        check_figure_name(question.figure)
 
 
 def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:

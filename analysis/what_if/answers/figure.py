@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 _KINDS = (".png", ".svg", ".pdf")
 
 
-def write_figure(said: RunAnswer, path: Path) -> None:
-    """Draw it. Raises DpscopeError for a name of another kind, and where no scenario has an efficiency."""
+def check_figure_name(path: Path) -> None:
+    """Raise DpscopeError for a name of another kind, and for a folder that is not there."""
     if path.suffix not in _KINDS:
         raise DpscopeError(f"{path} must end in {', '.join(_KINDS)}")
     if not path.parent.is_dir():
         raise DpscopeError(f"{path.parent} does not exist; make it first")
+
+
+def write_figure(said: RunAnswer, path: Path) -> None:
+    """Draw it. Raises DpscopeError where no scenario has an efficiency."""
     drawn = efficiency_figure(said)
     if drawn is None:
         raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")

@@ -16,15 +16,19 @@ _MEASURED, _PREDICTED = 1, 2
 _COMPUTE, _COLLECTIVES = 1, 2
 
 
-def write_replayed(said: RunAnswer, path: Path) -> None:
-    """Two processes: the measured step and the first scenario's, each with compute and collectives; *.json or *.json.gz.
-
-    Raises DpscopeError for another name, for a folder that is not there, and for a scenario that has no replay.
-    """
+def check_trace_name(path: Path) -> None:
+    """Raise DpscopeError for a name that Perfetto does not read, and for a folder that is not there."""
     if not path.name.endswith((".json", ".json.gz")):
         raise DpscopeError(f"{path} must end in .json or .json.gz, which Perfetto reads")
     if not path.parent.is_dir():
         raise DpscopeError(f"{path.parent} does not exist; make it first")
+
+
+def write_replayed(said: RunAnswer, path: Path) -> None:
+    """Two processes: the measured step and the first scenario's, each with compute and collectives; *.json or *.json.gz.
+
+    Raises DpscopeError for a scenario that has no replay.
+    """
     base, (words, scenario, prediction) = said.question.base, said.predictions[0]
     profile = base.profiles[0]
     inputs = inputs_of(base, profile, scenario, said.question.costs)

@@ -69,17 +69,22 @@ def test_a_calibration_made_later_is_no_forecast(run: RunData, later_s: float) -
     assert any("not forecasts" in note for note in notes) is (later_s > 0)
 
 
+AS_ON = "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-reduces run beside"
+FOR = "exposed is predicted for torch's engine ProcessGroupNCCL, on which the cells ran"
+
+
 @pytest.mark.parametrize(
-    ("ran", "calibrated", "told"),
+    ("ran", "calibrated", "told", "said"),
     [
-        ("ProcessGroupNCCL2", "ProcessGroupNCCL", 1),
-        ("ProcessGroupNCCL2", "ProcessGroupNCCL2", 0),
-        ("ProcessGroupNCCL2", None, 0),  # an older calibration does not tell
-        (None, "ProcessGroupNCCL", 0),  # gloo
+        ("ProcessGroupNCCL2", "ProcessGroupNCCL", 1, AS_ON),
+        ("ProcessGroupNCCL2", "ProcessGroupNCCL2", 0, AS_ON),
+        ("ProcessGroupNCCL2", None, 0, AS_ON),  # an older calibration does not tell
+        ("ProcessGroupNCCL", None, 0, FOR),
+        (None, "ProcessGroupNCCL", 0, None),  # gloo
     ],
 )
-def test_a_prediction_from_another_engine_says_so(
-    run: RunData, ran: str | None, calibrated: str | None, told: int
+def test_a_prediction_says_which_engine_it_assumes_and_which_was_calibrated(
+    run: RunData, ran: str | None, calibrated: str | None, told: int, said: str | None
 ) -> None:
     cells = {
         name: replace(
@@ -93,26 +98,5 @@ def test_a_prediction_from_another_engine_says_so(
     assert len(found) == told
     for one in found:
         assert one.message.startswith("ddp-d2-b8 ran on ProcessGroupNCCL2, the calibration on ProcessGroupNCCL")
-
-
-@pytest.mark.parametrize(
-    ("ran", "said"),
-    [
-        (
-            "ProcessGroupNCCL2",
-            "exposed is predicted as on torch's engine ProcessGroupNCCL, whose all-reduces run beside",
-        ),
-        ("ProcessGroupNCCL", "exposed is predicted for torch's engine ProcessGroupNCCL, on which the cells ran"),
-        (None, None),
-    ],
-)
-def test_a_prediction_says_which_engine_it_assumes(run: RunData, ran: str | None, said: str | None) -> None:
-    cells = {
-        name: replace(
-            data, ranks=tuple((at, msgspec.structs.replace(rank, nccl_engine=ran)) for at, rank in data.ranks)
-        )
-        for name, data in run.cells.items()
-    }
-    notes = make_report(replace(run, cells=cells), calibration=made(run, BOTH)).tables["predictions"].notes
-    told = [note for note in notes if note.startswith("exposed is predicted")]
-    assert told == [] if said is None else [note.startswith(said) for note in told] == [True]
+    notes = [note for note in report.tables["predictions"].notes if note.startswith("exposed is predicted")]
+    assert notes == [] if said is None else [note.startswith(said) for note in notes] == [True]

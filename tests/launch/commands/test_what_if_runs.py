@@ -98,3 +98,4 @@ def test_wrong_use_of_a_run_is_one_line(arguments: list[str], expected: str) -> 
     assert isinstance(ended.exception, DpscopeError)
     assert expected in str(ended.exception)
     assert "\n" not in str(ended.exception)
+    assert ended.stdout == ""  # nothing is answered first

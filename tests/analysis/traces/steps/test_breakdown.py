@@ -51,8 +51,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+MATCHED = ("plain", "no sequence", "no metadata", "straggler", "extra groups")  # what a rank alone does not show
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options"),
+    [(2, one) for one in OPTIONS.values()] + [(4, OPTIONS[name]) for name in MATCHED],
+    ids=[*OPTIONS, *(f"{name}, four ranks" for name in MATCHED)],
+)
 def test_ddp(tmp_path: Path, world_size: int, options: DdpOptions) -> None:
     ranks = [ddp_trace(rank, world_size, options) for rank in range(world_size)]
     analysis = analyzed(tmp_path, *ranks)
