@@ -213,6 +213,17 @@ def _band(without: Sequence[Hindcast], forward: Sequence[Hindcast], trust: Mappi
     return band_of(told(without), told(forward))
 
 
+def link_rate(fit: TableFit, link: str, gradient_bytes: float) -> float | None:
+    """The bus bandwidth, GB/s, that the fitted ring has over a link; None where too little of it is exposed to tell."""
+    rows = [row for row in fit.rows if level(row.placement) == link]
+    if not rows:
+        return None
+    design = _design(rows, fit.single)
+    if float(np.median(fit.model.exposed_us(design) / fit.model.step_us(design))) < _COUNTS:
+        return None
+    return float(gradient_bytes / np.median(fit.model.wire_us(design)) / 1e3)
+
+
 def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool | None = None) -> Prediction:
     """One configuration from a table's fit; a refusal carries its reason.
 
@@ -273,6 +284,10 @@ def _on_one_device(fit: TableFit, asked: Prediction, batch_size: int) -> Predict
 def _refusal(fit: TableFit, place: Placement, batch_size: int) -> str | None:
     if fit.single.at(batch_size) is None:
         known = ", ".join(f"{batch:.0f}" for batch in fit.single.batches)
+        if known == "0":
+            return f"the table has no batch_per_rank, so whether it is of batch {batch_size} is not known"
+        if batch_size == 0:
+            return f"no batch is given, and one device was measured at {known} samples: each takes another time"
         return f"batch {batch_size} is too far from what one device was measured at ({known})"
     link = level(place)
     if link != "one device" and not any(level(row.placement) == link for row in fit.rows):

@@ -1,8 +1,11 @@
 """What a what-if answers: a number with its band, or a reason why there is none."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 BAND = 0.9  # of the truths lie inside
+_HELD_UP = {"communication": "communication", "waiting": "waiting for late ranks", "host": "the host's launches"}
+_MOST_SENTENCES = 4  # more are read more easily in the table
 
 
 @dataclass(frozen=True)
@@ -28,3 +31,24 @@ class Prediction:
     def as_plain(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
+
+
+def answer_sentences(labels: Sequence[str], predictions: Sequence[Prediction]) -> list[str]:
+    """What is answered, a sentence a configuration; none where there are many, which a table shows better."""
+    if len(predictions) > _MOST_SENTENCES:
+        return []
+    return [_answered(label, said) for label, said in zip(labels, predictions, strict=True)]
+
+
+def _answered(label: str, said: Prediction) -> str:
+    if said.step_us is None:
+        if said.low_us is None or said.high_us is None:
+            return f"{label}: no number: {said.reason}."
+        return f"{label}: between {_ms(said.low_us)} and {_ms(said.high_us)} ms a step; {said.reason}."
+    share = "" if said.efficiency is None else f", {100 * said.efficiency:.0f}% of perfect scaling"
+    bound = "" if said.bound_by in (None, "compute") else f", held up most by {_HELD_UP[said.bound_by]}"
+    return f"{label}: {_ms(said.step_us)} ms a step ({BAND:.0%} band {_ms(said.low_us)} to {_ms(said.high_us)}){share}{bound}."
+
+
+def _ms(value_us: float | None) -> str:
+    return "NA" if value_us is None else f"{value_us / 1e3:.1f}"

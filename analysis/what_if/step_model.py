@@ -76,6 +76,12 @@ class StepModel:
         """Exposed communication, waiting for the slowest rank included."""
         return _exposed(self.parameters, design, self.unit_us)
 
+    def wire_us(self, design: Design) -> Floats:
+        """What all gradients take over the link once, without latency: 2(N-1)/N of it are a ring all-reduce."""
+        _, wire_node, _, wire_net, crowding = np.exp(self.parameters[:5])
+        crowded = wire_net * (1 + crowding * (design.most_per_node - 1))
+        return np.asarray(np.where(design.several_nodes, crowded, wire_node) * self.unit_us)
+
     def step_us(self, design: Design) -> Floats:
         """The step: one device's, what DDP costs by itself, and exposed communication."""
         own = float(np.exp(self.parameters[8]))

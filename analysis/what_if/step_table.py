@@ -40,6 +40,7 @@ class MeasuredStep:
     sync_us: float | None
     single: bool  # one device without DistributedDataParallel
     identity: tuple[tuple[str, str], ...] = ()
+    placed: bool = True  # False where the table does not say which devices share a node: all are taken to be on one
 
 
 def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
@@ -82,6 +83,7 @@ def _measured(row: Mapping[str, str], where: str, times: bool) -> MeasuredStep:
         sync_us=None if sync_ms is None else sync_ms * 1e3,
         single=row.get("strategy", "").lower() == "single" or (ranks == 1 and not row.get("strategy")),
         identity=tuple((name, value) for name, value in row.items() if name not in told),
+        placed=any(row.get(name) for name in ("nodes", "ranks_per_node", "gpus_per_node")),
     )
 
 

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.what_if.from_table import TableFit, fit_table, predict_step
-from dpscope.analysis.what_if.prediction import BAND, Prediction
+from dpscope.analysis.text.units import counted
+from dpscope.analysis.what_if.forecasts import LINKS
+from dpscope.analysis.what_if.from_table import TableFit, fit_table, link_rate, predict_step
+from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences
 from dpscope.analysis.what_if.score import Score, score
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement, read_step_table
 from dpscope.profiling.store.errors import DpscopeError
@@ -26,6 +28,15 @@ class Question:
 
 
 @dataclass(frozen=True)
+class LinkRateTold:
+    """The bus bandwidth of one link by the fit and the bytes of the gradients; None where computing hides what it costs."""
+
+    series: str
+    link: str
+    gb_per_s: float | None
+
+
+@dataclass(frozen=True)
 class TableAnswer:
     """`predictions` with the series each is of; `own_errors`: left-out rows by series; `score`: where truths were given."""
 
@@ -33,6 +44,7 @@ class TableAnswer:
     own_errors: Mapping[str, Score]
     scores: Mapping[str, Score]
     truths_us: tuple[float, ...] = ()
+    rates: tuple["LinkRateTold", ...] = ()
 
     def as_json(self) -> str:
         """One entry a configuration; errors and scores beside them."""
@@ -41,13 +53,14 @@ class TableAnswer:
                 "predictions": [{**said.as_plain(), "series": series} for series, said in self.predictions],
                 "own_error": {name: asdict(one) for name, one in self.own_errors.items()},
                 "score": {name: asdict(one) for name, one in self.scores.items()},
+                **({"link_rates": [asdict(one) for one in self.rates]} if self.rates else {}),
             },
             indent=1,
             allow_nan=False,
         )
 
 
-def ask_table(path: Path, question: Question) -> TableAnswer:
+def ask_table(path: Path, question: Question, gradient_bytes: float | None = None) -> TableAnswer:
     """Predictions of every series of a table at the configurations asked for. Raises DpscopeError for an unreadable table."""
     fits = _fits(read_step_table(path))
     predictions = []
@@ -56,10 +69,10 @@ def ask_table(path: Path, question: Question) -> TableAnswer:
             for count in question.devices:
                 place = _place(rows, count, question.per_node)
                 predictions.append((_label(identity), _predict(fit, place, batch)))
-    return TableAnswer(tuple(predictions), _own_errors(fits), {})
+    return TableAnswer(tuple(predictions), _own_errors(fits), {}, rates=_rates(fits, gradient_bytes))
 
 
-def score_table(path: Path, measured: Path) -> TableAnswer:
+def score_table(path: Path, measured: Path, gradient_bytes: float | None = None) -> TableAnswer:
     """Every row of `measured` predicted from the table alone, in its order, and set beside its time."""
     rows, truths = _comparable(read_step_table(path), read_step_table(measured))
     fits = _fits(rows)
@@ -73,7 +86,8 @@ def score_table(path: Path, measured: Path) -> TableAnswer:
         mine = [index for index, truth in enumerate(truths) if truth.identity == identity]
         if mine and isinstance(fit, TableFit):
             scores[_label(identity)] = score(fit, [predictions[i][1] for i in mine], [truths[i] for i in mine])
-    return TableAnswer(tuple(predictions), _own_errors(fits), scores, tuple(truth.step_us for truth in truths))
+    times = tuple(truth.step_us for truth in truths)
+    return TableAnswer(tuple(predictions), _own_errors(fits), scores, times, _rates(fits, gradient_bytes))
 
 
 def _comparable(
@@ -91,6 +105,9 @@ def _comparable(
         kept.append(
             [replace(row, identity=tuple(one for one in row.identity if one[0] not in dropped)) for row in mine]
         )
+    batches = {row.batch_size for row in rows}
+    if len(batches) == 1:  # a table of one batch speaks of that one
+        kept[1] = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in kept[1]]
     return kept[0], kept[1]
 
 
@@ -99,6 +116,20 @@ def _fits(rows: Sequence[MeasuredStep]) -> dict[Identity, tuple[list[MeasuredSte
     for row in rows:
         series.setdefault(row.identity, []).append(row)
     return {identity: (mine, fit_table(mine)) for identity, mine in series.items()}
+
+
+def _rates(
+    fits: Mapping[Identity, tuple[list[MeasuredStep], TableFit | str]], gradient_bytes: float | None
+) -> tuple[LinkRateTold, ...]:
+    if gradient_bytes is None:
+        return ()
+    return tuple(
+        LinkRateTold(_label(identity), link, link_rate(fit, link, gradient_bytes))
+        for identity, (_, fit) in fits.items()
+        if isinstance(fit, TableFit)
+        for link in LINKS[1:]
+        if fit.largest(link) > 1
+    )
 
 
 def _predict(fit: TableFit | str, place: Placement, batch_size: int, single: bool | None = None) -> Prediction:
@@ -136,7 +167,9 @@ def _usual_batches(rows: Sequence[MeasuredStep]) -> list[int]:
 
 
 def _place(rows: Sequence[MeasuredStep], count: int, per_node: int | None) -> Placement:
-    """Full nodes of so many devices; unless told, of the most that the table has on one node."""
+    """Full nodes of so many devices; unless told, of the most that the table has on one node; one node if it names none."""
+    if per_node is None and not any(row.placed for row in rows):
+        return Placement(count, 1, count)
     each = per_node or max(row.placement.most_per_node for row in rows)
     return Placement(count, -(-count // each), min(count, each))
 
@@ -199,6 +232,21 @@ def _band(said: Prediction) -> str:
     return "NA" if said.low_us is None or said.high_us is None else f"{_ms(said.low_us)} to {_ms(said.high_us)}"
 
 
+def first_sentences(answer: TableAnswer) -> list[str]:
+    """The answer in words; none beside measured rows, where the score says more."""
+    if answer.truths_us:
+        return []
+    several = len({series for series, _ in answer.predictions}) > 1
+    batches = len({said.batch_size for _, said in answer.predictions}) > 1
+    labels = [
+        (f"{series}, " if several else "")
+        + counted(said.devices, "device")
+        + (f" with {said.batch_size} samples each" if batches else "")
+        for series, said in answer.predictions
+    ]
+    return answer_sentences(labels, [said for _, said in answer.predictions])
+
+
 def error_sentences(answer: TableAnswer) -> list[str]:
     """How wrong the method was: on the table's own rows, each device count left out in turn, and on the truths given."""
     said = [
@@ -207,12 +255,21 @@ def error_sentences(answer: TableAnswer) -> list[str]:
         f"{_percent(one.rules['perfect scaling'])})."
         for name, one in answer.own_errors.items()
     ]
+    said += [_rate_sentence(one) for one in answer.rates]
     for name, one in answer.scores.items():
         said.append(f"{name}: {_scored(one)}")
     return said
 
 
+def _rate_sentence(one: LinkRateTold) -> str:
+    if one.gb_per_s is None:
+        return f"{one.series}: {one.link} the gradients' transfer hides under computing, so these rows do not tell its rate."
+    return f"{one.series}: {one.link} the gradients travel at {one.gb_per_s:.3g} GB/s (bus bandwidth), estimated from the fit."
+
+
 def _scored(one: Score) -> str:
+    if one.declined == one.rows:
+        return f"none of {counted(one.rows, 'row')} predicted, for the reasons above."
     rules = ", ".join(f"{rule} {_percent(off)}" for rule, off in one.rules.items())
     return (
         f"{one.rows - one.declined} of {one.rows} rows predicted. Median error of the step {_percent(one.step_error)} (worst "

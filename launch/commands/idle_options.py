@@ -214,7 +214,6 @@ IDLE: dict[str, tuple[Idle, ...]] = {
                     "base_devices",
                     "base_batch_size",
                     "base_bucket_mb",
-                    "gradient_bytes",
                 ),
             ),
             _of_table,

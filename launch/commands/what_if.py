@@ -1,5 +1,6 @@
 """`dpscope whatif`: the step of a configuration that nobody has run, with its error shown."""
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -42,7 +43,7 @@ def whatif(
     base_devices: Annotated[int | None, typer.Option(min=1, help="of a trace: devices of its job")] = None,
     base_batch_size: Annotated[int | None, typer.Option(min=1, help="of a trace: its batch per device")] = None,
     base_bucket_mb: Annotated[float | None, typer.Option(help="of a trace: its bucket_cap_mb")] = None,
-    gradient_bytes: Annotated[float | None, typer.Option(help="of a trace: bytes of all gradients")] = None,
+    gradient_bytes: Annotated[float | None, typer.Option(help="of a trace or a table: bytes of all gradients")] = None,
     trace: Annotated[Path | None, typer.Option(help="write the first scenario's step as a Chrome trace")] = None,
     figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None,
     output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
@@ -57,7 +58,7 @@ def whatif(
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
     if paths[0].suffix == _TABLE:
-        _of_table(paths, asked, measured, output_format)
+        _of_table(paths, asked, measured, gradient_bytes, output_format)
         return
     from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces
 
@@ -68,13 +69,17 @@ def whatif(
     )
 
 
-def _of_table(paths: list[Path], asked: "AskedText", measured: Path | None, output_format: str) -> None:
+def _of_table(
+    paths: list[Path], asked: "AskedText", measured: Path | None, gradient_bytes: float | None, output_format: str
+) -> None:
     """From a table alone."""
     table = paths[0]
     if len(paths) > 1:
         raise DpscopeError(f"{table} is a table: give it alone")
     if (asked.devices is None) == (measured is None):
         raise DpscopeError("say what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
+    if gradient_bytes is not None and not 0 < gradient_bytes < math.inf:
+        raise DpscopeError(f"--gradient-bytes {gradient_bytes:g}: give a number of bytes above 0")
     if not table.is_file():
         raise DpscopeError(f"{table} is no file; give a CSV table")
     from rich.console import Console
@@ -84,17 +89,20 @@ def _of_table(paths: list[Path], asked: "AskedText", measured: Path | None, outp
     from dpscope.analysis.what_if import table_answer as what_if
 
     if measured is not None:
-        answer = what_if.score_table(table, measured)
+        answer = what_if.score_table(table, measured, gradient_bytes)
     else:
         batches = what_if.batch_sizes(asked.batch_size) if asked.batch_size is not None else None
         each = what_if.per_node(asked.per_node) if asked.per_node is not None else None
-        answer = what_if.ask_table(table, what_if.Question(what_if.device_counts(asked.devices or ""), each, batches))
+        question = what_if.Question(what_if.device_counts(asked.devices or ""), each, batches)
+        answer = what_if.ask_table(table, question, gradient_bytes)
     if output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
     elif output_format == "csv":
         sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
     else:
         console = Console()
+        for sentence in what_if.first_sentences(answer):
+            console.print(sentence, highlight=False)
         print_table(console, what_if.prediction_table(answer))
         for said in what_if.error_sentences(answer):
             console.print(said, highlight=False)

@@ -55,10 +55,12 @@ def of_run_or_traces(
         sys.stdout.write(render(output.run_table(said), "csv"))
     else:
         console = Console()
-        for sentence in output.base_sentences(said):
+        further = _further(said, question)
+        first = further if question.solve is not None else output.first_sentences(said)
+        for sentence in first:
             console.print(sentence, highlight=False)
         print_table(console, output.run_table(said))
-        for sentence in _further(said, question):
+        for sentence in output.base_sentences(said) + (further if further is not first else []):
             console.print(sentence, highlight=False)
     _write(said, question)
 

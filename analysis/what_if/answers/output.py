@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import counted
 from dpscope.analysis.what_if.answers.bases import AskedBase, lacks_sentence
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
-from dpscope.analysis.what_if.prediction import BAND, Prediction
+from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences
 from dpscope.analysis.what_if.replay.base import base_error
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS
 from dpscope.analysis.what_if.scenarios.predict import predict
@@ -69,6 +70,15 @@ def run_table(said: RunAnswer) -> TextTable:
     return TextTable(
         "Steps that were not measured, replayed from one that was", headings, rows, notes=tuple(_grounds(said))
     )
+
+
+def first_sentences(said: RunAnswer) -> list[str]:
+    """The answer in words, a sentence a scenario where these are few."""
+    labels = []
+    for words, _, one in said.predictions:
+        told = [f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices"]
+        labels.append(", ".join([counted(one.devices, "device"), *told]))
+    return answer_sentences(labels, [one for _, _, one in said.predictions])
 
 
 def _options(said: RunAnswer) -> list[str]:

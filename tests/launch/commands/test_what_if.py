@@ -1,6 +1,7 @@
 """`dpscope whatif` as a command: its JSON, its refusals."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,55 @@ def test_other_formats(output_format: str) -> None:
     shown = whatif(V100, "--devices", "8", "--format", output_format).stdout
     assert "resnet101" in shown
     assert "NA" not in shown.splitlines()[0]
+
+
+def printed(*arguments: object) -> str:
+    return " ".join(whatif(*arguments).stdout.split())
+
+
+def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
+    table = tmp_path / "steps.csv"
+    table.write_text("ranks,step_ms\n1,100\n2,104\n4,104\n8,104\n")
+    said = printed(table, "--devices", "16,128")
+    assert re.match(r"16 devices: 104\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 96% of perfect scaling\. ", said)
+    assert "128 devices: between 100.0 and " in said
+    refused = table.with_name("faster.csv")
+    refused.write_text("ranks,step_ms\n1,100\n2,80\n4,81\n")
+    assert printed(refused, "--devices", "8").startswith("8 devices: no number: 2 devices take 0.80x the time of one")
+
+
+def test_a_table_that_names_no_nodes_is_asked_for_devices_alone(tmp_path: Path) -> None:
+    # Nothing tells where the devices are, before or after: 16 are predicted from 2, 4 and 8, not refused as two nodes.
+    table = tmp_path / "steps.csv"
+    table.write_text("ranks,step_ms\n1,100\n2,104\n4,106\n8,109\n")
+    entry = json.loads(whatif(table, "--devices", "16", "--format", "json").stdout)["predictions"][0]
+    assert (entry["nodes"], entry["reason"]) == (1, None)
+    assert 105e3 < entry["step_us"] < 115e3
+    told = json.loads(whatif(table, "--devices", "16", "--per-node", "8", "--format", "json").stdout)["predictions"][0]
+    assert (told["nodes"], told["step_us"]) == (2, None)
+
+
+def test_a_column_or_a_batch_that_one_table_lacks_hinders_nothing(tmp_path: Path) -> None:
+    known, other = tmp_path / "known.csv", tmp_path / "other.csv"
+    known.write_text("site,ranks,batch_per_rank,step_ms\na,1,32,100\na,2,32,104\na,4,32,106\n")
+    other.write_text("day,ranks,step_ms\nmonday,8,110\n")
+    said = json.loads(whatif(known, "--measured", other, "--format", "json").stdout)
+    assert said["predictions"][0]["reason"] is None
+    assert said["score"]["all series"]["step_error"] < 0.05
+    other.write_text("day,ranks,step_ms\nmonday,8,110\ntuesday,8,111\n")  # which tells them apart
+    assert "has no rows of monday" in printed(known, "--measured", other)
+
+
+def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
+    # 100 MB take 200 ms over the wire: 0.5 GB/s. A ring of N takes 2(N-1)/N of that, 60 ms of which hide: 140, 240, 290 ms stay.
+    table = tmp_path / "steps.csv"
+    steps = "".join(f"{n},{n},{40 + 400 * (n - 1) / n},{400 * (n - 1) / n - 60}\n" for n in (2, 4, 8))
+    table.write_text(f"nodes,ranks,step_ms,sync_ms\n1,1,100,\n{steps}")
+    said = json.loads(whatif(table, "--devices", "16", "--gradient-bytes", "1e8", "--format", "json").stdout)
+    (rate,) = said["link_rates"]
+    assert rate["link"] == "between nodes"
+    assert rate["gb_per_s"] == pytest.approx(0.5, rel=0.2)
+    table.write_text("ranks,step_ms\n1,100\n2,101\n4,101\n")
+    assert "hides under computing" in printed(table, "--devices", "8", "--gradient-bytes", "1e8")
+    ended = whatif(table, "--devices", "8", "--gradient-bytes", "0")
+    assert "--gradient-bytes 0: give a number of bytes above 0" in str(ended.exception)
