@@ -232,7 +232,7 @@ def _band(said: Prediction) -> str:
     return "NA" if said.low_us is None or said.high_us is None else f"{_ms(said.low_us)} to {_ms(said.high_us)}"
 
 
-def first_sentences(answer: TableAnswer) -> list[str]:
+def table_answer_sentences(answer: TableAnswer) -> list[str]:
     """The answer in words; none beside measured rows, where the score says more."""
     if answer.truths_us:
         return []

@@ -101,7 +101,7 @@ def _of_table(
         sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
     else:
         console = Console()
-        for sentence in what_if.first_sentences(answer):
+        for sentence in what_if.table_answer_sentences(answer):
             console.print(sentence, highlight=False)
         print_table(console, what_if.prediction_table(answer))
         for said in what_if.error_sentences(answer):

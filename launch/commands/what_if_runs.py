@@ -56,7 +56,7 @@ def of_run_or_traces(
     else:
         console = Console()
         further = _further(said, question)
-        first = further if question.solve is not None else output.first_sentences(said)
+        first = further if question.solve is not None else output.run_answer_sentences(said)
         for sentence in first:
             console.print(sentence, highlight=False)
         print_table(console, output.run_table(said))

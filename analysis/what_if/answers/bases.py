@@ -78,7 +78,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         name=data.cell.name,
         profiles=job.typical(TYPICAL),
         devices=data.cell.devices,
-        per_node=_per_node(data),
+        per_node=devices_per_node(data),
         step_us=step_us,
         spread=_spread(medians),
         exposed_us=_exposed(windows, step_us),
@@ -92,7 +92,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         largest=max(one.cell.devices for one in run.measured),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
-        gamma=max(0.0, ratios.compute.value - 1) if ratios is not None else 0.0,
+        gamma=gamma_of(run, data, max(0.0, ratios.compute.value - 1)) if ratios is not None else 0.0,
         slowdown=max(1.0, ratios.two_in_flight.value) if ratios is not None else 2.0,
         lacks=job.lacks if ratios is not None else (*job.lacks, _NO_CONTENTION),
     )
@@ -144,6 +144,22 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     return AskedBase(base, Costs(devices, devices, _traced(job), traced_bounded=bounded))
 
 
+def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
+    """How much slower computing is beside a collective: as calibrated, but no more than this cell's computing is slower than one
+    device's. A calibration computes on every core it has, and a model that waits on its device hardly slows."""
+    alone = [
+        one.whole_windows()
+        for one in run.measured
+        if one.cell.strategy == "single" and not one.cell.variant and one.cell.batch_size == data.cell.batch_size
+    ]
+    own = data.whole_windows()
+    if not alone or alone[0].empty or own.empty:
+        return calibrated
+    slower = float(own["compute_us"].mean()) - float(alone[0]["compute_us"].mean())
+    beside = float((own["communication_us"] - own["exposed_us"]).mean())
+    return min(calibrated, max(0.0, slower / beside)) if beside > 0 else calibrated
+
+
 def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:
     """Exposed communication of the traced steps, shortened as the untraced step is shorter."""
     if windows.empty or windows["exposed_us"].isna().all():
@@ -178,7 +194,7 @@ def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
     return replace(jobs[0], profiles=tuple(profiles), kinds=frozenset().union(*(job.kinds for job in jobs)))
 
 
-def _per_node(data: CellData) -> int:
+def devices_per_node(data: CellData) -> int:
     nodes = len({rank.node for _, rank in data.ranks})
     return -(-data.cell.devices // nodes)
 

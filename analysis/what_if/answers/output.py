@@ -72,7 +72,7 @@ def run_table(said: RunAnswer) -> TextTable:
     )
 
 
-def first_sentences(said: RunAnswer) -> list[str]:
+def run_answer_sentences(said: RunAnswer) -> list[str]:
     """The answer in words, a sentence a scenario where these are few."""
     labels = []
     for words, _, one in said.predictions:

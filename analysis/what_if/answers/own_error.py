@@ -7,7 +7,7 @@ import numpy as np
 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import AnyCell
-from dpscope.analysis.what_if.answers.bases import AskedBase
+from dpscope.analysis.what_if.answers.bases import AskedBase, devices_per_node
 from dpscope.analysis.what_if.prediction import BAND
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
@@ -110,7 +110,8 @@ def _others(question: AskedBase, measured: Sequence[CellData]) -> list[CellData]
 
 def _cell_error(question: AskedBase, data: CellData) -> CellError:
     base: Base = question.base
-    said = predict(base, scenario_of(data.cell, base), question.costs)
+    scenario = replace(scenario_of(data.cell, base), per_node=devices_per_node(data))
+    said = predict(base, scenario, question.costs)
     measured = float(np.median(np.concatenate(data.step_samples())))
     return CellError(
         cell=data.cell.name,
