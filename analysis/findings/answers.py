@@ -15,14 +15,14 @@ from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
 from dpscope.analysis.findings.actions import Action, best_action
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.text.units import sentence, show_time
 
 _DECIDING_REPEATS = 5
 Confidence = Literal["shown", "not_shown", "no_interval"]
 
 STAND_IN = (
-    "This is a stand-in run on a CPU: it shows how the strategies work and says nothing about GPUs. "
-    "dp-host stands in for nn.DataParallel, which does nothing without a GPU."
+    "This is a stand-in run on a CPU: it shows how the strategies work and says nothing about GPUs "
+    "(dp-host stands in for nn.DataParallel)."
 )
 ON_CPU = "These traces are of a CPU: compute and communication shared its cores, and they say nothing about GPUs."
 SCRIPT_ON_CPU = (
@@ -59,12 +59,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """`caveat` comes first where the run cannot speak of GPUs; None on GPUs."""
+    """`caveat` comes first where the run cannot speak of GPUs; None on GPUs. `cells` are those that they speak of."""
 
     which: Answer
     cost: Answer
     action: Answer
     caveat: str | None
+    cells: tuple[str, ...]
 
     @property
     def all(self) -> tuple[Answer, Answer, Answer]:
@@ -93,6 +94,7 @@ def answer(
         cost=_cost(comparison, chosen, straggler),
         action=_action(comparison, chosen, straggler, repeats, on_device=device_type != "cpu"),
         caveat=_caveat(comparison, device_type),
+        cells=tuple(str(row["cell"]) for row in case),
     )
 
 
@@ -201,7 +203,7 @@ def _gap_sentence(gap: StrategyGap) -> str:
         return f"{dp}'s step is {1 / ratio.value:.2f}x as fast as DDP's{_range(_inverse(ratio))}."
     if ratio.low is None:
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but one repeat cannot show it: use --repeats 3."
-    return f"No difference between {dp} and DDP is shown (ratio of their steps {ratio.value:.2f}{_range(ratio)})."
+    return f"No difference between {dp} and DDP is shown (step ratio {ratio.value:.2f}, {_bounds(ratio)})."
 
 
 def _inverse(ratio: Estimate) -> Estimate:
@@ -233,12 +235,13 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
     share = exposed / step
     said = (
         f"{what} {show_time(total)} of a {show_time(step)} step; {show_time(exposed)} of it ({share:.0%} of the step) is "
-        "exposed, that is, not hidden behind compute."
+        "exposed, not hidden behind compute"
     )
     bounds = interval_of(chosen, "added_exposed_us")
     confidence: Confidence = "no_interval" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
     if bounds is not None:
-        said += f" Exposed, 95% interval over repeats: {show_time(max(bounds.low, 0.0))} to {show_time(bounds.high)}."
+        low = f"{show_time(bounds.low)} to" if bounds.low > 0 else "up to"
+        said += f" ({CONFIDENCE:.0%} interval over repeats {low} {show_time(bounds.high)})"
     return Answer(question, said + _waiting(chosen, exposed, straggler), confidence)
 
 
@@ -246,12 +249,9 @@ def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
     """How much of the exposed part is waiting for late ranks, and for whom."""
     waiting = number(chosen, "exposed_wait_us")
     if waiting is None or not exposed:
-        return ""
-    fault = f" {straggler} is the late one." if straggler and waiting > 0 else ""
-    return (
-        f" Of the exposed part {show_time(waiting)} is waiting for late ranks and {show_time(exposed - waiting)} "
-        f"is transfer.{fault}"
-    )
+        return "."
+    fault = f" {sentence(straggler)[:-1]} is the late one." if straggler and waiting > 0 else ""
+    return f": {show_time(waiting)} waiting for late ranks, {show_time(exposed - waiting)} transfer.{fault}"
 
 
 def _action(
@@ -277,9 +277,13 @@ def _confidence(estimate: Estimate) -> Confidence:
 
 
 def _range(estimate: Estimate) -> str:
+    return f" ({_bounds(estimate)})"
+
+
+def _bounds(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
-        return f" ({estimate.count} steps, no interval)"
-    return f" (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
+        return f"{estimate.count} steps, no interval"
+    return f"{CONFIDENCE:.0%} interval {estimate.low:.2f} to {estimate.high:.2f}"
 
 
 def _name(row: CellValues) -> str:

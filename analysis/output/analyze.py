@@ -146,7 +146,7 @@ def _asked(targets: Targets) -> str:
 
 
 def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:
-    print_summary(console, report, page, findings=False)
+    print_summary(console, report, page, whole=True)
     console.print()
     console.print(Trimmed(Text(sentence(report.headline), style="bold")))
     console.print(Trimmed(Text(report.setting, style="dim")))

@@ -14,11 +14,11 @@ from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.straggler import straggler_of
 from dpscope.analysis.report.all_tables import report_tables, terminal_tables
-from dpscope.analysis.report.comparison_tables import comparison_csv, missing_reasons, summary_table
+from dpscope.analysis.report.comparison_tables import comparison_csv, missing_reasons, summarised, summary_table
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
-from dpscope.analysis.report.printed import PrintedReport
+from dpscope.analysis.report.printed import PrintedReport, first_rows
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.stamp import formats_there, replace_stamp
 from dpscope.analysis.report.timeline import timeline_views
@@ -76,6 +76,7 @@ class Report:
             caveat=self.answers.caveat,
             answers=(which.text, cost.text, action.text),
             summary=self.summary,
+            first_rows=first_rows(_cells(self.comparison), self.answers.cells),
             tables=tuple(terminal_tables(self.tables)),
             missing=self.missing,
             findings=self.findings,
@@ -126,6 +127,12 @@ def _what_if(run: RunData) -> "WhatIfChapter | None":
     from dpscope.analysis.what_if.answers.chapter import chapter_of
 
     return chapter_of(run)
+
+
+def _cells(comparison: Comparison) -> list[tuple[str, str, int, int]]:
+    """Name, strategy, devices and batch of the cells in the first table."""
+    columns = summarised(comparison)[["cell", "strategy", "devices", "batch_size"]]
+    return list(columns.itertuples(index=False, name=None))
 
 
 def _stragglers(run: RunData) -> dict[str, str]:

@@ -134,9 +134,14 @@ _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 def summary_table(comparison: Comparison) -> TextTable:
     """What comes first: a row per measured cell with its step, throughput, efficiency and communication."""
     view = summary_view(comparison)
-    if not comparison.of_traces:
-        comparison = replace(comparison, table=comparison.table[comparison.table["step_us"].notna()])
-    return _view(comparison, view.title, [BY_NAME[name] for name in view.columns])
+    shown = replace(comparison, table=summarised(comparison))
+    return _view(shown, view.title, [BY_NAME[name] for name in view.columns])
+
+
+def summarised(comparison: Comparison) -> pd.DataFrame:
+    """The rows of a comparison that `summary_table` shows."""
+    table = comparison.table
+    return table if comparison.of_traces else table[table["step_us"].notna()]
 
 
 def summary_view(comparison: Comparison) -> View:

@@ -64,8 +64,18 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
 def print_table(console: Console, table: TextTable) -> None:
     """One table with its notes beneath it; what the terminal has no room for continues below, the first column repeated."""
     console.print()
-    console.print(Trimmed(Text(table.title, style="bold")))
-    for columns in _fitting(table, console.width):
+    for part in _drawn(table, console.width):
+        console.print(part)
+
+
+def table_lines(console: Console, table: TextTable) -> int:
+    """How many lines `print_table` prints, without the blank one before them."""
+    return sum(len(console.render_lines(part, pad=False)) for part in _drawn(table, console.width))
+
+
+def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
+    yield Trimmed(Text(table.title, style="bold"))
+    for columns in _fitting(table, width):
         drawn = Table(pad_edge=False, box=None, padding=(0, 1))
         for index in columns:
             drawn.add_column(
@@ -77,9 +87,9 @@ def print_table(console: Console, table: TextTable) -> None:
             )
         for row in table.rows:
             drawn.add_row(*(escape(row[index]) for index in columns))
-        console.print(Trimmed(drawn))
+        yield Trimmed(drawn)
     for note in table.notes:
-        console.print(Trimmed(Text(note, style="dim")))
+        yield Trimmed(Text(note, style="dim"))
 
 
 def _width(table: TextTable, index: int) -> int:

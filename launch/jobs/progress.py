@@ -14,7 +14,7 @@ _MARKS = {"ok": "[green]ok[/]", "skipped": "[yellow]skipped[/]", "interrupted": 
 
 
 class SweepProgress:
-    """A context: a live line while a job runs, a lasting one when it has ended; plain lines without a terminal."""
+    """A context: a live line while a job runs, which stays if it does not end well; plain lines without a terminal."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -52,9 +52,11 @@ class SweepProgress:
 
     def finish(self, status: CellStatus, duration_s: float, message: str) -> None:
         """The running job has ended; `message` says why it is not ok."""
-        mark = _MARKS.get(status, f"[red]{status.replace('_', ' ')}[/]")
-        reason = f": {escape(message)}" if message else ""
-        self._console.print(f"{escape(self._title)}: {mark} in {duration_text(duration_s)}{reason}", soft_wrap=True)
+        if status != "ok" or not self._console.is_terminal:
+            mark = _MARKS.get(status, f"[red]{status.replace('_', ' ')}[/]")
+            reason = f": {escape(message)}" if message else ""
+            line = f"{escape(self._title)}: {mark} in {duration_text(duration_s)}{reason}"
+            self._console.print(line, highlight=False, soft_wrap=True)
         self._title = ""
 
     def _line(self) -> Text:

@@ -121,7 +121,7 @@ def described(settings: CalibrationSettings) -> str:
     """The line of the plan that tells a calibration."""
     counts = ", ".join((*map(str, settings.devices), *settings.layouts))
     return (
-        f"calibration first: {', '.join(settings.collectives)} on {counts} devices at {len(settings.sizes)} sizes "
+        f"Calibration first: {', '.join(settings.collectives)} on {counts} devices at {len(settings.sizes)} sizes "
         f"up to {settings.sizes[-1] / 1e6:.3g} MB (--no-calibrate skips it)"
     )
 

@@ -176,25 +176,62 @@ def describe_plan(
 
 def print_plan(description: PlanDescription, console: Console) -> None:
     """Print the cells of a run and the estimates of time and disk."""
-    table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "estimate a repeat")
-    for planned in description.plan:
-        jobs = [job for job in description.jobs if job.cell == planned.cell]
-        if planned.skip_reason is not None:
-            console.print(Text(f"{planned.cell.name} is left out: {planned.skip_reason}"), soft_wrap=True)
-            continue
-        done = sum(job.done for job in jobs)
-        table.add_row(planned.cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
-    console.print(table)
+    _print_cells(description, console)
     if (first := description.calibration) is not None:
         console.print(
             f"{described(first)}: about {duration_text(calibration_seconds(first))}", highlight=False, soft_wrap=True
         )
     to_do = sum(not job.done for job in description.jobs)
     console.print(
-        f"{description.device_type}, {description.threads_per_process} thread(s) a process; {to_do} job(s) to do: "
-        f"about {duration_text(description.duration_s)} and {description.disk_bytes / 1e6:.0f} MB of disk "
-        f"(an estimate: {description.estimate_basis}).",
+        f"{description.device_type}, {_number(description.threads_per_process, 'thread')} per process; "
+        f"{_number(to_do, 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis}).",
+        highlight=False,
         soft_wrap=True,
     )
+    _print_findings(description, console)
+
+
+def print_beginning(description: PlanDescription, console: Console) -> None:
+    """Print in a few lines what a run is about to do."""
+    for planned in description.plan:
+        if planned.skip_reason is not None:
+            console.print(Text(_left_out(planned)), soft_wrap=True)
+    to_do = sum(not job.done for job in description.jobs)
+    done = len(description.jobs) - to_do
+    cells = len({job.cell for job in description.jobs})
+    told = f", {done} done already" if done else ""
+    console.print(
+        f"{_number(len(description.jobs), 'job')} of {_number(cells, 'cell')} on {description.device_type}{told}; about "
+        f"{_cost(description)} (--dry-run lists them).",
+        highlight=False,
+    )
+    _print_findings(description, console)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _cost(description: PlanDescription) -> str:
+    return f"{duration_text(description.duration_s)} and {description.disk_bytes / 1e6:.0f} MB of disk"
+
+
+def _left_out(planned: PlannedCell) -> str:
+    return f"{planned.cell.name} is left out: {planned.skip_reason}"
+
+
+def _print_findings(description: PlanDescription, console: Console) -> None:
     for finding in description.findings:
         console.print(Text(f"{finding.severity}: {finding.message} {finding.next_step}"), soft_wrap=True)
+
+
+def _print_cells(description: PlanDescription, console: Console) -> None:
+    table = Table(Column("cell: -d devices, -b batch per device", no_wrap=True), "repeats", "done", "time per repeat")
+    for planned in description.plan:
+        jobs = [job for job in description.jobs if job.cell == planned.cell]
+        if planned.skip_reason is not None:
+            console.print(Text(_left_out(planned)), soft_wrap=True)
+            continue
+        done = sum(job.done for job in jobs)
+        table.add_row(planned.cell.name, str(len(jobs)), str(done), duration_text(jobs[0].estimate.duration_s))
+    console.print(table)

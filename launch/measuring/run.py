@@ -16,7 +16,7 @@ from dpscope.launch.measuring.calibration import (
     plan_calibration,
     stored_calibration,
 )
-from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_plan
+from dpscope.launch.measuring.planned_jobs import PlanDescription, PlannedJob, describe_plan, plan_run, print_beginning
 from dpscope.launch.planning.manifest import (
     check_same_conditions,
     commit_findings,
@@ -56,7 +56,7 @@ def run_sweep(
     """
     description = plan_run(config, out, fresh, repeats_by_cell, starter.count)
     if repeats_by_cell is None or _to_do(description):  # --detect tells its choice itself
-        print_plan(description, console)
+        print_beginning(description, console)
     run = RunFolder(out)
 
     starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))

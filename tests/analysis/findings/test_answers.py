@@ -90,8 +90,8 @@ def test_what_communication_costs() -> None:
     row = cell("ddp", 4, 32, added_exposed_low_us=15e3, added_exposed_high_us=25e3)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda").cost
     assert said.text == (
-        "DDP's communication takes 30.0 ms of a 100.0 ms step; 20.0 ms of it (20% of the step) is exposed, that is, not "
-        "hidden behind compute. Exposed, 95% interval over repeats: 15.0 ms to 25.0 ms."
+        "DDP's communication takes 30.0 ms of a 100.0 ms step; 20.0 ms of it (20% of the step) is exposed, not "
+        "hidden behind compute (95% interval over repeats 15.0 ms to 25.0 ms)."
     )
     assert said.confidence == "shown"
 
