@@ -140,6 +140,22 @@ def throughput(data: CellData, without_wait: bool) -> Range:
     return mean_range(rates)
 
 
+def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
+    """Seconds per epoch and whether whole epochs were timed; else the step's median times the steps of an epoch."""
+    epochs = []
+    for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
+        blocks = zip(*(rank.blocks for number, rank in data.ranks if number == repeat), strict=False)
+        epochs += [max(block.duration_s for block in ranks) for ranks in blocks if ranks[0].epoch is not None]
+    if epochs:
+        return sum(epochs) / len(epochs), True
+    samples = data.step_samples()
+    if not samples or not data.ranks:
+        return None, False
+    median_us = float(pd.concat([pd.Series(repeat) for repeat in samples]).median())
+    steps = data.ranks[0][1].steps_per_epoch
+    return None if steps is None else median_us * steps / 1e6, False
+
+
 def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spread: Spread) -> None:
     """Speedups and efficiencies with their intervals; on one device they are 1 by definition."""
     cell, step = data.cell, row.number("step_us")

@@ -13,7 +13,7 @@ import pandas as pd
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
-from dpscope.analysis.findings.actions import Action, best_action
+from dpscope.analysis.findings.actions import Action, best_action, exposed_parts
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import sentence, show_time
 
@@ -247,11 +247,13 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
 
 def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
     """How much of the exposed part is waiting for late ranks, and for whom."""
-    waiting = number(chosen, "exposed_wait_us")
-    if waiting is None or not exposed:
+    parts = exposed_parts(chosen)
+    if parts is None or not exposed:
         return "."
+    waiting = parts.waiting
+    broadcasts = f", {show_time(parts.broadcasts)} broadcasts of buffers" if parts.broadcasts else ""
     fault = f" {sentence(straggler)[:-1]} is the late one." if straggler and waiting > 0 else ""
-    return f": {show_time(waiting)} waiting for late ranks, {show_time(exposed - waiting)} transfer.{fault}"
+    return f": {show_time(waiting)} waiting for late ranks, {show_time(parts.transfer)} transfer{broadcasts}.{fault}"
 
 
 def _action(

@@ -5,13 +5,14 @@ measured beside each estimate; 3. bandwidth and utilisation; 4. results, a row a
 6. what others published of the same cells, where the run names a table of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.measured import epoch_seconds
 from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.findings.run_findings import TRACER_COST
 from dpscope.analysis.report.published_table import TITLE as PUBLISHED_TITLE
 from dpscope.analysis.report.published_table import MeasuredValue, published_table
 from dpscope.analysis.runs.run_data import CellData, RunData
@@ -26,7 +27,7 @@ class StudyQuantity:
 
     heading: str
     value: Callable[[CellData], float | None]
-    digits: int | None  # decimals; None: three significant digits
+    digits: int  # decimals; more of a value that would keep fewer than three digits
     column: str
 
 
@@ -60,7 +61,7 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
                 "Compute and communication of an epoch, measured beside each estimate",
                 builder.by_batch,
                 builder.communication(),
-                ("measured: means of traced steps x steps per epoch; estimates: from untraced medians",),
+                builder.communication_notes(),
             ),
             ("Bandwidth and utilisation", builder.by_batch, builder.bandwidth(), builder.bandwidth_notes()),
             ("Results", builder.by_cell, builder.results(), ()),
@@ -75,22 +76,6 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
     drawn.append((PUBLISHED_TITLE, *published_table(run, builder.published())))
     lines = (f"{title}: {line}" for title, _, missing in drawn for line in missing)
     return Study(tuple(table for _, table, _ in drawn if table is not None), tuple(dict.fromkeys(lines)))
-
-
-def epoch_seconds(data: CellData) -> tuple[float | None, bool]:
-    """Seconds per epoch and whether whole epochs were timed; else the step's median times the steps of an epoch."""
-    epochs = []
-    for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
-        blocks = zip(*(rank.blocks for number, rank in data.ranks if number == repeat), strict=False)
-        epochs += [max(block.duration_s for block in ranks) for ranks in blocks if ranks[0].epoch is not None]
-    if epochs:
-        return sum(epochs) / len(epochs), True
-    samples = data.step_samples()
-    if not samples or not data.ranks:
-        return None, False
-    median_us = float(pd.concat([pd.Series(repeat) for repeat in samples]).median())
-    steps = data.ranks[0][1].steps_per_epoch
-    return None if steps is None else median_us * steps / 1e6, False
 
 
 class _Builder:
@@ -125,21 +110,22 @@ class _Builder:
 
     def communication(self) -> Sequence[StudyQuantity]:
         return (
-            StudyQuantity("compute [s]", self._epoch_of("compute_us"), 3, "compute_us"),
-            self._told("communication, measured [s]", "communication_epoch_us", 3, 1e-6),
-            self._told("exposed, measured [s]", "exposed_epoch_us", 3, 1e-6),
-            self._told("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 3, 1e-6),
-            self._told("estimate T_N-T_1(G)/N [s]", "ideal_split_epoch_us", 3, 1e-6),
-            self._told("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 3, 1e-6),
+            StudyQuantity("epoch [s]", self._epoch, 2, "step_us"),
+            StudyQuantity("compute [s]", self._epoch_of("compute_us"), 2, "compute_us"),
+            self._told("communication, measured [s]", "communication_epoch_us", 2, 1e-6),
+            self._told("exposed, measured [s]", "exposed_epoch_us", 2, 1e-6),
+            self._told("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 2, 1e-6),
+            self._told("estimate T_N-T_1(G)/N [s]", "ideal_split_epoch_us", 2, 1e-6),
+            self._told("estimate T_N-T_1(G) [s]", "same_total_epoch_us", 2, 1e-6),
         )
 
     def bandwidth(self) -> Sequence[StudyQuantity]:
         return (
-            self._told("all-reduces, algbw [GB/s]", "algbw_gb_per_s", None, 1.0),
-            self._told("all-reduces, busbw [GB/s]", "busbw_gb_per_s", None, 1.0),
-            self._told("busbw, of the link [%]", "transfer_of_link", 1, 100.0),
-            self._told("all communication [GB/s]", "communication_gb_per_s", None, 1.0),
-            self._told("all communication, of the link [%]", "communication_of_link", 1, 100.0),
+            self._told("all-reduces, algbw [GB/s]", "algbw_gb_per_s", 1, 1.0),
+            self._told("all-reduces, busbw [GB/s]", "busbw_gb_per_s", 1, 1.0),
+            self._told("busbw / link [%]", "transfer_of_link", 1, 100.0),
+            self._told("all communication [GB/s]", "communication_gb_per_s", 1, 1.0),
+            self._told("all communication / link [%]", "communication_of_link", 1, 100.0),
         )
 
     def results(self) -> Sequence[StudyQuantity]:
@@ -167,8 +153,8 @@ class _Builder:
         alike = {
             "epoch_seconds": (self._epoch, "s"),
             "compute_seconds": (self._epoch_of("compute_us"), "s"),
-            "communication_seconds": (self._told("", "communication_epoch_us", 3, 1e-6).value, "s"),
-            "effective_bandwidth": (self._told("", "communication_gb_per_s", None, 1.0).value, "GB/s"),
+            "communication_seconds": (self._told("", "communication_epoch_us", 2, 1e-6).value, "s"),
+            "effective_bandwidth": (self._told("", "communication_gb_per_s", 1, 1.0).value, "GB/s"),
             "utilisation": (self._told("", "communication_of_link", 1, 100.0).value, "%"),
             "test_accuracy": (self._told("", "test_accuracy_percent", 2, 1.0).value, "%"),
         }
@@ -183,6 +169,16 @@ class _Builder:
     def epoch_notes(self) -> tuple[str, ...]:
         how = "measured whole epochs" if self._whole else "median step time x steps per epoch, not a measured epoch"
         return (f"epoch seconds are {how}", "a speedup of epochs already counts the N devices")
+
+    def communication_notes(self) -> tuple[str, ...]:
+        """How each is obtained; where tracing slowed a cell's steps, its parts may exceed its epoch."""
+        how = "compute and communication: means of traced steps x steps per epoch; epoch and estimates: from untraced steps"
+        slowed = [
+            f"{name} {cost:.2f}x"
+            for name, row in self._rows.items()
+            if (cost := as_number(row["tracer_cost"])) is not None and cost > TRACER_COST
+        ]
+        return (how, *((f"traced steps took longer than untraced ones: {', '.join(slowed)}",) if slowed else ()))
 
     def bandwidth_notes(self) -> tuple[str, ...]:
         links = sorted({float(rate) for rate in self._comparison.table["link_gb_per_s"].dropna()})
@@ -202,12 +198,14 @@ class _Builder:
         self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
     ) -> tuple[TextTable | None, list[str]]:
         """The same with a column per global batch; only if several devices share one."""
-        several = [data for data in self._run.measured if data.cell.devices > 1]
-        if not any(quantities[-1].value(data) is not None for data in several):
+        several = [one for one in self._run.measured if one.cell.devices > 1 and quantities[-1].value(one) is not None]
+        if not several:
             return None, [
                 "no single-device cell has the global batch of a cell with several devices; add --scaling strong"
             ]
-        return self._grid(title, quantities, (*notes, "G: global batch"), "G", lambda data: data.cell.global_batch_size)
+        shared = {one.cell.global_batch_size for one in several}
+        told = (*notes, "G: global batch")
+        return self._grid(title, quantities, told, "G", lambda data: data.cell.global_batch_size, shared)
 
     def by_cell(
         self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
@@ -227,6 +225,7 @@ class _Builder:
         notes: Sequence[str],
         letter: str,
         batch: Callable[[CellData], int],
+        shown_batches: Collection[int] | None = None,
     ) -> tuple[TextTable | None, list[str]]:
         if not quantities:
             if self._run.manifest.script is not None:
@@ -235,10 +234,11 @@ class _Builder:
         by_key = {
             (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, batch(data)): data
             for data in self._run.measured
+            if shown_batches is None or batch(data) in shown_batches
         }
         batches = sorted({key[2] for key in by_key})
         rows, shown = [], set()
-        for strategy, devices in dict.fromkeys(key[:2] for key in by_key):
+        for strategy, devices in sorted(dict.fromkeys(key[:2] for key in by_key), key=lambda key: key[1]):
             for one in quantities:
                 cells = [by_key.get((strategy, devices, size)) for size in batches]
                 entries = [NA if data is None else _shown(one, data) for data in cells]
@@ -246,6 +246,11 @@ class _Builder:
                     rows.append((strategy, str(devices), one.heading, *entries))
                     shown.add(one.heading)
         missing = list(self._why(one for one in quantities if one.heading not in shown))
+        told = {(row[0], row[1]) for row in rows}
+        absent = {data.cell.strategy: data for key, data in by_key.items() if (key[0], str(key[1])) not in told}
+        for strategy, data in absent.items():
+            reason = self._comparison.reasons.get((data.cell.name, quantities[-2].column))
+            missing += [f"no {strategy}: {reason}"] if rows and data.cell.devices > 1 and reason else []
         headings = ("strategy", "devices", "quantity", *(f"{letter}={size}" for size in batches))
         return (TextTable(title, headings, tuple(rows), tuple(notes)) if rows else None), missing
 
@@ -277,7 +282,7 @@ class _Builder:
 
         return StudyQuantity(heading, value, 1, speedup.column)
 
-    def _told(self, heading: str, column: str, digits: int | None, factor: float) -> StudyQuantity:
+    def _told(self, heading: str, column: str, digits: int, factor: float) -> StudyQuantity:
         def value(data: CellData) -> float | None:
             known = as_number(self._rows[data.cell.name][column])
             return known * factor if known is not None else None
@@ -299,7 +304,5 @@ def _shown(quantity: StudyQuantity, data: CellData) -> str:
     value = quantity.value(data)
     if value is None:
         return NA
-    decimals = quantity.digits
-    if decimals is None or 0 < abs(value) < 10.0 ** (1 - decimals):  # of which they would leave one digit or none
-        return f"{value:.3g}"
-    return f"{value:.{decimals}f}"
+    before_point = math.floor(math.log10(abs(value))) + 1 if value and quantity.digits else 3
+    return f"{value:.{max(quantity.digits, 3 - before_point)}f}"

@@ -96,6 +96,19 @@ def test_what_communication_costs() -> None:
     assert said.confidence == "shown"
 
 
+def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
+    """Of 20 ms exposed 5 ms wait; all transfers take 6 ms, so at least 9 ms are DDP's broadcasts."""
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
+    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert said.cost.text.endswith(": 5.00 ms waiting for late ranks, 6.00 ms transfer, 9.00 ms broadcasts of buffers.")
+    assert said.action.text.startswith("Try DDP without broadcasts of buffers (--broadcast-buffers off measures it)")
+    assert said.action.text.endswith("At most 9.00 ms of a 100.0 ms step (9%) can be saved.")
+    hidden = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=60e3)
+    said = answer(comparison(SINGLE, hidden, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert said.cost.text.endswith(": 5.00 ms waiting for late ranks, 15.0 ms transfer.")
+    assert said.action.text.startswith("Hide or shrink the transfers")
+
+
 def test_lost_communication_is_not_called_none() -> None:
     row = cell("ddp", 4, 32, communication_us=None, exposed_us=None)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")

@@ -49,6 +49,7 @@ def test_an_epoch_is_steps_per_epoch_times_a_step(study: tuple[Study, dict[str, 
     ):
         assert entry(table, "ddp", quantity) == pytest.approx(ddp[column] * steps / 1e6, abs=6e-4)
     # T_N - T_1/N at equal batch per device is that many steps of t_N(b) - t_1(b).
+    assert entry(table, "ddp", "epoch [s]") == pytest.approx(ddp["step_us"] * steps / 1e6, rel=0.01)
     assert entry(table, "ddp", "estimate T_N-T_1/N [s]") == pytest.approx(
         ddp["same_local_batch_us"] * steps / 1e6, abs=6e-4
     )
@@ -71,6 +72,7 @@ def test_what_is_empty_is_not_printed_and_says_why(study: tuple[Study, dict[str,
     assert "Epoch seconds and speedup at fixed global batch" not in titles
     assert "Epoch seconds with and without data loading" not in titles
     said = "\n".join(tables.left_out)
+    assert "Bandwidth and utilisation: no dp-host: host copies within one process: no link is used" in tables.left_out
     for reason in ("add --scaling strong", "--data synthetic loads nothing", "give --link", "nothing was trained here"):
         assert said.count(reason) == 1, reason
 
