@@ -110,8 +110,9 @@ def _accuracy_bars(axes: Axes, accuracies: Sequence[tuple[str, str, float, float
     for index, (_, strategy, value, low, high) in enumerate(accuracies):
         axes.bar(index, value, width=0.6, color=COLOURS[strategy])
         axes.errorbar(index, value, yerr=[[value - low], [high - value]], color="black", capsize=3)
+        axes.annotate(f"{value:.1f}", (index, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xticks(range(len(accuracies)), [label for label, *_ in accuracies], fontsize=7)
     axes.set_ylabel("test accuracy [%]")
     lowest, highest = min(one[3] for one in accuracies), max(one[4] for one in accuracies)
     margin = max(1.0, highest - lowest)
-    axes.set_ylim(max(0.0, lowest - margin), min(100.0, highest + margin / 2))
+    axes.set_ylim(max(0.0, lowest - margin), highest + margin / 2)

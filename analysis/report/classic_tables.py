@@ -64,7 +64,7 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
                 builder.communication_notes(),
             ),
             ("Bandwidth and utilisation", builder.by_batch, builder.bandwidth(), builder.bandwidth_notes()),
-            ("Results", builder.by_cell, builder.results(), ()),
+            ("Results", builder.by_cell, builder.results(), builder.result_notes()),
             (
                 "Epoch seconds with and without data loading",
                 builder.by_batch,
@@ -137,6 +137,18 @@ class _Builder:
             *self.strong()[1:],
             self._efficiency("efficiency, same G [%]", self.strong()[1]),
             self._told("test accuracy [%]", "test_accuracy_percent", 2, 1.0),
+        )
+
+    def result_notes(self) -> tuple[str, ...]:
+        """On which global batch a cell was trained where it is not its own."""
+        batches: dict[int, list[str]] = {}
+        for data in self._run.measured:
+            trained = as_number(self._rows[data.cell.name]["trained_global_batch_size"])
+            if trained is not None and trained != data.cell.global_batch_size:
+                batches.setdefault(int(trained), []).append(data.cell.name)
+        return tuple(
+            f"test accuracy of {', '.join(cells)}: of the same strategy and devices, trained on a global batch of {batch}"
+            for batch, cells in batches.items()
         )
 
     def loading(self) -> Sequence[StudyQuantity]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, show
+from dpscope.analysis.text.units import NA, Unit, choose_unit, counted, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
@@ -193,8 +193,8 @@ def _unknown(one: CellDifference) -> Iterator[str]:
         yield f"{NA} (seed spread; {one.cell}): {seeds}, {FEWEST_SEEDS} are the minimum that shows a spread"
     if one.speedup.low is None:
         yield (
-            f"{NA} (low, high; {one.cell}): {one.speedup.count} epochs; an interval needs {FEWEST_SAMPLES}, and two seeds of "
-            "some cell"
+            f"{NA} (low, high; {one.cell}): {counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two "
+            "seeds of one cell"
         )
 
 

@@ -180,7 +180,7 @@ def print_train_plan(description: TrainDescription, console: Console) -> None:
     console.print(
         f"{config.workload.model} on {config.workload.data}, {config.epochs} epochs of "
         f"{description.plan[0].train_samples} samples; "
-        f"{description.device_type}, {description.threads_per_process} thread(s) a process.",
+        f"{description.device_type}, threads per process: {description.threads_per_process}.",
         soft_wrap=True,
     )
     for job in description.jobs:
