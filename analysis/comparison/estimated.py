@@ -188,7 +188,12 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     columns = ("ring_us", "ring_error_us", "ring_source")
     if not runs_all_reduces(data):
         named = data.cell.strategy in ("dp", "dp-host")
-        row.clear(columns, "DataParallel runs no all-reduce" if named else "the traces show no all-reduce")
+        row.clear(
+            columns,
+            f"{'DataParallel' if data.cell.strategy == 'dp' else 'dp-host'} runs no all-reduce"
+            if named
+            else "the traces show no all-reduce",
+        )
         return
     load = ring_load(data)
     if isinstance(load, str):

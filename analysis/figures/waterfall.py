@@ -72,7 +72,7 @@ def _title(gap: StrategyGap) -> str:
     return (
         said
         if gap.explained
-        else f"{said}\nTracing changed the timing too much: the hatched parts do not explain the gap"
+        else f"{said}\nTracing changed the timing too much for\nthe hatched parts to explain the gap"
     )
 
 

@@ -8,7 +8,7 @@ from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.text.units import show_time
 
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
-WORTH_TELLING = 0.05  # of the exposed communication: a smaller part of it is counted as transfer
+_TOLD_SHARE = 0.05  # of the exposed communication: a smaller part of it is counted as transfer
 BATCH_GAIN = 1.1  # throughput of a larger batch over this one's before it is advised
 
 
@@ -21,7 +21,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class ExposedParts:
+class ExposedSplit:
     """What the exposed communication of a cell's traced step is, microseconds: its parts add up to it.
 
     `broadcasts` is what the matched collectives cannot explain: under DDP broadcasts of buffers, which have no transfer of
@@ -33,15 +33,15 @@ class ExposedParts:
     broadcasts: float
 
 
-def exposed_parts(row: CellValues) -> ExposedParts | None:
+def split_exposed(row: CellValues) -> ExposedSplit | None:
     """None where waiting is not known. What is exposed of the transfers is no more than all of them."""
     exposed, waiting, transfer = (number(row, name) for name in ("exposed_us", "exposed_wait_us", "transfer_us"))
     if exposed is None or waiting is None:
         return None
     rest = max(exposed - waiting, 0.0)
     of_transfers = rest if transfer is None or row["strategy"] != "ddp" else min(rest, transfer)
-    told = rest - of_transfers > WORTH_TELLING * exposed
-    return ExposedParts(waiting, of_transfers if told else rest, rest - of_transfers if told else 0.0)
+    told = rest - of_transfers > _TOLD_SHARE * exposed
+    return ExposedSplit(waiting, of_transfers if told else rest, rest - of_transfers if told else 0.0)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _larger_batch(rows: Sequence[CellValues], chosen: CellValues) -> Action | No
 
 
 def _parts(chosen: CellValues, straggler: str | None, on_device: bool) -> list[_Part]:
-    exposed, told = number(chosen, "exposed_us"), exposed_parts(chosen)
+    exposed, told = number(chosen, "exposed_us"), split_exposed(chosen)
     loaded, unloaded = number(chosen, "step_us"), number(chosen, "step_without_wait_us")
     idle = number(chosen, "idle_us")
     late = f"{straggler} arrives" if straggler else "some ranks arrive"

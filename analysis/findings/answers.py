@@ -13,7 +13,7 @@ import pandas as pd
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
-from dpscope.analysis.findings.actions import Action, best_action, exposed_parts
+from dpscope.analysis.findings.actions import Action, best_action, split_exposed
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import sentence, show_time
 
@@ -247,7 +247,7 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
 
 def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
     """How much of the exposed part is waiting for late ranks, and for whom."""
-    parts = exposed_parts(chosen)
+    parts = split_exposed(chosen)
     if parts is None or not exposed:
         return "."
     waiting = parts.waiting

@@ -15,12 +15,13 @@ from dpscope.analysis.traces.steps.event_kind import ROOTED
 
 @dataclass(frozen=True)
 class View:
-    """Some columns of the comparison; `several_only` leaves single-device cells out, about which it has nothing to say."""
+    """Some columns of the comparison; `several_only` leaves single-device cells out, of `empty` it is only said why."""
 
     name: str
     title: str
     columns: tuple[str, ...]
     several_only: bool = False
+    empty: tuple[str, ...] = ()
 
 
 _VIEWS = (
@@ -140,8 +141,7 @@ def summary_table(comparison: Comparison) -> TextTable:
 
 def summarised(comparison: Comparison) -> pd.DataFrame:
     """The rows of a comparison that `summary_table` shows."""
-    table = comparison.table
-    return table if comparison.of_traces else table[table["step_us"].notna()]
+    return comparison.table if comparison.of_traces else comparison.table[comparison.table["step_us"].notna()]
 
 
 def summary_view(comparison: Comparison) -> View:
@@ -156,6 +156,9 @@ def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
 
 def _named_view(comparison: Comparison, view: View) -> TextTable:
     table = _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
+    if view.empty:
+        cells = [str(cell) for cell in comparison.table["cell"]]
+        table = replace(table, missing=(*table.missing, *_missing_notes(comparison, view.empty, cells)))
     notes = {"traffic": _traffic_notes, "estimates": _ring_notes}.get(view.name)
     return replace(table, notes=tuple(notes(comparison))) if notes is not None else table
 
@@ -192,7 +195,12 @@ def shown_views(comparison: Comparison) -> list[View]:
         elif not optional or len(lacking) < len(optional):
             dropped = {name for name in lacking if BY_NAME[name].group in _BY_COLUMN}
             kept.append(replace(view, columns=tuple(name for name in view.columns if name not in dropped)))
-    return kept
+    return [_without_empty(view, table) if view.name == "memory" else view for view in kept]
+
+
+def _without_empty(view: View, table: pd.DataFrame) -> View:
+    """A view without columns for which this kind of device has no value; they are its empty ones."""
+    return replace(_without_missing(view, table), empty=tuple(one for one in view.columns if table[one].isna().all()))
 
 
 def _with_tokens(view: View, comparison: Comparison) -> View:
@@ -250,8 +258,8 @@ def missing_reasons(comparison: Comparison) -> list[str]:
     """Why the tables of `views_by_name` lack what they lack: each reason once, with its columns and cells."""
     views = shown_views(comparison)
     alone = {str(cell) for cell in comparison.table.loc[comparison.table["devices"] == 1, "cell"]}
-    several = {name for view in views for name in view.columns}
-    every = {name for view in views if not view.several_only for name in view.columns}
+    several = {name for view in views for name in (*view.columns, *view.empty)}
+    every = {name for view in views if not view.several_only for name in (*view.columns, *view.empty)}
     missing = [
         (reason, column, cell)
         for (cell, column), reason in comparison.reasons.items()

@@ -49,7 +49,7 @@ def _shown(means: Mapping[str | None, pd.DataFrame]) -> TextTable:
             rows.append((*key, *(show(plain(record.get(name)), unit) for name in names)))
     place_heading = "replica" if on_host else "device"
     return TextTable(
-        "DataParallel's phases (means per step)",
+        f"{'dp-host' if on_host else 'DataParallel'}'s phases (means per step)",
         (
             *((place_heading,) if None in means else ("cell", place_heading)),
             *(f"{_LABELS.get(name, name)} [{unit.label}]" for name in names),
