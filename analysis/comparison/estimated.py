@@ -204,9 +204,14 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
         ring = ring_all_reduce_us(load.size_bytes, load.ranks, rate.gb_per_s)
     row.put(sources.no_source(load.ranks), ring_us=ring, ring_source=rate.source if rate is not None else None)
     row.put(
-        sources.no_source(load.ranks) if ring is None else "transfer is not known",
+        sources.no_source(load.ranks) if ring is None else _NOT_REDUCED_ALONE,
         ring_error_us=minus(ring, _reduced_us(row, data)),
     )
+
+
+_NOT_REDUCED_ALONE = (
+    "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
+)
 
 
 def _reduced_us(row: Row, data: CellData) -> float | None:

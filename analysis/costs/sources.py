@@ -54,7 +54,13 @@ class CostSources:
     def no_source(self, devices: int) -> str:
         """Why nothing predicts cells on so many devices."""
         if self.nodes == 1:
-            return NO_SOURCE
+            held = self.calibration is not None
+            return (
+                f"the calibration timed nothing on {devices} devices, and no link bandwidth is known: calibrate with "
+                f"--devices {devices}, or give --link"
+                if held
+                else NO_SOURCE
+            )
         spans = self.calibration.nodes_of(devices) if self.calibration is not None else None
         made = (
             f"the calibration was made on {spans} node{'s' * (spans > 1)}"

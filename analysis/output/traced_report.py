@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -151,7 +151,14 @@ def model_tables(report: "Report | None") -> list[TextTable]:
         reasons = report.comparison.reasons
         why = dict.fromkeys(reasons.get((str(row["cell"]), name), "") for name in ("ring_us", "predicted_transfer_us"))
         shown.insert(0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one)))
-    return shown
+    return [_without_cell(table) for table in shown]
+
+
+def _without_cell(table: TextTable) -> TextTable:
+    """A table of the one cell that traces are, which need not be named in every row."""
+    if table.headings[0] != "cell":
+        return table
+    return replace(table, headings=table.headings[1:], rows=tuple(row[1:] for row in table.rows))
 
 
 def traces_json(jobs: JobAnalyses, modelled: "Report | None", few: Mapping[str, Folded] = MappingProxyType({})) -> str:

@@ -29,6 +29,7 @@ from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
 MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)
 _SPECIFICATION = "link's specification"
+_RING = "ring all-reduce"
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,26 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
         notes=(
             "a ring without latency at the link's specification is a lower bound; a calibration has no contention with compute",
             "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
-            "measured NA: in a rooted collective ranks do not wait for each other, so there is no transfer to compare with",
+            *_why_unmeasured(lines, comparison),
         ),
     )
+
+
+def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterator[str]:
+    """Why nothing measured stands beside a prediction."""
+    unknown = [line for line in lines if line.measured_us is None]
+    rings = dict.fromkeys(line.cell for line in unknown if line.model.startswith(_RING))
+    for why in dict.fromkeys(comparison.reasons.get((cell, "ring_error_us")) for cell in rings):
+        yield f"measured NA of the {_RING}: {why or NA}"
+    if any(not line.model.startswith(_RING) for line in unknown):
+        yield "measured NA: in a rooted collective ranks do not wait for each other, so there is no transfer to compare with"
 
 
 def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: CostSources) -> Iterator[FormulaLine]:
     if (ring := number(values, "ring_us")) is not None:
         yield FormulaLine(
             data.cell.name,
-            "ring all-reduce of all gradients" if data.ranks else "ring all-reduce",
+            f"{_RING} of all gradients" if data.ranks else _RING,
             _ring(data, sources),
             "calibration" if values["ring_source"] == "calibration" else _SPECIFICATION,
             ring,

@@ -78,8 +78,8 @@ def test_the_ring_formula_and_what_the_trace_implies(traces: Path) -> None:
     assert row["busbw_gb_per_s"] == pytest.approx(STEP_BYTES / TRANSFER_US / 1e3)  # 99.59 GB/s
     assert row["transfer_of_link"] == pytest.approx(STEP_BYTES / TRANSFER_US / 1e3 / 50)
     formula = model_tables(report)[0].rows[0]
-    assert "2(2−1)/2 × 19.5 MB / 50 GB/s" in formula[2]
-    assert formula[4:6] == ("390.4 µs", "196.0 µs")
+    assert "2(2−1)/2 × 19.5 MB / 50 GB/s" in formula[1]
+    assert formula[3:5] == ("390.4 µs", "196.0 µs")
 
 
 def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
