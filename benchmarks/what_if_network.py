@@ -1,9 +1,11 @@
 """`dpscope whatif` beside measured steps on shaped links: network namespaces, real gloo, a paced model. Bounded; needs root.
 
-python benchmarks/what_if_network.py [OUT] [--quick]
+python benchmarks/what_if_network.py [OUT] [--quick] [--delay]
 
 One base is traced (two hosts, link unshaped, 5 MiB buckets). Every other cell is predicted from it and the link's rate alone,
 then measured. A rate is taken at 0.985 of what tc shapes to: TCP's and Ethernet's headers at an MTU of 9000.
+With --delay: on a link of 1 Gbit/s with 2, then 10 ms, a base with two sizes of buckets is traced, which tells what a transfer
+costs there, and other buckets are predicted from it.
 """
 
 import os
@@ -24,7 +26,8 @@ from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.hosts import Host, several_hosts, why_no_hosts
+from tests.helpers.delay_relay import DEVICE
+from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_hosts
 
 ROOT = Path(__file__).resolve().parents[1]
 PAYLOAD = 0.985
@@ -73,6 +76,13 @@ CELLS = (
     ShapedCell(hosts=4, mbit=500),
     ShapedCell(hosts=3, mbit=500),
 )
+DELAYS_MS = (2, 10)
+DELAYED_BASE = ShapedCell(mbit=1000, options=())
+DELAYED = (
+    ShapedCell(mbit=1000, options=("--bucket-mb", "2"), scenario=Scenario(bucket_mb=2.0)),
+    ShapedCell(mbit=1000, options=("--bucket-mb", "5"), scenario=Scenario(bucket_mb=5.0)),
+    ShapedCell(mbit=1000, options=("--bucket-mb", "25"), scenario=Scenario(bucket_mb=25.0)),
+)
 QUICK = CELLS[1], CELLS[3], CELLS[8]
 
 
@@ -82,6 +92,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     places = [one for one in arguments if not one.startswith("--")]
     out = Path(places[0]) if places else Path(tempfile.mkdtemp(prefix="what_if_network_"))
+    if "--delay" in arguments:
+        return delayed_cells(out)
     measure(BASE, out / "base")
     asked = base_of_run(out / "base", None)
     sys.stdout.write(f"base: {asked.base.step_us / 1e3:.1f} ms, {BASE.name}\n")
@@ -101,6 +113,30 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def delayed_cells(out: Path) -> int:
+    """Other buckets over a link with a delay, from a base traced there."""
+    errors = []
+    for delay_ms in DELAYS_MS:
+        with several_hosts(2) as hosts, delayed(hosts, delay_ms) as late:
+            for host in late:
+                shaped = ("root", "tbf", "rate", f"{DELAYED_BASE.mbit}mbit", "burst", "80kb", "latency", "20ms")
+                subprocess.run(["tc", "-n", host.namespace, "qdisc", "add", "dev", DEVICE, *shaped], check=True)
+            base = out / f"delayed{delay_ms}"
+            run_cell(DELAYED_BASE, base, late, DEVICE)
+            asked = base_of_run(base, None)
+            for index, cell in enumerate(DELAYED):
+                predicted = predict(asked.base, cell.scenario, asked.costs)
+                measured = run_cell(cell, out / f"delayed{delay_ms}_cell{index}", late, DEVICE)
+                off = (predicted.step_us or float("nan")) / measured - 1
+                errors.append(abs(off))
+                sys.stdout.write(f"{delay_ms} ms, {cell.name}: {_told(asked, predicted.step_us, measured, off)}\n")
+                sys.stdout.flush()
+    sys.stdout.write(
+        f"with delay: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 8%)\n"
+    )
+    return 0
+
+
 def _told(asked: AskedBase, predicted_us: float | None, measured_us: float, off: float) -> str:
     shown = "NA" if predicted_us is None else f"{predicted_us / 1e3:.1f}"
     rule = 100 * (asked.base.step_us / measured_us - 1)
@@ -110,8 +146,13 @@ def _told(asked: AskedBase, predicted_us: float | None, measured_us: float, off:
 def measure(cell: ShapedCell, out: Path) -> float:
     """The median step, microseconds, of a cell that is run on hosts of its own."""
     with several_hosts(cell.hosts, rate=None if cell.mbit is None else f"{cell.mbit}mbit") as hosts:
-        jobs = [_started(host, number, hosts, cell, out) for number, host in enumerate(hosts)]
-        ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
+        return run_cell(cell, out, hosts, INTERFACE)
+
+
+def run_cell(cell: ShapedCell, out: Path, hosts: Sequence[Host], interface: str) -> float:
+    """The same on hosts that are there, over that interface of theirs."""
+    jobs = [_started(host, number, hosts, cell, out, interface) for number, host in enumerate(hosts)]
+    ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
     assert not any(ended), f"{cell.name} failed: read {out}"
     run = RunFolder(out)
     folder = next(iter(sorted((out / "cells").glob("*/repeat0"))))
@@ -121,7 +162,9 @@ def measure(cell: ShapedCell, out: Path) -> float:
     return float(samples.loc[samples["measuring_pass"] == "timed", "step_us"].median())
 
 
-def _started(host: Host, number: int, hosts: Sequence[Host], cell: ShapedCell, out: Path) -> "subprocess.Popen[str]":
+def _started(
+    host: Host, number: int, hosts: Sequence[Host], cell: ShapedCell, out: Path, interface: str
+) -> "subprocess.Popen[str]":
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--nproc-per-node=1"]
     torchrun += [f"--node-rank={number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
     worker = ["-m", "dpscope.launch.worker", "--strategy", "ddp", "--batch-size", str(BATCH), "--device", "cpu"]
@@ -140,6 +183,7 @@ def _started(host: Host, number: int, hosts: Sequence[Host], cell: ShapedCell, o
     out.parent.mkdir(parents=True, exist_ok=True)
     told = {
         "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": interface,
         "PYTHONPATH": f"{ROOT / 'tests' / 'user_models'}:{os.environ.get('PYTHONPATH', '')}",
     }
     with open(out.parent / f"{out.name}_{number}.log", "w") as log:
