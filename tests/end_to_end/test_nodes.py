@@ -119,21 +119,12 @@ def test_the_same_command_finds_everything_done_and_another_is_refused(
     assert "holds a run with --devices 2x1, not --devices 2x2" in again.printed(1)  # told there, too
 
 
+SLOW = ("--strategy", "ddp", "--devices", "2x1", "--warmup", "5", "--steps", "100000", "--model", "tiny_models:slow")
+
+
 def slow_run(hosts: list[Host], out: Path) -> NodeCommand:
     """A run whose one cell is in its timed pass, which takes longer than what is done to it."""
-    options = (
-        "--strategy",
-        "ddp",
-        "--devices",
-        "2x1",
-        "--warmup",
-        "5",
-        "--steps",
-        "100000",
-        "--model",
-        "tiny_models:slow",
-    )
-    command = NodeCommand(hosts, out, "run", *TINY, *options)
+    command = NodeCommand(hosts, out, "run", *TINY, *SLOW)
     progress = RunFolder(out).repeat(OVER_BOTH, 0).path / "progress.txt"
     wait_until(lambda: progress.exists() and progress.read_text() == "timed", timeout_s=150)
     return command
@@ -163,6 +154,25 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
     assert "the same command on all nodes resumes" in said
     assert "node 1 (host2) was lost" in command.printed(0)
     assert f"node 0 (host1) was lost: it was silent for {LOST_S:g} s" in command.printed(1)
+
+
+def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_the_first_alone(
+    hosts: list[Host], tmp_path: Path
+) -> None:
+    """What is left in a folder is ended only by who holds it: on the other host, too, the first one's processes live."""
+    first = slow_run(hosts, tmp_path / "run")
+    before = processes_of(first.out)
+    logs = tmp_path / "second"
+    logs.mkdir()
+    second = NodeCommand(hosts, first.out, "run", *TINY, *SLOW, port=29600, logs=logs)
+    assert second.wait(90) == [2, 2], second.everything()
+    for node in (0, 1):
+        assert "another dpscope is writing it" in second.printed(node)
+    assert set(before) <= set(processes_of(first.out))
+    first.send(signal.SIGTERM, 0)
+    statuses, said = ended(first)
+    assert statuses == [143, 143]
+    assert said.startswith("interrupted")
 
 
 @pytest.mark.parametrize("node", [1, 0])
@@ -203,20 +213,8 @@ def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goe
 ) -> None:
     out = tmp_path / "run"
     options = (
-        *(
-            "train",
-            "--device",
-            "cpu",
-            "--strategy",
-            "ddp",
-            "--devices",
-            "2x1",
-            "--model",
-            "tiny_models:slow",
-            "--data",
-            "fake",
-        ),
-        *("--batch-size", "4", "--samples", "200", "--epochs", "2", "--timeout", "200"),
+        *("train", "--device", "cpu", "--strategy", "ddp", "--devices", "2x1", "--model", "tiny_models:slow"),
+        *("--data", "fake", "--batch-size", "4", "--samples", "200", "--epochs", "2", "--timeout", "200"),
     )
     first = NodeCommand(hosts, out, *options)
     cells = out / "training"

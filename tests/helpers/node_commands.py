@@ -19,11 +19,13 @@ TINY = (
 
 
 class NodeCommand:
-    """`dpscope` with the same arguments on each host; what each printed is beside `out`."""
+    """`dpscope` with the same arguments on each host; what each printed is beside `out`, or in `logs`."""
 
-    def __init__(self, hosts: Sequence[Host], out: Path, *arguments: str, port: int = 29500) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], out: Path, *arguments: str, port: int = 29500, logs: Path | None = None
+    ) -> None:
         self.out = out
-        self.logs = [out.with_name(f"{out.name}-{host.name}.txt") for host in hosts]
+        self.logs = [(logs or out.parent) / f"{out.name}-{host.name}.txt" for host in hosts]
         command, *options = arguments
         meeting = ("--nodes", str(len(hosts)), "--rendezvous", f"{hosts[0].address}:{port}", "--out", str(out))
         self.processes = []
