@@ -109,7 +109,7 @@ def killed(moments: int, folder: Path) -> bool:
     traces = folder / "traces"
     traces.mkdir()
     for rank in range(PER_NODE):
-        make_trace(1, traces / f"0_{rank}.pt.trace.json.gz", rank, PER_NODE)
+        make_trace(5, traces / f"0_{rank}.pt.trace.json.gz", rank, PER_NODE)  # reading them outlasts the start
     start = time.perf_counter()
     whole = read_partial(_reduce(traces, folder / "whole.dpscope", None)).rows
     length_s = time.perf_counter() - start
@@ -122,6 +122,7 @@ def killed(moments: int, folder: Path) -> bool:
         again = reduce_traces(traces, place)
         sound &= read_partial(place).rows.equals(whole) and (again.kept, again.read) == (done, PER_NODE - done)
         taken_up += done
+    sound &= taken_up > 0  # else no call was ended while it read, and nothing is shown
     say(f"killed at {moments} moments, {taken_up} traces taken up: {'equal, none read twice' if sound else 'FAILED'}")
     return sound
 
