@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.findings.straggler import straggler_of
+from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import choose_unit, show, show_time
@@ -25,6 +25,14 @@ _TOO_SMALL = (
     "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
 )
 _NAMED = 4  # buckets in a message
+_ARGUMENTS = (
+    ("--bucket-mb ", "DDP's bucket_cap_mb="),
+    ("--bucket-mb", "DDP's bucket_cap_mb"),
+    ("--broadcast-buffers off", "DDP's broadcast_buffers=False"),
+    ("--static-graph", "DDP's static_graph"),
+    ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
+    ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
+)
 _REDUCING = ("all_reduce", "reduce_scatter")
 
 
@@ -35,6 +43,7 @@ class OverlapReason:
     name: str
     text: str
     advice: str
+    of_script: bool = False  # its cause lies in how the training is set up, whatever it runs on
 
 
 @dataclass(frozen=True)
@@ -74,8 +83,16 @@ def no_overlap_finding(data: CellData) -> list[Finding]:
             RunCode.NO_OVERLAP.finding(f"{told}, and the traces do not show why", severity="info"),
         ]
     because = "; ".join(reason.text for reason in reasons)
-    severity: Severity = "warning" if data.on_device else "info"
-    return [RunCode.NO_OVERLAP.finding(f"{told}, because {because}", reasons[0].advice, severity)]
+    severity: Severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
+    advice = reasons[0].advice if data.knows_options else _in_a_script(reasons[0].advice)
+    return [RunCode.NO_OVERLAP.finding(f"{told}, because {because}", advice, severity)]
+
+
+def _in_a_script(advice: str) -> str:
+    """Advice with torch's own arguments in place of dpscope's options, which a script does not have."""
+    for option, argument in _ARGUMENTS:
+        advice = advice.replace(option, argument)
+    return advice
 
 
 def overlap_reasons(data: CellData) -> list[OverlapReason]:
@@ -155,16 +172,19 @@ def _engine(evidence: Evidence) -> Iterator[OverlapReason]:
 
 
 def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
-    waiting, exposed = evidence.means["exposed_wait_us"], evidence.means["exposed_us"]
+    exposed, late = evidence.means["exposed_us"], straggler_of(evidence.data)
+    # What is waited for in broadcasts counts where one rank is behind it: they are no waits by definition.
+    waiting = evidence.means["exposed_wait_us"] + (waits_in_broadcasts_us(evidence.data) if late else 0.0)
+    waiting = min(waiting, exposed)
     if not exposed > 0 or waiting < _MOST * exposed:
         return
-    late = straggler_of(evidence.data)
     for_whom = f" (rank {late.rank} in {late.steps} of {late.of_steps} steps)" if late else ""
     yield OverlapReason(
         "late_rank",
         f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank{for_whom}",
         f"see what {f'rank {late.rank}' if late else 'the late rank'} does before its collectives: overlap cannot "
         "hide its lateness",
+        of_script=True,
     )
 
 
@@ -183,7 +203,8 @@ def _one_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
         if asked
         else f"smaller buckets let part of it be reduced earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
     )
-    yield OverlapReason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}", advice)
+    text = f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}"
+    yield OverlapReason("one_bucket", text, advice, of_script=not asked)
 
 
 def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -197,6 +218,7 @@ def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
             f"the last of {len(sizes)} buckets holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
             f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
             "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
+            of_script=True,
         )
 
 
@@ -224,6 +246,7 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     """Collectives that the next computing waits for: DDP's broadcasts of buffers, FSDP's all-gathers."""
     own = evidence.communication
     total = float(own["duration_us"].sum())
+    late_us = {"broadcast": waits_in_broadcasts_us(evidence.data)}
     for kind, called, advice in (
         (
             "broadcast",
@@ -236,7 +259,8 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
             "try larger blocks, --strategy fsdp-no-reshard if memory allows, or prefetching (set_modules_to_forward_prefetch)",
         ),
     ):
-        share = float(own.loc[own["kind"] == kind, "duration_us"].sum()) / total if total else 0.0
+        of_kind = own.loc[own["kind"] == kind, "duration_us"]
+        share = (float(of_kind.sum()) - late_us.get(kind, 0.0) * _steps(own)) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
 

@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler
+from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler, waits_caused
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run_codes import RunCode
@@ -15,6 +17,7 @@ LEAST_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half
 LEAST_STEPS = 0.9  # ...last in nearly every step...
 LEAST_LATENESS = 0.05  # ...and of the step...
 MOST_CHANCE = 0.05  # ...and this improbable if all ranks were alike
+SMALL_BROADCAST = 1 << 20  # bytes: buffers of a model, whose transfer takes no time beside a wait
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def straggler_of(data: CellData) -> CellStraggler | None:
     if windows.empty:
         return None
     least_us = LEAST_LATENESS * float(windows["step_us"].mean())
-    in_whole_steps = data.collectives.merge(windows[["repeat", "rank", "step"]].drop_duplicates(), how="inner")
+    in_whole_steps = _in_whole_steps(data)
     found = [find_straggler(table) for _, table in in_whole_steps.groupby("repeat")]
     named = [one for one in found if one is not None and _stands_out(one, least_us)]
     if not named or len(named) < len(found) or len({one.rank for one in named}) > 1:
@@ -57,6 +60,34 @@ def straggler_of(data: CellData) -> CellStraggler | None:
         shares=tuple(one.share for one in named),
         chance=chance,
     )
+
+
+def _in_whole_steps(data: CellData) -> pd.DataFrame:
+    """The collectives of whole steps, small broadcasts among them with their waits.
+
+    Broadcasts have no wait by definition, since a root need not wait for anybody. But where one rank is late to a broadcast of
+    a few bytes, the others' durations beyond the shortest are waiting: there is nothing to transfer in that time. Under DDP
+    the lateness of a rank whose loader is slow goes into the buffers' broadcasts, and its all-reduces show none of it.
+    """
+    steps = data.whole_windows()[["repeat", "rank", "step"]].drop_duplicates()
+    table = data.collectives.merge(steps, how="inner")
+    small = (table["kind"] == "broadcast") & table["match"].notna() & (table["bytes"] <= SMALL_BROADCAST).fillna(False)
+    if not small.any():
+        return table
+    shortest = table[small].groupby(["repeat", "match"])["duration_us"].transform("min")
+    table.loc[small, "wait_us"] = table.loc[small, "duration_us"].astype(float) - shortest.astype(float)
+    return table
+
+
+def waits_in_broadcasts_us(data: CellData) -> float:
+    """What a rank waits for others in small broadcasts, microseconds a step: mean over ranks and steps of those side by side."""
+    table = _in_whole_steps(data)
+    steps = table.groupby(["repeat", "rank", "step"]).ngroups
+    broadcasts = table[table["kind"] == "broadcast"]
+    if broadcasts.empty or not steps:
+        return 0.0
+    lost = [float(waits_caused(one)["wait_us"].fillna(0.0).sum()) for _, one in broadcasts.groupby("repeat")]
+    return sum(lost) / steps
 
 
 def _stands_out(one: Straggler, least_us: float) -> bool:
@@ -88,7 +119,7 @@ def straggler_finding(data: CellData) -> list[Finding]:
             f"{data.cell.name}: rank {named.rank} is the straggler: the others wait for it in {named.steps} of "
             f"{named.of_steps} traced steps, {show_time(named.lateness_us)} a step (their mean), {_of_all(named.shares)}; "
             f"chance alone would single out some rank in {named.chance:.1g} of such runs",
-            f"see what rank {named.rank} does before its first all-reduce: data, other load, a slower device",
+            f"see what rank {named.rank} does before its first collective: data, other load, a slower device",
         )
     ]
 

@@ -13,7 +13,7 @@ import pandas as pd
 from dpscope.analysis.runs.compilation_check import compilation_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
 from dpscope.analysis.runs.engine_check import engine_findings
-from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error, trace_incomplete
+from dpscope.analysis.runs.incomplete import ATTACH_AGAIN, MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
@@ -68,6 +68,16 @@ class CellData:
     def measured(self) -> bool:
         """Whether a repeat of it ended well, or its traces were read."""
         return bool(self.ranks) or isinstance(self.cell, TracedJob)
+
+    @property
+    def knows_options(self) -> bool:
+        """Whether dpscope ran its steps, with options of its own, and not a script or whoever made the traces."""
+        return bool(self.ranks) and all(rank.attached is None for _, rank in self.ranks)
+
+    @property
+    def knows_samples(self) -> bool:
+        """Whether the samples of its steps are counted, and not one for each device of a script that shows no batch."""
+        return all(rank.attached is None or rank.attached.batch_known for _, rank in self.ranks)
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> list[npt.NDArray[np.float64]]:
         """One array per repeat: a column's mean over ranks for every whole step of a pass, microseconds.
@@ -213,7 +223,8 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += _slower_clocks(loaded.ranks)
         samples.append(loaded.samples.assign(repeat=repeat))
         if not (traces := done.traces()):
-            findings.append(trace_incomplete(cell, f"{done.path.name} has no trace"))
+            again = MEASURE_AGAIN if loaded.ranks[0].attached is None else ATTACH_AGAIN
+            findings.append(trace_incomplete(cell, f"{done.path.name} has no trace", again))
             communication_known = False
             continue
         analysis = analyze_kept(traces, done.tables_path)
@@ -242,8 +253,10 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         communication_known=communication_known,
     )
     findings += counter_findings(cell, checks)
-    if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(ranks):
-        findings.append(counters_not_compared(cell, f"{len(ranks) - len(checks)} of {len(ranks)} ranks saved none"))
+    counting = [rank for _, rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
+    if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(counting):
+        lacking = f"{len(counting) - len(checks)} of {len(counting)} ranks saved none"
+        findings.append(counters_not_compared(cell, lacking))
     if communication_known:
         findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows(), data.collectives)
     findings += compilation_findings(cell, [rank for _, rank in ranks])

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
+from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.profiling.records.matrix import CellStrategy
-from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
 from tests.helpers.run_cells import all_reduces, cell_data, windows
 
 MB = 10**6
@@ -27,6 +28,7 @@ def planted(
     done: Sequence[float],
     on_device: bool = True,
     stream: bool = False,
+    steps: int = STEPS,
     **columns: float,
 ) -> CellData:
     """Steps of 100 ms: 50 ms computing, 20 ms communication, 1 ms of it hidden; `buckets` as (bytes, ready, transfer)."""
@@ -34,16 +36,16 @@ def planted(
         "step_us": 100e3, "compute_us": 50e3, "communication_us": 20e3, "hidden_us": 1e3, "exposed_us": 19e3,
         "idle_us": 10e3, "exposed_wait_us": 0.0,
     }  # fmt: skip
-    steps = windows(msgspec.structs.replace(made, strategy="ddp"), STEPS, 1, **{**usual, **columns})
-    table = all_reduces(made, STEPS, buckets)
+    table = all_reduces(made, steps, buckets)
+    whole = windows(msgspec.structs.replace(made, strategy="ddp"), steps, 1, **{**usual, **columns})
     places = table.groupby(["rank", "step"]).cumcount()
     table["compute_done"] = pd.array([done[place] for place in places], dtype="Float64")
     table["compute_stream"] = pd.array([stream] * len(table), dtype="boolean")
     table["queue_us"] = pd.array([100.0] * len(table), dtype="Float64")
-    data = cell_data(made, [[100e3] * 6], steps, table)
+    data = cell_data(made, [[100e3] * 6], whole, table)
     if on_device:
         return data
-    for one in (steps, table):
+    for one in (whole, table):
         one["device"] = pd.array([pd.NA] * len(one), dtype="Int64")
     return data
 
@@ -113,6 +115,45 @@ def test_a_late_rank() -> None:
     (reason,) = overlap_reasons(waiting)
     assert reason.text.startswith("15.0 ms of the 19.0 ms exposed is waiting for a late rank")
     assert names(planted(cell(), EVEN, (0.2, 0.5, 0.9), exposed_wait_us=5e3)) == []
+
+
+def late_broadcasts(size: int) -> CellData:
+    """Rank 1 comes 15 ms late to a broadcast that needs 1 ms, in each of 8 steps."""
+    data = planted(cell(), EVEN, (0.2, 0.5, 0.9), steps=8)
+    table = data.collectives
+    first = table.groupby(["rank", "step"]).cumcount() == 0
+    table.loc[first, "kind"] = "broadcast"
+    table.loc[first, "bytes"] = size
+    table.loc[first, ["wait_us", "transfer_us"]] = pd.NA
+    table.loc[first, "duration_us"] = [16e3 if rank == 0 else 1e3 for rank in table.loc[first, "rank"]]
+    return data
+
+
+def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:
+    """All of its lateness is in there, none in the all-reduces: of two ranks one waits 15 ms, a mean of 7.5 of 19 exposed."""
+    data = late_broadcasts(size=128)
+    straggler = straggler_of(data)
+    assert straggler is not None
+    assert (straggler.rank, straggler.lateness_us, straggler.steps) == (1, 15e3, 8)
+    assert waits_in_broadcasts_us(data) == 7.5e3
+    assert "late_rank" not in names(data)
+    data.steps["exposed_us"] = 14e3
+    late, *others = overlap_reasons(data)
+    assert late.text == "7.50 ms of the 14.0 ms exposed is waiting for a late rank (rank 1 in 8 of 8 steps)"
+    assert [one.name for one in others] == []  # 1 of 27 ms is broadcasts themselves
+    large = late_broadcasts(size=40 * MB)  # a root may end earlier there, as it does in a chain
+    assert straggler_of(large) is None
+    assert "broadcast" in names(large)
+
+
+def test_a_script_is_told_of_torchs_arguments() -> None:
+    own = cell(bucket_mb=100)
+    data = planted(own, [(40 * MB, 90e3, 15e3)], (0.97,), on_device=False)
+    attached = AttachedProcess(cell=own, reduction_known=True)
+    ranks = tuple((repeat, msgspec.structs.replace(one, attached=attached)) for repeat, one in data.ranks)
+    (finding,) = no_overlap_finding(replace(data, ranks=ranks))
+    assert "DDP's bucket_cap_mb=9.5" in finding.next_step
+    assert finding.severity == "warning"  # also on a CPU: how the gradients are cut is the script's doing
 
 
 def test_collectives_on_a_stream_that_computes() -> None:
