@@ -11,9 +11,19 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def one_process(command: list[str]) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of the only rank."""
+    return _ranks(command, 1)
+
+
 def two_processes(command: list[str]) -> list[tuple[int, str, str]]:
     """Exit status, output and errors of each of two ranks."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return _ranks(command, 2)
+
+
+def _ranks(command: list[str], count: int) -> list[tuple[int, str, str]]:
+    size = str(count)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     ranks = [
         subprocess.Popen(
             command,
@@ -29,7 +39,7 @@ def two_processes(command: list[str]) -> list[tuple[int, str, str]]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     ended = [process.communicate(timeout=240) for process in ranks]
     return [(process.returncode, *texts) for process, texts in zip(ranks, ended, strict=True)]

@@ -1,0 +1,153 @@
+"""Training scripts as people write them, of one process and of two: what is measured of each, and that it is left as it was."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
+from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.runs.run_data import CellData, load_run
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import free_port, one_process, two_processes
+
+SCRIPTS = USER_MODELS / "scripts"
+COMPILER = "inductor" if shutil.which("g++") else "aot_eager"
+PLAIN = ["plain_loop.py", "--steps", "25"]
+CASES = {
+    "plain_loop": PLAIN,
+    "accumulation": ["accumulation.py"],
+    "two_optimizers": ["two_optimizers.py"],
+    "own_trainer": ["own_trainer.py"],
+    "compiled_gpt": ["compiled_gpt.py", "--width", "16", "--layers", "1", "--backend", COMPILER],
+    "late_rank": [*PLAIN, "--slow-rank", "1"],
+    "single_bucket": [*PLAIN, "--width", "600", "--bucket-cap-mb", "1000"],
+    "unused": [*PLAIN, "--unused"],
+}
+# Gradients in bytes, by hand. Convolution 3 x 16 x 9 + 16, batch norm 2 x 16, three linear layers.
+PLAIN_BYTES = 4 * (448 + 32 + 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
+WIDE_BYTES = 4 * (448 + 32 + 256 * 600 + 600 + 600 * 600 + 600 + 600 * 10 + 10)
+# Embedding 64 x 32, LSTM 4 x 32 x (32 + 32 + 2), linear 32 x 8 + 8.
+TAGGER_BYTES = 4 * (64 * 32 + 4 * 32 * 66 + 32 * 8 + 8)
+# Embedding 20 x 8, layers of 20, 64, 64 and 1.
+PRICES_BYTES = 4 * (160 + 20 * 64 + 64 + 64 * 64 + 64 + 64 + 1)
+# Words 65 x 16 (the head's too), places 16 x 16, a block 12 x 16^2 + 13 x 16, a norm 2 x 16.
+GPT_BYTES = 4 * (65 * 16 + 16 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16)
+# Generator 16 -> 64 -> 64, discriminator 64 -> 64 -> 1.
+GENERATOR_BYTES = 4 * (16 * 64 + 64 + 64 * 64 + 64)
+DISCRIMINATOR_BYTES = 4 * (64 * 64 + 64 + 64 + 1)
+
+
+def run_every(out: Path, cases: dict[str, list[str]], processes: int) -> dict[str, CellData]:
+    """The one cell that each script leaves; bare and attached it must have printed the same."""
+    told = {
+        name: ([str(SCRIPTS / script), *arguments], [str(free_port()), str(free_port())])
+        for name, (script, *arguments) in cases.items()
+    }
+    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(told)]
+    for status, _, errors in (two_processes if processes == 2 else one_process)(command):
+        assert status == 0, errors
+    for name in cases:
+        for rank in range(processes):
+            found = json.loads((out / name / f"rank{rank}.json").read_text())
+            without_times = [re.sub(r"after [\d.]+ s", "", found[way]) for way in ("bare", "attached")]
+            assert without_times[0] == without_times[1]
+            assert bool(found["bare"]) == (rank == 0)
+            assert found["notes"] == []
+    measured = {name: load_run(out / name / "run").measured for name in cases}
+    assert {len(cells) for cells in measured.values()} == {1}
+    return {name: cells[0] for name, cells in measured.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scripts")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> dict[str, CellData]:
+    return run_every(folder, CASES, processes=2)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(400)
+def test_each_script_is_the_cell_that_it_is(two: dict[str, CellData]) -> None:
+    assert {name: data.cell.name for name, data in two.items()} == {
+        "plain_loop": "ddp-d2-b8-bucket-25mb",
+        "accumulation": "ddp-d2-b16-accumulate-4-amp-bf16",
+        "two_optimizers": "ddp-d2-b8",
+        "own_trainer": "ddp-d2-b8",
+        "compiled_gpt": "ddp-d2-b4",
+        "late_rank": "ddp-d2-b8-bucket-25mb",
+        "single_bucket": "ddp-d2-b8-bucket-1000mb",
+        "unused": "ddp-d2-b8-bucket-25mb-find_unused_parameters-true",
+    }
+    for data in two.values():
+        assert data.communication_known
+        assert [finding for finding in data.findings if finding.severity == "error"] == []
+        assert [rank.blocks[0].steps for _, rank in data.ranks] == [8, 8]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(400)
+def test_the_bytes_of_each_script_are_those_of_a_calculation_by_hand(two: dict[str, CellData]) -> None:
+    found = {}
+    for name, data in two.items():
+        reduced = data.collectives[data.collectives["kind"] == "all_reduce"]
+        (found[name],) = set(reduced.groupby(["rank", "step"])["bytes"].sum())
+    parameters = 16  # tensors: DDP also reduces 4 bytes for each, which tell whether it was used
+    assert found == {
+        "plain_loop": PLAIN_BYTES,
+        "accumulation": TAGGER_BYTES,
+        "two_optimizers": 2 * DISCRIMINATOR_BYTES
+        + GENERATOR_BYTES,  # the discriminator's also in the generator's backward
+        "own_trainer": PRICES_BYTES,
+        "compiled_gpt": GPT_BYTES,
+        "late_rank": PLAIN_BYTES,
+        "single_bucket": WIDE_BYTES,
+        "unused": PLAIN_BYTES + 4 * (parameters - 6),
+    }
+    for name, data in two.items():
+        checks = 0 if name == "two_optimizers" else 2  # of several models DDP's own counters do not tell
+        assert len(data.counter_checks) == checks
+        assert all(check.buckets_equal for check in data.counter_checks)
+    assert {one.code for one in two["two_optimizers"].findings} >= {"counters_not_read", "steps_of_first_optimizer"}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(400)
+def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], folder: Path) -> None:
+    """Rank 1 waits 8 x 5 ms for its data; 2.1 MB of gradients, in the one bucket that the script asks for."""
+    late = report_of(folder / "late_rank" / "run", Targets())
+    (straggler,) = [finding for finding in late.findings if finding.code == "straggler"]
+    assert "rank 1 is the straggler" in straggler.message
+    (why,) = [finding for finding in late.findings if finding.code == "no_overlap"]
+    assert "waiting for a late rank (rank 1 in " in why.message
+    single = two["single_bucket"]
+    (one_bucket,) = [reason for reason in overlap_reasons(single) if reason.name == "one_bucket"]
+    assert "all gradients travel in one bucket of 2.09 MB, ready when " in one_bucket.text
+    # On few cores whose programs take turns, more than 30% of it may run beside compute by chance: then nothing is blamed.
+    assert all("one bucket of 2.09 MB" in finding.message for finding in no_overlap_finding(single))
+    assert "straggler" not in {
+        finding.code for finding in report_of(folder / "single_bucket" / "run", Targets()).findings
+    }
+    unused = {reason.name: reason.text for reason in overlap_reasons(two["unused"])}
+    assert unused["find_unused_parameters"].endswith("all-reduce a map of 40 B (1 per step)")
+
+
+@pytest.mark.process
+def test_each_script_of_one_process_is_a_single_cell(tmp_path: Path) -> None:
+    cases = {
+        name: CASES[name] for name in ("plain_loop", "accumulation", "two_optimizers", "own_trainer", "compiled_gpt")
+    }
+    cells = {name: data.cell.name for name, data in run_every(tmp_path, cases, processes=1).items()}
+    assert cells == {
+        "plain_loop": "single-d1-b8",
+        "accumulation": "single-d1-b16-accumulate-4-amp-bf16",
+        "two_optimizers": "single-d1-b8",
+        "own_trainer": "single-d1-b8",
+        "compiled_gpt": "single-d1-b4",
+    }

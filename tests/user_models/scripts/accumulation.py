@@ -1,0 +1,71 @@
+"""Gradients accumulated over micro-batches with no_sync, in bfloat16, clipped, under a schedule of the learning rate."""
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Tagger(nn.Module):
+    """Words in, a tag for each out."""
+
+    def __init__(self, width: int, words: int = 64, tags: int = 8) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.encoder = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, tags)
+
+    def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.encoder(self.embedding(words))
+        return self.head(hidden)
+
+
+def batches(size: int, rank: int) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        words = torch.randint(64, (size, 12), generator=generator)
+        yield {"words": words, "lengths": torch.full((size,), 12)}, words % 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch-size", type=int, default=4, help="of a micro-batch")
+    parser.add_argument("--accumulate", type=int, default=4)
+    parser.add_argument("--width", type=int, default=32)
+    args = parser.parse_args()
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several:
+        distributed.init_process_group("gloo")
+    rank = distributed.get_rank() if several else 0
+    torch.manual_seed(0)
+    model = Tagger(args.width)
+    if several:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    data = batches(args.batch_size, rank)
+    for step in range(args.steps):
+        for micro in range(args.accumulate):
+            inputs, tags = next(data)
+            last = micro == args.accumulate - 1
+            with model.no_sync() if several and not last else contextlib.nullcontext():
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = nn.functional.cross_entropy(model(**inputs).flatten(0, 1), tags.flatten())
+                (loss / args.accumulate).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        if rank == 0 and step % 20 == 0:
+            print(f"step {step}: loss {loss.item():.3f}, lr {schedule.get_last_lr()[0]:.2e}", flush=True)
+    if several:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
