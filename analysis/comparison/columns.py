@@ -77,6 +77,7 @@ COLUMNS = (
     ),
     Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
     *_range("samples_per_s", "samples/s", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"),
+    Column("steps_per_s", "steps/s", "rate", "time", "Steps a second, of a script whose batch is not known"),
     Column("tokens_per_s", "tokens/s", "rate", "time", "Throughput in tokens: samples/s times tokens per sample"),
     Column(
         "samples_per_s_without_wait",

@@ -103,16 +103,21 @@ def _put_times(row: Row, data: CellData, spread: Spread) -> None:
     )
     row.put_interval(NO_INTERVAL, "step_us", step)
     with_wait, without_wait = throughput(data, without_wait=False), throughput(data, without_wait=True)
+    known, rate = data.knows_samples, with_wait.value
+    row.put("no block was timed", block_count=with_wait.count)
     row.put(
-        "no block was timed",
-        samples_per_s=with_wait.value,
-        samples_per_s_min=with_wait.smallest,
-        samples_per_s_max=with_wait.largest,
-        samples_per_s_without_wait=without_wait.value,
-        block_count=with_wait.count,
+        "no block was timed" if known else "the script's batch is not known (--batch-size says it)",
+        samples_per_s=rate if known else None,
+        samples_per_s_min=with_wait.smallest if known else None,
+        samples_per_s_max=with_wait.largest if known else None,
+        samples_per_s_without_wait=without_wait.value if known else None,
+    )
+    # A step of a process then counts as one sample of each of its devices.
+    row.put(
+        "samples/s says more" if known else "no block was timed",
+        steps_per_s=None if known or rate is None else rate / data.cell.devices,
     )
     tokens = data.ranks[0][1].tokens_per_sample
-    rate = with_wait.value
     row.put(
         "samples are not tokens" if tokens is None else "no block was timed",
         tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,

@@ -146,7 +146,7 @@ def summarised(comparison: Comparison) -> pd.DataFrame:
 
 def summary_view(comparison: Comparison) -> View:
     """What the first table holds: of traces that no run made other columns than of a run."""
-    return _TRACED if comparison.of_traces else _with_tokens(_SUMMARY, comparison)
+    return _TRACED if comparison.of_traces else _with_known_rate(_SUMMARY, comparison)
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
@@ -185,7 +185,7 @@ def shown_views(comparison: Comparison) -> list[View]:
     """The views as far as they have something to show: predictions and utilisation need a link or a calibration."""
     table = comparison.table
     kept = []
-    for view in (_with_tokens(one, comparison) for one in _VIEWS):
+    for view in (_with_known_rate(one, comparison) for one in _VIEWS):
         if comparison.of_traces and view.name in _OF_RUNS:
             continue
         optional = {name for name in view.columns if BY_NAME[name].group in _OPTIONAL}
@@ -203,12 +203,15 @@ def _without_empty(view: View, table: pd.DataFrame) -> View:
     return replace(_without_missing(view, table), empty=tuple(one for one in view.columns if table[one].isna().all()))
 
 
-def _with_tokens(view: View, comparison: Comparison) -> View:
-    """A view of throughput with tokens in place of samples, where samples are made of them."""
+def _with_known_rate(view: View, comparison: Comparison) -> View:
+    """A view of throughput with tokens in place of samples where samples are made of them, and steps where none is known."""
     table = comparison.table
-    if "samples_per_s" not in view.columns or "tokens_per_s" not in table or table["tokens_per_s"].isna().all():
+    shown = [
+        name for name in ("tokens_per_s", "samples_per_s", "steps_per_s") if name in table and table[name].notna().any()
+    ]
+    if "samples_per_s" not in view.columns or not shown:
         return view
-    return replace(view, columns=tuple("tokens_per_s" if name == "samples_per_s" else name for name in view.columns))
+    return replace(view, columns=tuple(shown[0] if name == "samples_per_s" else name for name in view.columns))
 
 
 def _without_missing(view: View, table: pd.DataFrame) -> View:

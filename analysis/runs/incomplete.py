@@ -8,6 +8,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 
 BYTES_TOLERANCE = 0.05
 MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
+ATTACH_AGAIN = "attach to the script again, and let it train until its steps have been traced"
 
 
 def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEASURE_AGAIN) -> Finding:

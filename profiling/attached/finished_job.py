@@ -5,13 +5,15 @@ import importlib.metadata
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from dpscope.profiling.attached.recorder import Seen
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.unfinished_jobs import forget_processes
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import Measurement, ResolvedConfig, Workload
@@ -28,26 +30,39 @@ from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder, RunFolder, is_run_folder
 
 
-def finish_job(folder: RepeatFolder, seen: Seen) -> None:
+@dataclass(frozen=True)
+class SavedPart:
+    """What a process that has saved its part must know to finish its job."""
+
+    settings: AttachSettings
+    world_size: int
+    device_type: Literal["cuda", "cpu"]
+    model: str  # the class of the model
+
+
+def finish_job(folder: RepeatFolder, part: SavedPart) -> bool:
     """If every process has saved, make the folder that they share a repeat of its cell and enter that into the manifest.
 
-    Every process calls this after it has saved; where two of them see all files, one of them is first.
+    Every process calls this after it has saved; where two of them see all files, one of them is first. Returns whether all
+    have saved.
     """
-    ranks = folder.ranks() if folder.path.exists() else []
-    if len(ranks) < seen.place.world_size or ranks[0].attached is None:
-        return
-    cell = ranks[0].attached.cell
-    run = RunFolder(seen.settings.out)
+    run = RunFolder(part.settings.out)
     with _alone_in(run.path / CELLS_NAME):
         if not folder.path.exists():
-            return
+            return True
+        ranks = folder.ranks()
+        if len(ranks) < part.world_size or ranks[0].attached is None:
+            return False
+        cell = ranks[0].attached.cell
+        forget_processes(folder)
         repeat = _free_repeat(run, cell)
         result = CellResult(cell=cell, repeat=repeat, status="ok", duration_s=_measured_s(ranks))
         write_json(folder.result_path, result)
-        write_json(run.manifest_path, _manifest_with(run, cell, ranks[0], seen))
+        write_json(run.manifest_path, _manifest_with(run, cell, ranks[0], part))
         place = run.repeat(cell, repeat).path
         place.parent.mkdir(parents=True, exist_ok=True)
         os.rename(folder.path, place)
+    return True
 
 
 @contextmanager
@@ -71,9 +86,9 @@ def _measured_s(ranks: list[RankResult]) -> float:
     return max(block.duration_s for rank in ranks for block in rank.blocks)
 
 
-def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, seen: Seen) -> Manifest:
+def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, part: SavedPart) -> Manifest:
     """The run's manifest with this cell in its plan; a new one where there is none."""
-    manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, rank, seen)
+    manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, rank, part)
     planned = PlannedCell(cell=cell)
     if planned in manifest.plan:
         return manifest
@@ -85,15 +100,14 @@ def _manifest_with(run: RunFolder, cell: Cell, rank: RankResult, seen: Seen) -> 
     return msgspec.structs.replace(manifest, config=config, plan=tuple(plan))
 
 
-def _new_manifest(cell: Cell, rank: RankResult, seen: Seen) -> Manifest:
-    on_cuda, settings = seen.device.type == "cuda", seen.settings
+def _new_manifest(cell: Cell, rank: RankResult, part: SavedPart) -> Manifest:
+    on_cuda, settings, kind = part.device_type == "cuda", part.settings, part.device_type
     environment = collect_environment(open_nvml() if on_cuda else None, on_gpus=on_cuda, code=settings.code)
-    kind: Literal["cuda", "cpu"] = "cuda" if on_cuda else "cpu"
     windows = Measurement(
         warmup_steps=settings.warmup_steps, steps=settings.steps, traced_steps=settings.traced_steps, repeats=1
     )
     config = ResolvedConfig(
-        workload=Workload(device=kind, model=seen.model),
+        workload=Workload(device=kind, model=part.model),
         measurement=windows,
         matrix=ResolvedMatrix(devices=(cell.devices,), batch_sizes=(cell.batch_size,)),
     )

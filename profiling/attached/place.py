@@ -1,13 +1,10 @@
-"""Where a process of an attached script stands in its job, and the folder that its processes share."""
+"""Where a process of an attached script stands in its job, and the name that the processes of a job share."""
 
 import os
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import distributed
-
-from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder
 
 _KEY = "dpscope/attached"
 
@@ -20,6 +17,7 @@ class AttachedPlace:
     local_rank: int
     world_size: int
     node: int
+    nodes: int = 1  # hosts of the job, as torchrun says it
 
 
 def attached_place() -> AttachedPlace | None:
@@ -28,18 +26,19 @@ def attached_place() -> AttachedPlace | None:
     node = int(os.environ.get("GROUP_RANK", "0"))
     if distributed.is_available() and distributed.is_initialized():
         rank = distributed.get_rank()
-        return AttachedPlace(rank, local_rank, distributed.get_world_size(), node)
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        return AttachedPlace(rank, local_rank, distributed.get_world_size(), node, nodes)
     return AttachedPlace(0, local_rank, 1, node) if os.environ.get("RANK", "0") == "0" else None
 
 
-def shared_folder(out: Path, place: AttachedPlace) -> RepeatFolder:
-    """Where the processes of this job put what they measure until all of it is there.
+def name_of_job(place: AttachedPlace) -> str:
+    """A name that the processes of this job have in common and no other job has.
 
-    They agree on its name through the store of the script's process group: nobody waits for anybody, as they would in a
+    They agree on it through the store of the script's process group: nobody waits for anybody, as they would in a
     collective, which a script with uneven inputs might never reach.
     """
     name = uuid.uuid4().hex
     if place.world_size > 1:
         store = distributed.distributed_c10d._get_default_store()
         name = store.compare_set(_KEY, "", name).decode()
-    return RepeatFolder(out / CELLS_NAME / f".tmp-attached-{name}")
+    return name

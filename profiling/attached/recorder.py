@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, distributed, nn
 
+from dpscope.profiling.attached.finished_job import SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, inner_module
 from dpscope.profiling.attached.own_profiler import OwnProfiler
 from dpscope.profiling.attached.place import AttachedPlace
@@ -23,6 +24,7 @@ from dpscope.profiling.instruments.parameter_sizes import tensor_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
@@ -48,6 +50,18 @@ class Seen:
     counted: CountedWindow | None = None
     ended_early: str | None = None  # how the script ended before the windows did
 
+    @property
+    def counters_tell(self) -> bool:
+        """Whether DDP's counters describe all that is reduced in a step."""
+        return len(self.told.ddp) == 1 and self.place.world_size > 1
+
+    def early_text(self) -> str:
+        """What there is of a script that ended early, and what lacks."""
+        timed = f"{len(self.timed.calls)} of {self.settings.steps} steps were timed"
+        if self.traced is None or not self.traced.complete:
+            return f"{timed}, none traced"
+        return f"{timed}, {self.settings.traced_steps} traced, and DDP's counters are missing"
+
 
 @dataclass
 class Batches:
@@ -57,10 +71,11 @@ class Batches:
     kept: list[bool]  # steps of training alone, on the usual batch
     per_device: int
     micro_batches: int
+    known: bool  # else a step counts as one sample of each device
     findings: list[Finding] = field(default_factory=list)
 
 
-def save_process(seen: Seen, folder: RepeatFolder) -> None:
+def save_process(seen: Seen, folder: RepeatFolder) -> SavedPart:
     """Write this process's samples, counters and result; its traces are there already."""
     place = seen.place
     batches = _batches(seen)
@@ -70,7 +85,8 @@ def save_process(seen: Seen, folder: RepeatFolder) -> None:
         write_json(folder.counters_path(place.node, place.rank), seen.counted.counters)
     save_samples(folder.samples_path(place.node, place.rank), (*timed, *traced))
     options = options_of(seen.told, seen.constructed, batches.micro_batches, seen.calls.precision)
-    cell = Cell(seen.told.strategy, seen.told.devices, batches.per_device, options=options)
+    nodes = min(place.nodes, seen.told.devices) if seen.told.strategy not in ONE_PROCESS else 1
+    cell = Cell(seen.told.strategy, seen.told.devices, batches.per_device, options=options, nodes=nodes)
     names = tuple(torch.cuda.get_device_name(index) for index in range(seen.told.devices)) if _on_gpus(seen) else ()
     result = RankResult(
         rank=place.rank,
@@ -87,21 +103,28 @@ def save_process(seen: Seen, folder: RepeatFolder) -> None:
         blocks=(timed_block(seen.timed, timed),),
         memory=seen.timed.memory,
         findings=(*batches.findings, *_findings(seen)),
-        attached=AttachedProcess(cell=cell, reduction_known=seen.told.unknown_hook is None and len(seen.told.ddp) == 1),
+        attached=AttachedProcess(
+            cell=cell,
+            reduction_known=seen.told.unknown_hook is None and len(seen.told.ddp) == 1,
+            batch_known=batches.known,
+            counters_missing=_counters_missing(seen),
+        ),
     )
     write_json(folder.rank_path(place.node, place.rank), result)
+    return SavedPart(seen.settings, place.world_size, "cuda" if seen.device.type == "cuda" else "cpu", seen.model)
 
 
 def _batches(seen: Seen) -> Batches:
     calls, option = seen.timed.calls, seen.settings.batch_size
     devices = seen.told.devices if seen.told.strategy == "dp" else 1  # of this process
     micro_batches = _micro_batches(seen)
+    known = option is not None or any(step.first_samples for step in calls)
     if option is not None:
         samples, findings = [option * devices] * len(calls), []
     else:
         samples = [_samples_of(step, micro_batches) for step in calls]
         findings = [AttachCode.BATCH_AS_SEEN.finding(_batch_text(max(samples), micro_batches))]
-        if not max(samples):
+        if not known:
             samples, micro_batches = [devices] * len(calls), 1
             findings = [AttachCode.BATCH_NOT_SEEN.finding("no tensor was seen in the calls of the script's model")]
     usual = max(set(samples), key=samples.count)
@@ -117,7 +140,7 @@ def _batches(seen: Seen) -> Batches:
                 f"mode, the others trained on another number of samples than {usual}"
             )
         )
-    return Batches(samples, kept, -(-usual // devices), micro_batches, findings)
+    return Batches(samples, kept, -(-usual // devices), micro_batches, known, findings)
 
 
 def _micro_batches(seen: Seen) -> int:
@@ -159,7 +182,7 @@ def _findings(seen: Seen) -> list[Finding]:
             )
         )
     if seen.ended_early is not None:
-        found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(_early_text(seen)))
+        found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(f"{seen.ended_early}: {seen.early_text()}"))
     if seen.traced is not None and (steps := seen.traced.interrupted_steps):
         found.append(
             AttachCode.TRACED_BESIDE_OTHER_WORK.finding(
@@ -167,24 +190,31 @@ def _findings(seen: Seen) -> list[Finding]:
             )
         )
     if len(seen.optimizers) > 1:
+        kinds = ", ".join(dict.fromkeys(seen.optimizers))
         found.append(
             AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(
-                f"{len(seen.optimizers)} optimizers step ({', '.join(seen.optimizers)}): steps end with the first one's"
+                f"{len(seen.optimizers)} optimizers step ({kinds}): steps end with the first one's"
             )
         )
     if told.group_size is not None and told.group_size < told.devices:
         found.append(
             AttachCode.REDUCED_IN_GROUPS.finding(f"gradients are reduced among {told.group_size} of {told.devices}")
         )
+    if len(told.ddp) > 1 and (why := _counters_missing(seen)) is not None:
+        found.append(AttachCode.COUNTERS_NOT_READ.finding(f"DDP's own counters were not read: {why}"))
     if told.unknown_hook is not None:
         found.append(AttachCode.HOOK_NOT_KNOWN.finding(f"gradients travel through {told.unknown_hook}"))
     return found
 
 
-def _early_text(seen: Seen) -> str:
-    timed, asked = len(seen.timed.calls), seen.settings.steps
-    rest = "no trace" if seen.traced is None or not seen.traced.complete else "no counters of DDP's"
-    return f"{seen.ended_early}: {timed} of {asked} steps were timed, {rest}"
+def _counters_missing(seen: Seen) -> str | None:
+    if not seen.told.ddp or (seen.counted is not None and seen.counted.complete):
+        return None
+    if seen.ended_early is not None:
+        return "the script ended before that"
+    if seen.own_profiler.seen:
+        return "the script has a profiler of its own"
+    return f"they tell of one DDP model, and the script has {len(seen.told.ddp)}" if len(seen.told.ddp) > 1 else None
 
 
 def _on_gpus(seen: Seen) -> bool:

@@ -72,6 +72,15 @@ class TimedWindow:
         self.duration_s = self._ended_s - self._began_s if whole else sum(self.durations_us) / 1e6
         self.memory = _peak_memory(self._device)
 
+    def cut(self) -> None:
+        """End it without waiting for the device: the steps that it has ended by now."""
+        if not self.durations_us:
+            self._timer.drop_unfinished()
+            self.durations_us = self._timer.step_durations_us()
+            self.calls = self.calls[: len(self.durations_us)]
+            self.duration_s = sum(self.durations_us) / 1e6
+            self.memory = _peak_memory(self._device)
+
 
 def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
     if device.type != "cuda":

@@ -68,6 +68,12 @@ class StepTimer:
         """Mark that the loader has handed out the batch of the step that began at the last boundary."""
         self._arrivals.append(self._mark())
 
+    def drop_unfinished(self) -> None:
+        """Forget the boundaries that the device has not come to yet; nothing is waited for."""
+        there = [isinstance(mark, int) or bool(mark.query()) for mark in self._boundaries]  # type: ignore[no-untyped-call]
+        if False in there:
+            del self._boundaries[there.index(False) :]
+
     def step_durations_us(self) -> list[float]:
         """Microseconds between boundaries, one fewer than there are; call after a synchronisation."""
         return [_between_us(first, second) for first, second in pairwise(self._boundaries)]

@@ -54,6 +54,12 @@ class AttachCode(FindingCode):
         "DDP reduces gradients within groups that are smaller than the job.",
         "nothing to do; the cell's devices are all of the job's",
     )
+    COUNTERS_NOT_READ = (
+        "counters_not_read",
+        "info",
+        "DDP's own counters were not read of a script, so the trace was not checked against them.",
+        "nothing to do: the check is one more, and what DDP must move is told from its models",
+    )
     HOOK_NOT_KNOWN = (
         "hook_not_known",
         "info",

@@ -255,6 +255,8 @@ class AttachedProcess(Stored, frozen=True):
 
     cell: Cell
     reduction_known: bool  # whether what its strategy must move can be told from the model's sizes
+    batch_known: bool = True  # else each step counts as one sample of each device
+    counters_missing: str | None = None  # why none of DDP's counters were saved; None where they should be there
 
 
 class RankResult(Stored, frozen=True):

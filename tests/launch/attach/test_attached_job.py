@@ -57,10 +57,13 @@ def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path
     ]
     ended = two_processes([*attach, script, "0", "exit"])
     assert [status for status, _, _ in ended] == [3, 3]
-    assert (
-        ended[0][2]
-        == "dpscope: the script called os._exit(3): 25 of 500 steps were timed; what was measured is saved\n"
-    )
+    told = "dpscope: the script called os._exit(3): 25 of 500 steps were timed, none traced; "
+    kept = (
+        "what was measured is saved\n",
+        "saved, once all 2 processes have saved theirs\n",
+    )  # whoever is first cannot know
+    assert ended[0][2] in {told + one for one in kept}
+    assert ended[1][2] == ""
     (planned,) = RunFolder(tmp_path / "run").manifest().plan
     ((_, repeat),) = RunFolder(tmp_path / "run").done_repeats(planned.cell)
     assert [rank.blocks[0].steps for rank in repeat.ranks()] == [

@@ -1,5 +1,7 @@
 """Scripts of one process, measured as they are: what is a step, what is a batch, and what comes in between."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.report.comparison_tables import summary_table
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.attached.session import Session
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.watch import Active, watch_steps
@@ -201,7 +206,7 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     _, repeat, rank, samples = measured(tmp_path)
     assert (len(samples), rank.blocks[0].steps, repeat.traces()) == (2, 2, [])
     assert "script_ended_early" in codes(rank)
-    assert notes == ["the script ended: 2 of 4 steps were timed; what was measured is saved"]
+    assert notes == ["the script ended: 2 of 4 steps were timed, none traced; what was measured is saved"]
 
 
 @pytest.mark.parametrize(
@@ -316,6 +321,11 @@ def test_a_model_without_tensors_has_no_batch_and_says_so(tmp_path: Path) -> Non
     cell, _, rank, _ = measured(tmp_path)
     assert (cell.batch_size, rank.blocks[0].samples) == (1, TIMED)
     assert "batch_not_seen" in codes(rank)
+    comparison = compare(load_run(tmp_path))
+    (row,) = comparison.table.to_dict("records")
+    assert row["steps_per_s"] == pytest.approx(TIMED / rank.blocks[0].duration_s)
+    assert pd.isna(row["samples_per_s"])
+    assert "steps/s" in summary_table(comparison).headings
 
 
 def test_what_fails_in_dpscope_ends_the_measurement_and_not_the_script(
@@ -364,6 +374,29 @@ def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_p
     assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
     assert len(graphs) <= 3  # the model's and the optimizer's: hooks that come and go compile nothing again
     assert RunFolder(tmp_path).manifest().config.workload.model == "Net"
+
+
+def test_a_script_may_free_its_model_once_it_is_measured(tmp_path: Path) -> None:
+    """A sweep over several models would else run out of memory under dpscope alone."""
+    with attached(tmp_path, []) as session:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WHOLE)
+        assert session.saved
+        gone = weakref.ref(model), weakref.ref(optimizer)
+        del model, optimizer
+        gc.collect()
+        assert [one() for one in gone] == [None, None]
+
+
+def test_a_short_training_before_the_real_one_is_none(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        head, model = nn.Linear(3, 1), Net()
+        train(head, torch.optim.SGD(head.parameters()), 3, samples=2)
+        train(model, torch.optim.Adam(model.parameters()), 11 + WHOLE)  # told once the first has not stepped for long
+    cell, repeat, rank, _ = measured(tmp_path)
+    assert (cell.name, rank.model.parameter_count, len(repeat.traces())) == ("single-d1-b8", 8, 1)
+    assert "steps_of_first_optimizer" not in codes(rank)
 
 
 def test_a_wrapper_may_be_constructed_by_names(tmp_path: Path) -> None:

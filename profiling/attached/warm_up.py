@@ -1,0 +1,128 @@
+"""What is learnt of a script before it is timed: what ends its steps, the model that it calls, its micro-batches."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from dpscope.profiling.attached.model_calls import ModelCalls, outermost_modules
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.wrapped_models import Constructed
+
+_FEW = 10  # steps of other optimizers between two of the first one's; after more, the first is used no longer
+
+
+class WarmUp:
+    """The steps before the timed ones. `steps` of them were seen."""
+
+    def __init__(self, settings: AttachSettings, constructed: Constructed, step_ended: Callable[[], None]) -> None:
+        self.steps = 0
+        self.calls: ModelCalls | None = None
+        self.backwards = 0  # backward passes of a step, 0 where they could not be counted
+        self._settings = settings
+        self._constructed = constructed
+        self._end_step = step_ended
+        self._optimizers: dict[int, Optimizer] = {}  # those that stepped, the first one first
+        self._since_first = 0
+        self._hooks: list[RemovableHandle] = []
+
+    def listen(self) -> None:
+        """Where steps are told by the model's calls, find the model when it is called."""
+        if self._settings.steps_by == "forward":
+            self._hooks.append(register_module_forward_pre_hook(self._first_called))
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """Those that stepped, the first one first."""
+        return tuple(self._optimizers.values())
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [one for optimizer in self.optimizers for one in _parameters(optimizer)]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of what is trained."""
+        return _device(self.trained, self.calls.modules if self.calls is not None else ())
+
+    def is_first(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer, which has stepped, is the one that steps are told by.
+
+        The first that steps is; where others step on and on without it, as after a short training before the real one, the
+        warm-up begins again with the one that steps then.
+        """
+        if self._optimizers.setdefault(id(optimizer), optimizer) is self.optimizers[0]:
+            self._since_first = 0
+            return True
+        self._since_first += 1
+        if self._settings.steps_by != "optimizer" or self._since_first <= max(_FEW, self._settings.warmup_steps):
+            return False
+        self.stop()
+        if self.calls is not None:
+            self.calls.stop()
+        self.calls, self.steps, self.backwards, self._since_first = None, 0, 0, 0
+        self._optimizers = {id(optimizer): optimizer}
+        return True
+
+    def step_ended(self) -> bool:
+        """Called at the end of each step; returns whether as many have ended as are asked for."""
+        self.steps += 1
+        asked = self._settings.warmup_steps
+        if self.calls is None:
+            self._find_model()
+        elif not self.calls.take().training and self._settings.steps_by != "forward" and self.steps < asked:
+            self.calls.look_inside()
+        if self.steps == asked - 1:
+            self._count_backwards()
+        elif self.steps >= asked:
+            self.stop()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Learn nothing more."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    def _find_model(self) -> None:
+        """Watch the modules that hold what the first optimizer trains; a loop without one has those that wrap a model."""
+        trained = _parameters(self.optimizers[0]) if self.optimizers else []
+        wrapped = list(self._constructed.modules)
+        modules = outermost_modules(trained or [one for module in wrapped for one in module.parameters()])
+        self.calls = ModelCalls(_device(trained, modules).type)
+        self.calls.watch(modules)
+
+    def _first_called(self, module: nn.Module, args: object) -> None:
+        """Steps begin with the calls of the first module that is called to be trained: it is no part of another one."""
+        training = torch.is_grad_enabled() and module.training
+        if torch.compiler.is_compiling() or not training or self.calls is not None:
+            return
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self.stop()
+            self.calls = ModelCalls(_device([], [module]).type, on_training=self._end_step)
+            self.calls.watch([module])
+
+    def _count_backwards(self) -> None:
+        """For one step: each backward pass adds to the gradient of every parameter once."""
+        trained = _parameters(self.optimizers[0]) if self.optimizers else []
+        leaf = next((one for one in trained if one.requires_grad), None)
+        if leaf is not None and leaf.is_leaf:
+            hook = leaf.register_post_accumulate_grad_hook(self._backward_passed)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    def _backward_passed(self, parameter: Tensor) -> None:
+        self.backwards += 1
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _device(trained: Iterable[Tensor], modules: Iterable[nn.Module]) -> torch.device:
+    tensors = [*trained, *(one for module in modules for one in module.parameters())]
+    return next((one.device for one in tensors), torch.device("cpu"))

@@ -1,0 +1,103 @@
+"""A script that a signal ends while it is measured: it ends by that signal as before, and keeps what was measured."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dpscope.profiling.attached.ending_signals import EndingSignals
+from dpscope.profiling.store.folders import RunFolder
+
+STUCK = """
+import ctypes, sys, torch
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range({steps}):
+    model(torch.ones(8, 3)).sum().backward()
+    optimizer.step()
+print("trained", flush=True)
+mutex = (ctypes.c_char * 64)()
+for _ in range(2):  # for ever in C, as in a collective whose other processes have ended: Python's handlers are not run there
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.process
+def test_a_terminated_script_keeps_what_was_timed_and_ends_by_the_signal(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STUCK.format(steps=5 + 7))
+    attach = [sys.executable, "-m", "dpscope.launch.attach", "--out", "run", "--warmup", "5", "train.py"]
+    script = subprocess.Popen(attach, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert script.stdout is not None
+    assert script.stdout.readline() == "trained\n"
+    script.send_signal(signal.SIGTERM)
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == -signal.SIGTERM
+    assert (
+        errors
+        == "dpscope: SIGTERM ended the script: 7 of 50 steps were timed, none traced; what was measured is saved\n"
+    )
+    run = RunFolder(tmp_path / "run")
+    (planned,) = run.manifest().plan
+    ((_, repeat),) = run.done_repeats(planned.cell)
+    (rank,) = repeat.ranks()
+    assert (rank.blocks[0].steps, planned.cell.name) == (7, "single-d1-b8")
+    assert {"script_ended_early", "batch_as_seen"} == {finding.code for finding in rank.findings}
+    assert [path.name for path in (tmp_path / "run" / "cells").iterdir()] == ["single-d1-b8"]
+
+
+def test_signals_that_the_script_answers_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers one from the beginning and one later, and stores and restores handlers as libraries do."""
+    ended: list[str] = []
+    theirs: list[int] = []
+    killed: list[int] = []
+    monkeypatch.setattr("dpscope.profiling.attached.ending_signals._end_by", killed.append)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, lambda number, frame: theirs.append(number))
+        signals = EndingSignals(ended.append)
+        signals.listen()
+        os.kill(os.getpid(), signal.SIGHUP)
+        stored = signal.signal(signal.SIGTERM, lambda number, frame: theirs.append(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.stop()
+        for thread in threading.enumerate():
+            if thread.name == "dpscope signals":
+                thread.join(5)
+        assert (ended, killed, theirs) == ([], [], [signal.SIGHUP, signal.SIGTERM])
+        signal.signal(signal.SIGTERM, stored)  # put back when nobody listens any more: it must not swallow the signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert killed == [signal.SIGTERM]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals = EndingSignals(ended.append)
+        signals.listen()
+        signals.stop()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.process
+def test_a_signal_to_a_child_of_the_script_ends_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signals = EndingSignals(ended.append)
+    signals.listen()
+    try:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        assert ended == []
+    finally:
+        signals.stop()
+        signal.signal(signal.SIGTERM, before)
