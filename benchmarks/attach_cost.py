@@ -58,7 +58,7 @@ def measure(pairs: int, steps: int, width: int) -> tuple[list[Clocks], list[Cloc
     loop = Loop(width)
     found: dict[str, list[Clocks]] = {"bare": [], "attached": []}
     with tempfile.TemporaryDirectory() as folder:
-        settings = AttachSettings(Path(folder), "attach_cost.py", WARMUP_STEPS, steps=pairs * steps + 1)
+        settings = AttachSettings(Path(folder), "attach_cost.py", warmup_steps=WARMUP_STEPS, steps=pairs * steps + 1)
         session = Session(settings, lambda text: None)
         session.listen()
         loop.run(WARMUP_STEPS)

@@ -36,7 +36,9 @@ def main() -> None:
     rank = os.environ.get("RANK", "0")
     for name, (command, ports) in cases.items():
         began_s = perf_counter()
-        settings = AttachSettings(out / name / "run", " ".join(command), WARMUP, TIMED, TRACED)
+        settings = AttachSettings(
+            out / name / "run", " ".join(command), warmup_steps=WARMUP, steps=TIMED, traced_steps=TRACED
+        )
         bare, _ = printed(command, ports[0], None)
         attached, notes = printed(command, ports[1], settings)
         told = {"bare": bare, "attached": attached, "notes": notes, "seconds": perf_counter() - began_s}
