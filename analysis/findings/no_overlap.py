@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from dpscope.analysis.findings.overlap_evidence import Evidence, overlap_evidence
 from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import choose_unit, show, show_time
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import Finding, Severity
-from dpscope.profiling.records.matrix import ONE_PROCESS, SHARDED
+from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # of communication that is hidden: below it the reasons are told...
@@ -33,7 +34,6 @@ _ARGUMENTS = (
     ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
     ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
 )
-_REDUCING = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,9 @@ class OverlapReason:
     of_script: bool = False  # its cause lies in how the training is set up, whatever it runs on
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """A cell's whole traced steps: `means` over ranks and steps in microseconds, `buckets` a row per reduction of a step.
-
-    `buckets`: mean bytes, share of the step's computing done when ready (`done`), transfer; in the order in which they are
-    launched. `communication` has a row per collective.
-    """
-
-    data: CellData
-    means: dict[str, float]
-    buckets: pd.DataFrame
-    communication: pd.DataFrame
-
-    @property
-    def several(self) -> bool:
-        """Whether gradients travel in more than one message."""
-        return len(self.buckets) > 1
-
-
 def no_overlap_finding(data: CellData) -> list[Finding]:
     """`no_overlap` with its reasons, where a cell hides little of its communication; else nothing."""
-    evidence = _evidence(data)
+    evidence = overlap_evidence(data)
     if evidence is None:
         return []
     hidden, exposed, step = (evidence.means[name] for name in ("hidden_us", "exposed_us", "step_us"))
@@ -97,39 +78,8 @@ def _in_a_script(advice: str) -> str:
 
 def overlap_reasons(data: CellData) -> list[OverlapReason]:
     """The reasons that a cell's traces show, the strongest first, whether or not it hides much."""
-    evidence = _evidence(data)
+    evidence = overlap_evidence(data)
     return [] if evidence is None else list(_reasons(evidence))
-
-
-def _evidence(data: CellData) -> Evidence | None:
-    if data.cell.strategy in ONE_PROCESS or data.cell.devices < 2 or not data.communication_known:
-        return None
-    windows = data.whole_windows()
-    if windows.empty or data.collectives.empty:
-        return None
-    names = ("communication_us", "hidden_us", "exposed_us", "step_us", "compute_us", "idle_us")
-    if windows[list(names)].isna().all().any():
-        return None
-    means = {name: float(windows[name].mean()) for name in names}
-    means["exposed_wait_us"] = float(windows["exposed_wait_us"].fillna(0.0).mean())
-    keys = [name for name in ("repeat", "rank", "device", "step") if name in windows]
-    own = data.collectives.merge(windows[keys].drop_duplicates(), on=keys)
-    return Evidence(data, means, _buckets(own, keys), own)
-
-
-def _buckets(own: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Reductions of a step by their place in it: means over ranks and steps; those of steps with another number left out."""
-    reduced = own[own["kind"].isin(_REDUCING) & own["bytes"].notna()]
-    if reduced.empty or "compute_done" not in reduced:
-        return pd.DataFrame(columns=["bytes", "done", "transfer_us"])
-    ordered = reduced.sort_values([*keys, "start_us"], kind="stable")
-    place = ordered.groupby(keys, dropna=False).cumcount()
-    count = ordered.groupby(keys, dropna=False)["bytes"].transform("size")
-    usual = count == count.mode().iloc[0]
-    frame = ordered.assign(place=place, done=ordered["compute_done"].astype("Float64"))[usual]
-    frame = frame.assign(bytes=frame["bytes"].astype("Float64"))
-    means: pd.DataFrame = frame.groupby("place")[["bytes", "done", "transfer_us"]].mean().reset_index(drop=True)
-    return means
 
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:

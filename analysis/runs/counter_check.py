@@ -10,7 +10,7 @@ import pandas as pd
 from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.finding import Finding, FindingCode
-from dpscope.profiling.records.run import Cell, DdpCounters
+from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 
 SPAN_TOLERANCE = 0.10
@@ -100,9 +100,7 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
     findings = []
     for check in checks:
         if not check.steps:
-            findings.append(
-                counters_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common")
-            )
+            findings.append(_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common"))
             continue
         if not check.buckets_equal:
             findings.append(
@@ -120,7 +118,15 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
     return findings
 
 
-def counters_not_compared(cell: Cell, why: str) -> Finding:
+def missing_counters(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> list[Finding]:
+    """An error where ranks lack the counters that they should have saved; scripts say themselves why they have none."""
+    counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
+    if cell.strategy != "ddp" or cell.devices == 1 or len(checks) >= len(counting):
+        return []
+    return [_not_compared(cell, f"{len(counting) - len(checks)} of {len(counting)} ranks saved none")]
+
+
+def _not_compared(cell: Cell, why: str) -> Finding:
     """The self-check did not take place: its silence must not read as agreement."""
     return cell_error(
         cell,

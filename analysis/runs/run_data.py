@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.runs.compilation_check import compilation_findings
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, counters_not_compared
+from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
 from dpscope.analysis.runs.engine_check import engine_findings
 from dpscope.analysis.runs.incomplete import ATTACH_AGAIN, MEASURE_AGAIN, cell_error, trace_incomplete
 from dpscope.analysis.runs.loaded_repeat import load_repeats
@@ -253,10 +253,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         communication_known=communication_known,
     )
     findings += counter_findings(cell, checks)
-    counting = [rank for _, rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
-    if cell.strategy == "ddp" and cell.devices > 1 and len(checks) < len(counting):
-        lacking = f"{len(counting) - len(checks)} of {len(counting)} ranks saved none"
-        findings.append(counters_not_compared(cell, lacking))
+    findings += missing_counters(cell, [rank for _, rank in ranks], checks)
     if communication_known:
         findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows(), data.collectives)
     findings += compilation_findings(cell, [rank for _, rank in ranks])
