@@ -3,7 +3,7 @@
 import pandas as pd
 
 from dpscope.profiling.records.finding import Finding, FindingCode
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.records.trace_codes import TraceCode
 
 BYTES_TOLERANCE = 0.05
@@ -19,6 +19,12 @@ def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEA
 def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
     """The trace does not show what the cell must have moved: its communication is not given."""
     return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)
+
+
+def no_trace(cell: Cell, repeat: str, rank: RankResult) -> Finding:
+    """A repeat of the cell has no trace at all."""
+    again = MEASURE_AGAIN if rank.attached is None else ATTACH_AGAIN
+    return trace_incomplete(cell, f"{repeat} has no trace", again)
 
 
 def incomplete(cell: Cell, expected: str, found: str, cause: str) -> Finding:

@@ -13,7 +13,7 @@ import pandas as pd
 from dpscope.analysis.runs.compilation_check import compilation_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
 from dpscope.analysis.runs.engine_check import engine_findings
-from dpscope.analysis.runs.incomplete import ATTACH_AGAIN, MEASURE_AGAIN, cell_error, trace_incomplete
+from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error, no_trace
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
@@ -223,8 +223,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += _slower_clocks(loaded.ranks)
         samples.append(loaded.samples.assign(repeat=repeat))
         if not (traces := done.traces()):
-            again = MEASURE_AGAIN if loaded.ranks[0].attached is None else ATTACH_AGAIN
-            findings.append(trace_incomplete(cell, f"{done.path.name} has no trace", again))
+            findings.append(no_trace(cell, done.path.name, loaded.ranks[0]))
             communication_known = False
             continue
         analysis = analyze_kept(traces, done.tables_path)
