@@ -4,6 +4,7 @@ import pandas as pd
 
 from dpscope.profiling.records.finding import Finding, FindingCode
 from dpscope.profiling.records.run import Cell, RankResult
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 
 BYTES_TOLERANCE = 0.05
@@ -19,6 +20,14 @@ def cell_error(cell: Cell, code: FindingCode, message: str, next_step: str = MEA
 def trace_incomplete(cell: Cell, message: str, next_step: str = MEASURE_AGAIN) -> Finding:
     """The trace does not show what the cell must have moved: its communication is not given."""
     return cell_error(cell, TraceCode.TRACE_INCOMPLETE, f"{message}; its communication is not given", next_step)
+
+
+def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
+    """A repeat that is left out, since parts of it are not there."""
+    next_step = (
+        f"if files were lost, {MEASURE_AGAIN}; if it ran on another number of nodes, keep it in a run of its own"
+    )
+    return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
 
 
 def no_trace(cell: Cell, repeat: str, rank: RankResult) -> Finding:

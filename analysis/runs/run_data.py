@@ -13,7 +13,7 @@ import pandas as pd
 from dpscope.analysis.runs.compilation_check import compilation_findings
 from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings, missing_counters
 from dpscope.analysis.runs.engine_check import engine_findings
-from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error, no_trace
+from dpscope.analysis.runs.incomplete import incomplete_repeat, no_trace
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
@@ -26,7 +26,6 @@ from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
-from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from dpscope.profiling.store.training_folders import holds_epochs
@@ -215,7 +214,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         results.append(loaded.result)
         repeat, done = loaded.index, loaded.folder
         if loaded.missing_parts:
-            findings.append(_incomplete_repeat(cell, repeat, loaded.missing_parts))
+            findings.append(incomplete_repeat(cell, repeat, loaded.missing_parts))
         if not loaded.ranks:
             continue
         ranks += [(repeat, rank) for rank in loaded.ranks]
@@ -259,13 +258,6 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     findings += spread_findings(cell.name, data.step_samples())
     findings += idle_findings(data.steps, cell.name)
     return replace(data, findings=tuple(_unique(findings)))
-
-
-def _incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
-    next_step = (
-        f"if files were lost, {MEASURE_AGAIN}; if it ran on another number of nodes, keep it in a run of its own"
-    )
-    return cell_error(cell, RunCode.REPEAT_INCOMPLETE, f"repeat {repeat} is left out: {missing_parts}", next_step)
 
 
 def _slower_clocks(ranks: Sequence[RankResult]) -> list[Finding]:
