@@ -205,13 +205,9 @@ def _without_empty(view: View, table: pd.DataFrame) -> View:
 
 def _with_known_rate(view: View, comparison: Comparison) -> View:
     """A view of throughput with tokens in place of samples where samples are made of them, and steps where none is known."""
-    table = comparison.table
-    shown = [
-        name for name in ("tokens_per_s", "samples_per_s", "steps_per_s") if name in table and table[name].notna().any()
-    ]
-    if "samples_per_s" not in view.columns or not shown:
-        return view
-    return replace(view, columns=tuple(shown[0] if name == "samples_per_s" else name for name in view.columns))
+    table, rates = comparison.table, ("tokens_per_s", "samples_per_s", "steps_per_s")
+    shown = next((name for name in rates if name in table and table[name].notna().any()), "samples_per_s")
+    return replace(view, columns=tuple(shown if name == "samples_per_s" else name for name in view.columns))
 
 
 def _without_missing(view: View, table: pd.DataFrame) -> View:
