@@ -1,7 +1,7 @@
 """The estimates of one cell's row: subtractions per step and epoch, the identity with its intervals, models, evidence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pandas as pd
@@ -11,10 +11,10 @@ from dpscope.analysis.comparison.predicted import (
     predict_cell,
     relative_error,
 )
-from dpscope.analysis.comparison.ring_load import ring_load, runs_all_reduces
+from dpscope.analysis.comparison.ring_load import has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.comparison.subtraction import METHODS, step_identity, subtraction_estimates
-from dpscope.analysis.costs.formulas import ring_all_reduce_us
+from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import TERMS, RunSpreads, terms_by_repeat
 from dpscope.analysis.runs.run_data import CellData
@@ -27,6 +27,7 @@ from dpscope.analysis.stats.samples import (
     half_width,
     pooled_median,
 )
+from dpscope.profiling.records.matrix import SHARDED
 
 ESTIMATE_COLUMNS = tuple(column.name for column in COLUMNS if column.group in ("estimates", "predictions"))
 
@@ -184,9 +185,12 @@ def _mean_wait_us(data: CellData) -> float | None:
 
 
 def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
-    """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one."""
+    """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one.
+
+    Of FSDP all that it gathers and scatters, one kind after the other.
+    """
     columns = ("ring_us", "ring_error_us", "ring_source")
-    if not runs_all_reduces(data):
+    if not has_rings(data):
         named = data.cell.strategy in ("dp", "dp-host")
         row.clear(
             columns,
@@ -195,17 +199,22 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
             else "the traces show no all-reduce",
         )
         return
-    load = ring_load(data)
-    if isinstance(load, str):
-        row.clear(columns, load)
+    loads = ring_loads(data)
+    if isinstance(loads, str):
+        row.clear(columns, loads)
         return
-    ring, rate = None, sources.ring_rate(load.ranks)
-    if rate is not None:
-        ring = ring_all_reduce_us(load.size_bytes, load.ranks, rate.gb_per_s)
-    row.put(sources.no_source(load.ranks), ring_us=ring, ring_source=rate.source if rate is not None else None)
+    rates = [sources.ring_rate(load.ranks, load.kind) for load in loads]
+    known = [
+        ring_us(load.kind, load.size_bytes, load.ranks, rate.gb_per_s)
+        for load, rate in zip(loads, rates, strict=True)
+        if rate is not None
+    ]
+    ring = sum(one for one in known if one is not None) if len(known) == len(loads) else None
+    unknown = sources.no_source(loads[0].ranks)
+    row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
     row.put(
-        sources.no_source(load.ranks) if ring is None else _NOT_REDUCED_ALONE,
-        ring_error_us=minus(ring, _reduced_us(row, data)),
+        unknown if ring is None else _NOT_REDUCED_ALONE if data.cell.strategy not in SHARDED else "transfer is not known",
+        ring_error_us=minus(ring, _transferred_us(row, data, {load.kind for load in loads})),
     )
 
 
@@ -214,12 +223,12 @@ _NOT_REDUCED_ALONE = (
 )
 
 
-def _reduced_us(row: Row, data: CellData) -> float | None:
-    """What the all-reduces of a step transferred; None where other collectives' transfers are in the sum."""
+def _transferred_us(row: Row, data: CellData, kinds: Collection[str]) -> float | None:
+    """What the collectives of these kinds transferred in a step; None where other ones' transfers are in the sum."""
     if data.collectives.empty:
         return None
     matched = data.collectives.loc[data.collectives["transfer_us"].notna(), "kind"]
-    return row.number("transfer_us") if matched.eq("all_reduce").all() else None
+    return row.number("transfer_us") if matched.isin(list(kinds)).all() else None
 
 
 def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:

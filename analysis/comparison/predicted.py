@@ -89,7 +89,8 @@ def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     """The prediction of one measured multi-device cell."""
     if data.cell.strategy == "dp-host":
         return _unknown(None, "host copies within one process: no link to model")
-    sources = sources.on_nodes(data.nodes)
+    within = ("all_gather", "reduce_scatter") if data.cell.strategy == "hsdp" and data.nodes > 1 else ()
+    sources = sources.on_nodes(data.nodes, within)
     source = sources.source(data.cell.devices)
     if source is None:
         return _unknown(None, sources.no_source(data.cell.devices))

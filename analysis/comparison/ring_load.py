@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 from dpscope.analysis.comparison.predicted import KEYS, model_sizes
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.sharded_traffic import expected_bytes
 from dpscope.analysis.runs.traffic_check import reduced_bytes
+from dpscope.profiling.records.matrix import SHARDED, shard_groups
 
 
 def runs_all_reduces(data: CellData) -> bool:
     """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
-    if data.cell.devices == 1:
+    if data.cell.devices == 1 or data.cell.strategy in SHARDED:
         return False
     if data.cell.strategy == "ddp":
         return True
@@ -18,18 +20,26 @@ def runs_all_reduces(data: CellData) -> bool:
 
 @dataclass(frozen=True)
 class RingLoad:
-    """What the ring formula is asked for: bytes that are all-reduced per step, by so many ranks, and how they are known."""
+    """What the ring formula is asked for: bytes of one kind of collectives per step, by so many ranks, and how they are known."""
 
     size_bytes: float
     ranks: int
     told: str
+    kind: str = "all_reduce"
 
 
-def ring_load(data: CellData) -> RingLoad | str:
-    """All gradients of a run's cell; of traces alone what their all-reduces moved. Else why it is not known."""
+def has_rings(data: CellData) -> bool:
+    """Whether all that a cell on several devices moves goes by collectives of which there is a ring formula."""
+    return runs_all_reduces(data) or (data.cell.devices > 1 and data.cell.strategy in SHARDED)
+
+
+def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
+    """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Else why it is not known."""
     sizes = model_sizes(data)
+    if data.cell.strategy in SHARDED and sizes is not None:
+        return _sharded_loads(data)
     if sizes is not None:
-        return RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients")
+        return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
     windows = data.whole_windows()
     own = data.collectives.merge(windows[KEYS], on=KEYS)
     own = own[own["kind"] == "all_reduce"]
@@ -38,4 +48,25 @@ def ring_load(data: CellData) -> RingLoad | str:
     ranks = {int(size) for size in own["group_size"]}
     if len(ranks) > 1:
         return f"all-reduces of {' and of '.join(map(str, sorted(ranks)))} ranks: no one ring"
-    return RingLoad(float(own["bytes"].sum()) / len(windows), ranks.pop(), "what was all-reduced in a traced step")
+    return (RingLoad(float(own["bytes"].sum()) / len(windows), ranks.pop(), "what was all-reduced in a traced step"),)
+
+
+def _sharded_loads(data: CellData) -> tuple[RingLoad, ...] | str:
+    """What FSDP must move, by kind."""
+    units = data.ranks[0][1].units
+    if not units:
+        return "a script's own FSDP: what it must move is not known"
+    if data.nodes > 1 and data.cell.strategy == "hsdp":
+        return "its collectives run within nodes and between them: no one link"
+    groups, shards = shard_groups(data.cell.strategy, data.cell.devices, data.nodes)
+    return tuple(
+        RingLoad(size, groups if kind == "all_reduce" else shards, _MOVED[kind], kind)
+        for kind, size in expected_bytes(data.planned, units).items()
+    )
+
+
+_MOVED = {
+    "all_gather": "parameters gathered",
+    "reduce_scatter": "gradients scattered",
+    "all_reduce": "gradients between groups",
+}

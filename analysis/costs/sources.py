@@ -1,5 +1,6 @@
 """What a prediction may rest on: a calibration of the machine, else the link's specification. The two are never mixed."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -38,9 +39,14 @@ class CostSources:
         1  # that what is predicted spans: NVML's links are one machine's, a calibration of as many as it ran on
     )
 
-    def on_nodes(self, nodes: int) -> "CostSources":
-        """The same of a cell that spans so many hosts."""
-        return replace(self, nodes=nodes)
+    within_a_node: frozenset[str] = frozenset()  # kinds of collectives that HSDP runs on each of its nodes by itself
+
+    def on_nodes(self, nodes: int, within: Collection[str] = ()) -> "CostSources":
+        """The same of a cell that spans so many hosts, `within` each of which it runs these kinds of collectives."""
+        return replace(self, nodes=nodes, within_a_node=frozenset(within))
+
+    def _of_kind(self, kind: str) -> "CostSources":
+        return self.on_nodes(1) if kind in self.within_a_node else self
 
     def calibrated(self, devices: int) -> Calibration | None:
         """The calibration as far as it was made on as many hosts; None where so many devices were timed on others alone.
@@ -80,17 +86,17 @@ class CostSources:
         calibration = self.calibrated(devices)
         return found or (calibration.links.get(devices) if calibration is not None else None)
 
-    def ring_rate(self, devices: int) -> RingRate | None:
+    def ring_rate(self, devices: int, kind: str = "all_reduce") -> RingRate | None:
         """The rate of the ring formula: the link's, else the bus bandwidth that was calibrated at the largest size.
 
-        Bus bandwidth is size / time x 2(N-1)/N (nccl-tests, doc/PERFORMANCE.md): the rate at which the ring formula would
-        have taken the time that the calibration did.
+        Bus bandwidth is size / time x a factor, of all-reduces 2(N-1)/N (nccl-tests, doc/PERFORMANCE.md): the rate at which the
+        ring formula would have taken the time that the calibration did.
         """
         if (link := self.link(devices)) is not None:
             return RingRate(link.gb_per_s, "specification", self._told(link))
         calibration = self.calibrated(devices)
-        fit = find_fit(calibration, "all_reduce", devices) if calibration is not None else None
-        factor = bus_factor("all_reduce", devices)
+        fit = find_fit(calibration, kind, devices) if calibration is not None else None
+        factor = bus_factor(kind, devices)
         if fit is None or factor is None or (time_us := predict_us(fit, fit.largest_bytes).time_us) <= 0:
             return None
         rate = fit.largest_bytes / time_us / 1e3 * factor
@@ -118,21 +124,22 @@ class CostSources:
 
         `statistic`: of its slowest rank, which a step has to wait for, or of the shortest, which a trace's transfer is.
         """
-        if (calibration := self.calibrated(ranks)) is not None:
+        own = self._of_kind(kind)
+        if (calibration := own.calibrated(ranks)) is not None:
             fit = find_fit(calibration, kind, ranks, statistic)
             return predict_us(fit, size_bytes).time_us if fit is not None else None
-        link = self.link(ranks)
+        link = own.link(ranks)
         return ring_us(kind, size_bytes, ranks, link.gb_per_s) if link is not None else None
 
     def why_unknown(self, kind: str, ranks: int) -> str:
         """Why `cost` is None."""
-        if self.calibrated(ranks) is not None:
+        if self._of_kind(kind).calibrated(ranks) is not None:
             return f"the calibration holds no {kind} on {ranks} ranks"
         return f"there is no ring model of {kind}"
 
     def extrapolated(self, kind: str, ranks: int, size_bytes: float) -> str | None:
         """Set where a size lies outside those calibrated: its cost is the fit's nearest line extended."""
-        calibration = self.calibrated(ranks)
+        calibration = self._of_kind(kind).calibrated(ranks)
         fit = find_fit(calibration, kind, ranks) if calibration is not None else None
         return predict_us(fit, size_bytes).extrapolated if fit is not None else None
 

@@ -15,7 +15,7 @@ from dpscope.analysis.comparison.predicted import (
     servers,
     step_load,
 )
-from dpscope.analysis.comparison.ring_load import RingLoad, ring_load
+from dpscope.analysis.comparison.ring_load import RingLoad, ring_loads
 from dpscope.analysis.comparison.row import CellValues, minus, number
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, piece_of
@@ -25,6 +25,7 @@ from dpscope.analysis.findings.estimate_gaps import comparison_rows
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
+from dpscope.profiling.records.matrix import SHARDED
 
 MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)
@@ -93,7 +94,7 @@ def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: 
     if (ring := number(values, "ring_us")) is not None:
         yield FormulaLine(
             data.cell.name,
-            f"{_RING} of all gradients" if data.ranks else _RING,
+            _ring_name(data),
             _ring(data, sources),
             "calibration" if values["ring_source"] == "calibration" else _SPECIFICATION,
             ring,
@@ -134,12 +135,22 @@ def _source(values: CellValues) -> str:
 
 
 def _ring(data: CellData, sources: CostSources) -> str:
-    load = ring_load(data)
-    assert isinstance(load, RingLoad)  # or there were no ring
-    rate, ranks = sources.ring_rate(load.ranks), load.ranks
+    loads = ring_loads(data)
+    assert not isinstance(loads, str)  # or there were no ring
+    return "; plus ".join(_one_ring(load, sources) for load in loads)
+
+
+def _one_ring(load: RingLoad, sources: CostSources) -> str:
+    rate, ranks = sources.ring_rate(load.ranks, load.kind), load.ranks
     assert rate is not None
-    shown = f"{show_bytes(load.size_bytes)} / {rate.gb_per_s:.4g} GB/s"
-    return f"2(N−1)/N × S/B = 2({ranks}−1)/{ranks} × {shown} (S: {load.told})"
+    shown, twice = f"{show_bytes(load.size_bytes)} / {rate.gb_per_s:.4g} GB/s", "2" if load.kind == "all_reduce" else ""
+    return f"{twice}(N−1)/N × S/B = {twice}({ranks}−1)/{ranks} × {shown} (S: {load.told})"
+
+
+def _ring_name(data: CellData) -> str:
+    if data.cell.strategy in SHARDED:
+        return "rings of what FSDP gathers and scatters"
+    return f"{_RING} of all gradients" if data.ranks else _RING
 
 
 def _collective(one: CollectivePrediction, sources: CostSources) -> str:

@@ -23,9 +23,9 @@ from dpscope.profiling.records.calibration import (
 )
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import Layout, Matrix
+from dpscope.profiling.records.matrix import SHARDED, Layout, Matrix, shard_groups
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Environment, PlannedCell
+from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -47,8 +47,9 @@ def plan_calibration(
 ) -> CalibrationSettings | None:
     """What a run times before its cells; None where it moves nothing, holds it already or was told not to.
 
-    All-reduces and the broadcasts of buffers where DDP is planned, broadcasts and reduces where DataParallel is; dp-host
-    uses no link. A calibration that was read from nccl-tests' logs is the user's word: nothing is added to it.
+    All-reduces and the broadcasts of buffers where DDP is planned, broadcasts and reduces where DataParallel is, all-gathers and
+    reduce-scatters where FSDP is; dp-host uses no link. A calibration that was read from nccl-tests' logs is the user's word:
+    nothing is added to it.
     """
     missing = needed_pairs(plan) - _held(stored)
     if not config.measurement.calibrate or not missing or (stored is not None and stored.source != "measured"):
@@ -76,12 +77,25 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
+        if cell.strategy in SHARDED:
+            pairs |= _sharded_pairs(cell)
         if cell.strategy in ("ddp", "replicate"):
             pairs.add(("all_reduce", layout))
         if cell.strategy == "dp":
             pairs.add(("reduce", layout))
         if cell.strategy == "dp" or (cell.strategy == "ddp" and cell.options.broadcast_buffers == "on"):
             pairs.add(("broadcast", layout))
+    return pairs
+
+
+def _sharded_pairs(cell: Cell) -> set[Pair]:
+    """What FSDP runs within a group, and HSDP between groups, which are the nodes where there are several."""
+    groups, shards = shard_groups(cell.strategy, cell.devices, cell.nodes)
+    nodes = cell.nodes if groups == 1 else 1
+    within = Layout(nodes, shards // nodes)
+    pairs: set[Pair] = {("all_gather", within), ("reduce_scatter", within)}
+    if groups > 1:
+        pairs.add(("all_reduce", Layout(groups, 1) if cell.nodes > 1 else Layout(1, groups)))
     return pairs
 
 

@@ -12,6 +12,7 @@ from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import sweep
@@ -94,7 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     out = tmp_path_factory.mktemp("run") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(USER_MODELS)
-        assert sweep(out, strategy="ddp,fsdp", devices="2", accumulate="2").exit_status == 0
+        assert sweep(out, strategy="ddp,fsdp", devices="2", accumulate="2", calibrate=True).exit_status == 0
     return out, report_of(out, Targets())
 
 
@@ -116,3 +117,20 @@ def test_a_run_measures_fsdp_beside_ddp(run: tuple[Path, Report]) -> None:
     assert "one bucket of 1.07 kB" in reasons["one_bucket"]
     ranks = RunFolder(out).repeat(report.run.cells["fsdp-d2-b2-accumulate-2"].planned, 0).ranks()
     assert [unit.name for unit in ranks[0].units] == ["0", "1", "5"]
+
+
+@pytest.mark.process
+def test_fsdp_is_predicted_from_all_gathers_and_reduce_scatters_that_the_run_timed(run: tuple[Path, Report]) -> None:
+    name = "fsdp-d2-b2-accumulate-2"
+    row = run[1].comparison.table.set_index("cell").loc[name]
+    assert (row["prediction_source"], row["ring_source"]) == ("calibration", "calibration")
+    assert row["predicted_transfer_error"] == pytest.approx(row["predicted_transfer_us"] / row["transfer_us"] - 1)
+    own = [one for one in run[1].comparison.predictions if one.cell == name]
+    assert {one.kind for one in own} == {"all_gather", "reduce_scatter"}
+    assert all(one.predicted_us is not None and one.predicted_us > 0 and one.measured_us for one in own)
+    assert row["predicted_transfer_us"] == pytest.approx(sum(one.per_step * (one.predicted_us or 0.0) for one in own))
+    assert row["ring_error_us"] == pytest.approx(row["ring_us"] - row["transfer_us"])
+    # Twice a micro-batch all 268 numbers are gathered, once they are scattered: (N-1)/N = 1/2 of each over 1e9 B/s.
+    stated = report_of(run[0], Targets(link=parse_link("1GB/s"))).comparison.table.set_index("cell").loc[name]
+    assert stated["ring_us"] == pytest.approx(4 * 268 * (2 * 2 + 1) / 2 / 1e3)
+    assert "only DDP's schedule is modelled" in run[1].comparison.reasons[name, "predicted_exposed_us"]

@@ -15,6 +15,7 @@ from dpscope.launch.measuring.calibration import (
     calibrate_first,
     calibrated_sizes,
     calibration_seconds,
+    needed_pairs,
     of_this_machine,
     plan_calibration,
     stored_calibration,
@@ -24,8 +25,9 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.model_size import SIZES, ModelSize
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CalibrationSettings
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Environment
+from dpscope.profiling.records.run import Cell, Environment, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -64,6 +66,37 @@ def test_each_strategy_has_its_collectives_timed() -> None:
     without_buffers = planned("cpu", broadcast_buffers="off")
     assert without_buffers is not None
     assert without_buffers.collectives == ("all_reduce",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "timed"),
+    [
+        ({"devices": "1,4"}, {("all_gather", 4), ("reduce_scatter", 4)}),
+        (
+            {"devices": "2", "strategy": "ddp,fsdp"},
+            {("all_reduce", 2), ("broadcast", 2), ("all_gather", 2), ("reduce_scatter", 2)},
+        ),
+        # Two groups of two: parameters within a group, gradients between the two as well.
+        ({"devices": "4", "strategy": "hsdp"}, {("all_gather", 2), ("reduce_scatter", 2), ("all_reduce", 2)}),
+    ],
+)  # fmt: skip
+def test_fsdp_has_all_gathers_and_reduce_scatters_timed_in_its_groups(
+    flags: dict[str, object], timed: set[tuple[str, int]]
+) -> None:
+    settings = planned("cuda", None, **{"strategy": "fsdp", **flags})
+    assert settings is not None
+    assert {(kind, count) for kind in settings.collectives for count in settings.devices} == timed
+    assert planned("cuda", holding(*timed), **{"strategy": "fsdp", **flags}) is None
+
+
+def test_hsdp_over_nodes_has_a_node_timed_and_a_ring_between_nodes() -> None:
+    cell = Cell(strategy="hsdp", devices=8, batch_size=8, nodes=2)
+    assert needed_pairs([PlannedCell(cell=cell)]) == {
+        ("all_gather", Layout(1, 4)), ("reduce_scatter", Layout(1, 4)), ("all_reduce", Layout(2, 1)),
+    }  # fmt: skip
+    assert needed_pairs([PlannedCell(cell=msgspec.structs.replace(cell, strategy="fsdp"))]) == {
+        ("all_gather", Layout(2, 4)), ("reduce_scatter", Layout(2, 4)),
+    }  # fmt: skip
 
 
 def test_nothing_is_timed_that_is_not_needed_or_not_wanted() -> None:
