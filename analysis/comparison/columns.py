@@ -230,13 +230,7 @@ COLUMNS = (
     Column("same_total_epoch_us", "same total", "time", "estimates", "T_N - T_1(G) of an epoch"),
     Column("exposed_epoch_us", "exposed", "time", "estimates", "Exposed communication of an epoch's steps"),
     Column("communication_epoch_us", "comm.", "time", "estimates", "All communication of an epoch's steps"),
-    Column(
-        "ring_us",
-        "ring model",
-        "time",
-        "estimates",
-        "Ring all-reduce of gradients, FSDP: of all it moves, at ring_source's rate",
-    ),
+    Column("ring_us", "ring model", "time", "estimates", "Ring formula of gradients, or of all that FSDP moves"),
     Column("ring_error_us", "ring error", "time", "estimates", "Ring prediction minus transfer"),
     Column(
         "ring_source",

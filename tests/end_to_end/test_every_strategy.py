@@ -54,6 +54,16 @@ def test_bytes_are_those_of_a_pocket_calculation(
 
 
 @pytest.mark.process
+def test_collectives_of_hsdp_are_matched_in_their_groups(
+    job: tuple[dict[str, Any], dict[str, TraceAnalysis]],
+) -> None:
+    collectives = job[1]["hsdp"].collectives
+    assert collectives["transfer_us"].notna().all()
+    ranks = collectives.groupby(collectives["kind"].eq("all_reduce"))["group_ranks"].agg(set).to_dict()
+    assert ranks == {False: {"[0, 1]", "[2, 3]"}, True: {"[0, 2]", "[1, 3]"}}
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(
     job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str

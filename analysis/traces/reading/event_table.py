@@ -118,6 +118,15 @@ class EventTable:
 
 
 @dataclass(frozen=True)
+class ProcessGroup:
+    """A process group that the trace's process was in, as its header lists it."""
+
+    name: str
+    description: str | None  # torch's for a mesh's dimension is mesh_ and the dimension's name
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Trace:
     """One process's trace: its events and what its header says of it; None where it says nothing."""
 
@@ -133,4 +142,5 @@ class Trace:
     zero_us: int = 0  # the time stamp in the file, shortened as `TextBase` does, of the table's time 0
     findings: tuple[Finding, ...] = field(default=())
     cut_short: bool = False  # its file ends too early, or cannot be read to its end
+    process_groups: tuple[ProcessGroup, ...] = ()
     unread: tuple[tuple[str, int], ...] = ()  # categories of a device that are not read, with their numbers of events

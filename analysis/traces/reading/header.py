@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dpscope.analysis.traces.reading.chunks import ReportFinding, TraceText
+from dpscope.analysis.traces.reading.event_table import ProcessGroup
 from dpscope.analysis.traces.reading.json_events import ordinal
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -38,6 +40,7 @@ class Header:
     backend: str | None
     host: str | None
     device_names: tuple[str, ...]
+    process_groups: tuple[ProcessGroup, ...]  # those listed with all of their ranks
     base_ns: int  # what the file's times count from, in the recording host's clock; 0 where it does not say
 
 
@@ -61,8 +64,19 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
         backend=_text(info.get("backend")),
         host=_text(_value(fields.host)),
         device_names=_device_names(_value(fields.devices)),
+        process_groups=tuple(_process_groups(info.get("pg_config"))),
         base_ns=_base_ns(_value(fields.base)),
     )
+
+
+def _process_groups(listed: object) -> Iterator[ProcessGroup]:
+    """Kineto cuts long lists of ranks: such groups are left out."""
+    for one in listed if isinstance(listed, list) else []:
+        entry: dict[str, Any] = one if isinstance(one, dict) else {}
+        name, ranks = _text(entry.get("pg_name")), entry.get("ranks")
+        whole = isinstance(ranks, list) and all(type(rank) is int and rank >= 0 for rank in ranks)
+        if name is not None and isinstance(ranks, list) and whole and len(ranks) == entry.get("pg_size"):
+            yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
 
 
 def _no_number(path: Path, what: str, value: object) -> Finding:

@@ -146,6 +146,7 @@ def _trace(
         rank=rank,
         world_size=header.world_size,
         backend=header.backend,
+        process_groups=header.process_groups,
         host=header.host,
         device_names=header.device_names,
         events=events,

@@ -22,6 +22,7 @@ from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
+from dpscope.analysis.traces.steps.mesh_groups import in_mesh
 from dpscope.analysis.traces.steps.readiness import compute_done, on_compute_stream
 from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
@@ -78,6 +79,8 @@ def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, s
     queued = np.full(len(rows), np.nan) if attribution.on_device else queue_us(events, rows)
     named = list(_told(attribution, rows))
     told = [(args, kind or kind_of_row.get(int(row))) for row, (args, kind) in zip(rows, named, strict=True)]
+    if not attribution.on_device:
+        told = in_mesh(told, attribution.trace.process_groups)
     sizes = [group_size(args, kind) for args, kind in told]
     assumed = _assumed_group_size(attribution, sizes)
     for index, row in enumerate(rows):
