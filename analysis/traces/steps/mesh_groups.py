@@ -8,11 +8,11 @@ from dpscope.analysis.traces.reading.tensor_sizes import group_size
 
 SHARD, REPLICATE = "mesh_shard", "mesh_replicate"  # torch's names for the two dimensions of dpscope's mesh
 
-Told = tuple[CommunicationArgs, str | None]
+ToldCollective = tuple[CommunicationArgs, str | None]
 """What is told of a collective, and its kind."""
 
 
-def in_mesh(told: Sequence[Told], groups: Sequence[ProcessGroup]) -> list[Told]:
+def in_mesh(told: Sequence[ToldCollective], groups: Sequence[ProcessGroup]) -> list[ToldCollective]:
     """The same, all-gathers and reduce-scatters in the group that shards, and all-reduces of a rank's shards between groups.
 
     Only where the process is in one group of each and in none besides but that of all ranks, and no collective names a group.
