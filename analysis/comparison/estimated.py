@@ -213,7 +213,11 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     unknown = sources.no_source(loads[0].ranks)
     row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
     row.put(
-        unknown if ring is None else _NOT_REDUCED_ALONE if data.cell.strategy not in SHARDED else "transfer is not known",
+        unknown
+        if ring is None
+        else _NOT_REDUCED_ALONE
+        if data.cell.strategy not in SHARDED
+        else "transfer is not known",
         ring_error_us=minus(ring, _transferred_us(row, data, {load.kind for load in loads})),
     )
 

@@ -31,6 +31,7 @@ MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)
 _SPECIFICATION = "link's specification"
 _RING = "ring all-reduce"
+_SHARDED_RINGS = "rings of what FSDP gathers and scatters"
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,10 @@ def formula_table(run: RunData, comparison: Comparison, sources: CostSources) ->
 def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterator[str]:
     """Why nothing measured stands beside a prediction."""
     unknown = [line for line in lines if line.measured_us is None]
-    rings = dict.fromkeys(line.cell for line in unknown if line.model.startswith(_RING))
+    rings = dict.fromkeys(line.cell for line in unknown if line.model.startswith((_RING, _SHARDED_RINGS)))
     for why in dict.fromkeys(comparison.reasons.get((cell, "ring_error_us")) for cell in rings):
         yield f"measured NA of the {_RING}: {why or NA}"
-    if any(not line.model.startswith(_RING) for line in unknown):
+    if any(not line.model.startswith((_RING, _SHARDED_RINGS)) for line in unknown):
         yield "measured NA: in a rooted collective ranks do not wait for each other, so there is no transfer to compare with"
 
 
@@ -149,7 +150,7 @@ def _one_ring(load: RingLoad, sources: CostSources) -> str:
 
 def _ring_name(data: CellData) -> str:
     if data.cell.strategy in SHARDED:
-        return "rings of what FSDP gathers and scatters"
+        return _SHARDED_RINGS
     return f"{_RING} of all gradients" if data.ranks else _RING
 
 
