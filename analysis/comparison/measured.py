@@ -290,7 +290,7 @@ def _put_checks(row: Row, data: CellData) -> None:
     row.put("no traced step", tracer_cost=traced / timed if traced and timed else None)
     ratios = [check.span_ratio for check in data.counter_checks if check.span_ratio is not None]
     row.put(
-        "only DDP keeps counters",
+        "only DDP on several devices has a pass with its counters",
         counter_span_ratio=float(np.median(ratios)) if ratios else None,
         counter_buckets_equal=all(check.buckets_equal for check in data.counter_checks) if ratios else None,
     )

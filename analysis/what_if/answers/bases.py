@@ -95,6 +95,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         gamma=gamma_of(run, data, max(0.0, ratios.compute.value - 1)) if ratios is not None else 0.0,
         slowdown=max(1.0, ratios.two_in_flight.value) if ratios is not None else 2.0,
         lacks=job.lacks if ratios is not None else (*job.lacks, _NO_CONTENTION),
+        host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
     sources = cost_sources(run.manifest, None, calibration)

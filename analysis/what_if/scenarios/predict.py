@@ -198,7 +198,7 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
         exposed_us=exposed,
         efficiency=min(alone / step, 1.5) if alone is not None else None,
         bound_by=found[0].bound_by,
-        rests_on=_rests_on(base, found, scenario),
+        rests_on=_rests_on(base, found, scenario, place),
     )
 
 
@@ -241,8 +241,12 @@ def _half_width(base: Base, scenario: Scenario, found: Iterable[Answered], times
     return math.sqrt(sum(one**2 for one in parts))
 
 
-def _rests_on(base: Base, found: list[Answered], scenario: Scenario) -> str:
+def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Place) -> str:
     said = [*found[0].told]
+    if base.host_cores is not None and min(place.devices, place.per_node) > max(base.host_cores, base.per_node):
+        said.insert(
+            0, f"processes that each have the cores of the base's, though a host here has {base.host_cores} in all"
+        )
     if (scenario.devices or base.devices) != base.devices or scenario.jitter is not None:
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.told
         said.append(jitter)

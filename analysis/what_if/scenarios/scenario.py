@@ -75,6 +75,7 @@ class Base:
     )
     slowdown: float = 2.0  # how much longer each of two collectives in flight takes than alone
     lacks: tuple[str, ...] = ()
+    host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
 
     _prepared: dict[tuple[int, Compute], Prepared] = field(default_factory=dict, init=False, compare=False, repr=False)
     _buckets: dict[tuple[int, Bucketing, str], Buckets] = field(

@@ -143,3 +143,15 @@ def test_sizes_of_gradients_that_are_not_known_are_asked_for() -> None:
     unknown = replace(PROFILE, buckets=tuple(replace(one, bytes=float("nan")) for one in BUCKETS))
     unknown = replace(unknown, gradients=Gradients(np.ones(2), np.array([2, 3]), "unknown"))
     assert "record_shapes" in reason(replace(BASE, profiles=(unknown,)), devices=4)
+
+
+def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
+    """On two cores, four processes of the base's kind would need two cores more; eight on four hosts have theirs."""
+    on_cores = replace(BASE, host_cores=2)
+    said_of = {count: str(predict(on_cores, Scenario(devices=count), COSTS).rests_on) for count in (2, 4)}
+    assert "a host here has 2 in all" in said_of[4]
+    assert "in all" not in said_of[2]
+    assert "in all" not in str(predict(BASE, Scenario(devices=4), COSTS).rests_on)
+    spread = predict(on_cores, Scenario(devices=8, per_node=2, links=Links(inter=parse_link("10GB/s"))), COSTS)
+    assert spread.step_us is not None
+    assert "in all" not in str(spread.rests_on)
