@@ -59,8 +59,9 @@ def test_collectives_of_hsdp_are_matched_in_their_groups(
 ) -> None:
     collectives = job[1]["hsdp"].collectives
     assert collectives["transfer_us"].notna().all()
-    ranks = collectives.groupby(collectives["kind"].eq("all_reduce"))["group_ranks"].agg(set).to_dict()
-    assert ranks == {False: {"[0, 1]", "[2, 3]"}, True: {"[0, 2]", "[1, 3]"}}
+    ran = {(kind, ranks) for kind, ranks in zip(collectives["kind"], collectives["group_ranks"], strict=True)}
+    within = {(kind, ranks) for kind in ("all_gather", "reduce_scatter") for ranks in ("[0, 1]", "[2, 3]")}
+    assert ran == within | {("all_reduce", "[0, 2]"), ("all_reduce", "[1, 3]")}
 
 
 @pytest.mark.process
