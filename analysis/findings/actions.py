@@ -120,8 +120,9 @@ def _parts(chosen: CellValues, straggler: str | None, on_device: bool) -> list[_
     ddp = chosen["strategy"] != "dp" and chosen["strategy"] != "dp-host"
     parts = []
     if told is not None:
-        parts.append(_Part(told.waiting, f"Find out why {late} late; no faster link helps.", "waiting"))
-    if told is not None and told.broadcasts:
+        for_it = told.waiting + (told.broadcasts if straggler else 0.0)  # a late rank is waited for in broadcasts, too
+        parts.append(_Part(for_it, f"Find out why {late} late; no faster link helps.", "waiting"))
+    if told is not None and told.broadcasts and not straggler:
         advice = "Try DDP without broadcasts of buffers (--broadcast-buffers off measures it): every step waits for rank 0 there."
         parts.append(_Part(told.broadcasts, advice, "broadcasts of buffers"))
     if exposed is not None:

@@ -146,7 +146,9 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
         case, key=lambda row: _measured(row, "step_us")
     )
     speedup = _speedup(comparison, str(chosen["cell"]))
-    where = f"on {chosen['devices']} devices at batch {chosen['batch_size']} per device"
+    where = f"on {chosen['devices']} devices"
+    if chosen.get("steps_per_s") is None:  # told instead of samples where the batch is not known
+        where += f" at batch {chosen['batch_size']} per device"
     between = f" {_gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
         said = f"{_name(chosen)} {where} was not measured beside one device, so its gain is not known."
@@ -252,7 +254,7 @@ def _waiting(chosen: CellValues, exposed: float, straggler: str | None) -> str:
         return "."
     waiting = parts.waiting
     broadcasts = f", {show_time(parts.broadcasts)} broadcasts of buffers" if parts.broadcasts else ""
-    fault = f" {sentence(straggler)[:-1]} is the late one." if straggler and waiting > 0 else ""
+    fault = f" {sentence(straggler)[:-1]} is the late one." if straggler and waiting + parts.broadcasts > 0 else ""
     return f": {show_time(waiting)} waiting for late ranks, {show_time(parts.transfer)} transfer{broadcasts}.{fault}"
 
 

@@ -109,6 +109,22 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
     assert said.action.text.startswith("Hide or shrink the transfers")
 
 
+def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
+    """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, where it is named: 14 of 100 ms."""
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
+    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda", {"ddp-d4-b32": "rank 2"})
+    assert said.cost.text.endswith("9.00 ms broadcasts of buffers. Rank 2 is the late one.")
+    assert said.action.text.startswith("Find out why rank 2 arrives late")
+    assert said.action.text.endswith("At most 14.0 ms of a 100.0 ms step (14%) can be saved.")
+
+
+def test_a_batch_that_is_not_known_is_not_told() -> None:
+    row = cell("ddp", 4, 1, steps_per_s=10.0)
+    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b1": FASTER}), "cuda").which.text
+    assert "on 4 devices it gives" in said or "on 4 devices: it gives" in said
+    assert "batch" not in said
+
+
 def test_lost_communication_is_not_called_none() -> None:
     row = cell("ddp", 4, 32, communication_us=None, exposed_us=None)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
