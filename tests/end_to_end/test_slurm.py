@@ -120,6 +120,6 @@ def test_the_other_scripts_start_what_they_say(
     assert said in text
     assert ("ddp-d2-b2" if script == "one_node.sbatch" else "ddp-d2-n2-b2") in text
     if script != "one_node.sbatch":
-        assert text.count("estimate a repeat") == 1  # node 0 alone prints the plan
+        assert text.count("time per repeat") == 1  # node 0 alone prints the plan
         assert "Node 1: node 0 prints the plan." in text
         assert "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST0:29500 --rdzv-id=1 --nproc-per-node=1" in text

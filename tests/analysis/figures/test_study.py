@@ -44,7 +44,7 @@ def test_speedup_efficiency_and_accuracy_stand_side_by_side() -> None:
     assert "target efficiency" in {str(line.get_label()) for line in middle.lines}
     bars = [bar.get_height() for bar in right.patches if isinstance(bar, Rectangle)]
     assert bars == [91.0, 90.0]
-    assert [text.get_text() for text in right.get_xticklabels()] == ["single\n1 device", "ddp\n2 devices"]
+    assert [text.get_text() for text in right.get_xticklabels()] == ["single\n1 device", "DDP\n2 devices"]
 
 
 def test_a_study_needs_both_speedups_and_accuracies() -> None:
