@@ -1,5 +1,5 @@
 # From a bare Python >= 3.11: `make demo` measures this machine, `make check` lints and runs all tests that start no
-# process (a minute and a half), `make test` runs every check (minutes). All set themselves up.
+# process (two minutes), `make test` runs every check (minutes). All set themselves up.
 # TORCH=system uses the torch that PYTHON already has (vendor containers) and never replaces it.
 
 PYTHON ?= python3

@@ -4,6 +4,7 @@ import os
 import uuid
 from dataclasses import dataclass
 
+import torch
 from torch import distributed
 
 _KEY = "dpscope/attached"
@@ -18,6 +19,23 @@ class AttachedPlace:
     world_size: int
     node: int
     nodes: int = 1  # hosts of the job, as torchrun says it
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What the processes of a job communicate by; None for one that trains alone."""
+
+    backend: str | None = None
+    nccl_engine: str | None = None  # the class of torch's process group, on GPUs
+
+
+def transport_of(place: AttachedPlace, device: torch.device) -> Transport:
+    """Asked while the script's process group is there: at its end a script destroys it."""
+    if place.world_size == 1:
+        return Transport()
+    group = distributed.distributed_c10d._get_default_group()
+    engine = type(group._get_backend(device)).__name__ if device.type == "cuda" else None
+    return Transport(str(distributed.get_backend()), engine)
 
 
 def attached_place() -> AttachedPlace | None:

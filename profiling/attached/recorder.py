@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from dpscope.profiling.attached.finished_job import SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, inner_module
 from dpscope.profiling.attached.own_profiler import OwnProfiler
-from dpscope.profiling.attached.place import AttachedPlace
+from dpscope.profiling.attached.place import AttachedPlace, Transport
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.windows import (
     CountedWindow,
@@ -36,6 +36,7 @@ class Seen:
 
     settings: AttachSettings
     place: AttachedPlace
+    transport: Transport
     device: torch.device
     told: ToldStrategy
     constructed: Constructed
@@ -95,8 +96,8 @@ def save_process(seen: Seen, folder: RepeatFolder) -> SavedPart:
         world_size=place.world_size,
         device_names=names or (_device_name(seen.device),),
         threads=torch.get_num_threads(),
-        backend=str(distributed.get_backend()) if place.world_size > 1 else None,
-        nccl_engine=_nccl_engine(seen),
+        backend=seen.transport.backend,
+        nccl_engine=seen.transport.nccl_engine,
         loader_workers=None,
         steps_per_epoch=None,
         model=_sizes(seen),
@@ -223,12 +224,6 @@ def _on_gpus(seen: Seen) -> bool:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _nccl_engine(seen: Seen) -> str | None:
-    if seen.place.world_size == 1 or seen.device.type != "cuda":
-        return None
-    return type(distributed.distributed_c10d._get_default_group()._get_backend(seen.device)).__name__
 
 
 def model_name(modules: Iterable[nn.Module]) -> str:

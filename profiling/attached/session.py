@@ -13,7 +13,7 @@ from dpscope.profiling.attached.ending_signals import EndingSignals
 from dpscope.profiling.attached.finished_job import SavedPart, finish_job
 from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.own_profiler import OwnProfiler
-from dpscope.profiling.attached.place import attached_place, name_of_job
+from dpscope.profiling.attached.place import attached_place, name_of_job, transport_of
 from dpscope.profiling.attached.recorder import Seen, model_name, save_process
 from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.unfinished_jobs import HeldFolder, gathering_folder, remove_unfinished_jobs
@@ -139,6 +139,7 @@ class Session:
         self._seen = Seen(
             settings=self._settings,
             place=place,
+            transport=transport_of(place, device),
             device=device,
             told=told,
             constructed=self._constructed,

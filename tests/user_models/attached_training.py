@@ -44,6 +44,7 @@ def main() -> None:
         import os
 
         sys.stdout.flush()
+        distributed.destroy_process_group()
         os._exit(3)
     raise ValueError("theirs")
 
