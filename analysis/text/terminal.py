@@ -16,6 +16,7 @@ from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.finding import Finding
 
+_NARROWEST = 12  # of the first column, where folding its names saves a second block
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -75,7 +76,8 @@ def table_lines(console: Console, table: TextTable) -> int:
 
 def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
     yield Trimmed(Text(table.title, style="bold"))
-    for columns in _fitting(table, width):
+    first = _first_width(table, width)
+    for columns in _fitting(table, first, width):
         drawn = Table(pad_edge=False, box=None, padding=(0, 1))
         for index in columns:
             drawn.add_column(
@@ -83,10 +85,10 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
                 justify="left" if index == 0 else "right",
                 vertical="bottom",
                 overflow="fold",
-                width=_width(table, index),
+                width=_width(table, index) if index else first,
             )
         for row in table.rows:
-            drawn.add_row(*(escape(row[index]) for index in columns))
+            drawn.add_row(*(escape(row[index] if index else _name_folded(row[0], first)) for index in columns))
         yield Trimmed(drawn)
     for note in table.notes:
         yield Trimmed(Text(note, style="dim"))
@@ -98,9 +100,29 @@ def _width(table: TextTable, index: int) -> int:
     return max([len(row[index]) for row in table.rows] + [len(word) for word in words], default=0)
 
 
-def _fitting(table: TextTable, width: int) -> list[list[int]]:
+def _first_width(table: TextTable, width: int) -> int:
+    """Room for the first column: less than its names need where the other columns have all their room by that."""
+    needed = _width(table, 0)
+    left = width - sum(_width(table, index) + 2 for index in range(1, len(table.headings)))
+    return left if _NARROWEST <= left < needed else needed
+
+
+def _name_folded(name: str, width: int) -> str:
+    """A cell's name over several lines, each of which but the last ends with a hyphen.
+
+    >>> _name_folded("ddp-d2-b4-bucket-1mb", 12)
+    'ddp-d2-b4-\\nbucket-1mb'
+    """
+    lines = [""]
+    for part in name.replace("-", "-\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _fitting(table: TextTable, first: int, width: int) -> list[list[int]]:
     """Groups of columns, each with the first one, that fit side by side."""
-    first = _width(table, 0)
     groups: list[list[int]] = [[0]]
     used = first
     for index in range(1, len(table.headings)):

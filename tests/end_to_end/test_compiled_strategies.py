@@ -4,15 +4,9 @@ By torch.compile's backend aot_eager, which captures graphs and cuts them as ind
 takes a compiler a minute.
 """
 
-import json
-import subprocess
-import sys
-from typing import Any
-
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.paths import USER_MODELS
+from tests.end_to_end.strategy_job import Job, run_job
 
 # Double precision: Linear(6, 420), two Linear(420, 420) and Linear(420, 3).
 FIRST, WIDE, LAST = 6 * 420 + 420, 420 * 420 + 420, 3 * 420 + 3
@@ -28,13 +22,9 @@ NAMES = [f"{layer}.{name}" for layer in ("0", "1.0", "2.0", "3") for name in ("w
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, TraceAnalysis]]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """One torchrun job of two processes: what it found, and its traces."""
-    folder = tmp_path_factory.mktemp("compiled")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*command, "compiled_strategies.py", str(folder)], cwd=USER_MODELS, timeout=240, check=True)
-    traces = {name: analyze_traces(sorted((folder / name).iterdir())) for name in EXPECTED}
-    return json.loads((folder / "found.json").read_text()), traces
+    return run_job("compiled_strategies", 2, tmp_path_factory.mktemp("compiled"), EXPECTED)
 
 
 @pytest.mark.process
@@ -48,7 +38,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[
     ],
 )
 def test_graphs_are_captured_once_and_cut_by_buckets_or_blocks(
-    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str, graphs: int, parts: int
+    job: Job, strategy: str, graphs: int, parts: int
 ) -> None:
     found = job[0][strategy]
     assert (found["graphs"], found["parts"], found["late"]) == (graphs, parts, 0)
@@ -57,7 +47,7 @@ def test_graphs_are_captured_once_and_cut_by_buckets_or_blocks(
 
 @pytest.mark.process
 def test_compiled_weights_are_those_of_the_model_as_it_is(
-    job: tuple[dict[str, Any], dict[str, TraceAnalysis]],
+    job: Job,
 ) -> None:
     assert {name: one["apart"] < 1e-14 for name, one in job[0].items()} == dict.fromkeys(("single", *EXPECTED), True)
     prefixed = [f"module.{name}" for name in NAMES]
@@ -68,9 +58,7 @@ def test_compiled_weights_are_those_of_the_model_as_it_is(
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(
-    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str
-) -> None:
+def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(job: Job, strategy: str) -> None:
     moved = job[1][strategy].collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
     assert moved.index.get_level_values("rank").nunique() == 2
     by_kind = {kind: set(sizes) for kind, sizes in moved.groupby("kind")}
@@ -79,7 +67,7 @@ def test_bytes_of_compiled_steps_are_those_of_a_pocket_calculation(
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_phases_of_compiled_steps_are_told(job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str) -> None:
+def test_phases_of_compiled_steps_are_told(job: Job, strategy: str) -> None:
     steps = job[1][strategy].steps
     assert len(steps) == 2 * 3  # two ranks, two steps asked for and one more
     phases = steps[["forward_us", "backward_us", "optimizer_us"]]

@@ -1,19 +1,15 @@
 """Every strategy on real gloo processes: the same training, the bytes of a pocket calculation, state that goes on elsewhere."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpscope.analysis.findings.no_overlap import overlap_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.report.build import Report
-from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.store.folders import RunFolder
+from tests.end_to_end.strategy_job import Job, run_job
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.sweeps import sweep
 
@@ -32,20 +28,14 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, TraceAnalysis]]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """One torchrun job of four processes: what it found, and its traces."""
-    folder = tmp_path_factory.mktemp("strategies")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    subprocess.run([*command, "every_strategy.py", str(folder)], cwd=USER_MODELS, timeout=240, check=True)
-    traces = {name: analyze_traces(sorted((folder / name).iterdir())) for name in EXPECTED}
-    return json.loads((folder / "found.json").read_text()), traces
+    return run_job("every_strategy", 4, tmp_path_factory.mktemp("strategies"), EXPECTED)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_bytes_are_those_of_a_pocket_calculation(
-    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str
-) -> None:
+def test_bytes_are_those_of_a_pocket_calculation(job: Job, strategy: str) -> None:
     collectives = job[1][strategy].collectives
     moved = collectives.groupby(["rank", "step", "kind"])["bytes"].sum()
     assert moved.index.get_level_values("rank").nunique() == 4
@@ -55,7 +45,7 @@ def test_bytes_are_those_of_a_pocket_calculation(
 
 @pytest.mark.process
 def test_collectives_of_hsdp_are_matched_in_their_groups(
-    job: tuple[dict[str, Any], dict[str, TraceAnalysis]],
+    job: Job,
 ) -> None:
     collectives = job[1]["hsdp"].collectives
     assert collectives["transfer_us"].notna().all()
@@ -66,9 +56,7 @@ def test_collectives_of_hsdp_are_matched_in_their_groups(
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(
-    job: tuple[dict[str, Any], dict[str, TraceAnalysis]], strategy: str
-) -> None:
+def test_it_trains_as_one_device_does_and_goes_on_from_whole_state(job: Job, strategy: str) -> None:
     found = job[0][strategy]
     assert found["apart"] < 1e-14
     assert found["resumed_apart"] < 1e-14

@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 
-from dpscope.launch.jobs.process_group import synchronise
-from dpscope.launch.training.whole_state import whole
 from dpscope.launch.workload.compiling import compiled_so_far
 from dpscope.launch.workload.strategies import wrap_for
-from dpscope.profiling.instruments.named_ranges import named_range
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
-from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.matrix import CellStrategy, CompileMode
-from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.wrapped import Compilation
+from tests.helpers.strategy_steps import HOST, Steps, apart, trace_two, weights
 
 FEATURES, WIDE = 6, 420
 CASES: dict[str, tuple[CellStrategy, CellOptions]] = {
@@ -40,29 +35,14 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, WIDE), *wide, nn.Linear(WIDE, 3)).double()
 
 
-class Steps:
-    def __init__(self, strategy: CellStrategy, options: CellOptions, mode: CompileMode, rank: int) -> None:
-        chosen = CellOptions(comm_hook=options.comm_hook, bucket_mb=options.bucket_mb, compile=mode)
-        devices = 1 if strategy == "single" else distributed.get_world_size()
-        cell = Cell(strategy=strategy, devices=devices, batch_size=2, options=chosen)
-        self.wrapped = wrap_for(model(), cell, torch.device("cpu"))
-        generator = torch.Generator().manual_seed(rank)
-        self.inputs = torch.randn(2, FEATURES, dtype=torch.float64, generator=generator)
-        self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=0.1, momentum=0.9)
-
-    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
-        batch_arrived()
-        with named_range(FORWARD):
-            loss = self.wrapped(self.inputs).square().mean()
-        with named_range(BACKWARD):
-            loss.backward()
-        with named_range(OPTIMIZER):
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return StepCounts(len(self.inputs))
-
-    def weights(self) -> list[Tensor]:
-        return list(whole(self.wrapped.state_dict()).values())
+def steps_of(strategy: CellStrategy, options: CellOptions, mode: CompileMode, rank: int) -> Steps:
+    """Of the model under a strategy, compiled or not, on the rank's own inputs."""
+    chosen = CellOptions(comm_hook=options.comm_hook, bucket_mb=options.bucket_mb, compile=mode)
+    devices = 1 if strategy == "single" else distributed.get_world_size()
+    cell = Cell(strategy=strategy, devices=devices, batch_size=2, options=chosen)
+    generator = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(2, FEATURES, dtype=torch.float64, generator=generator)
+    return Steps(wrap_for(model(), cell, HOST), inputs)
 
 
 def added(before: Compilation, after: Compilation) -> dict[str, Any]:
@@ -73,22 +53,18 @@ def added(before: Compilation, after: Compilation) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    rank, folder, host = int(os.environ["RANK"]), Path(sys.argv[1]), torch.device("cpu")
+    rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
     found: dict[str, Any] = {}
     for name, (strategy, options) in CASES.items():
-        plain, before = Steps(strategy, options, "off", rank), compiled_so_far()
-        compiled = Steps(strategy, options, "aot_eager", rank)
+        plain, before = steps_of(strategy, options, "off", rank), compiled_so_far()
+        compiled = steps_of(strategy, options, "aot_eager", rank)
         for _ in range(3):
             plain()
             compiled()
-        apart = [
-            float((one - other).abs().max()) for one, other in zip(plain.weights(), compiled.weights(), strict=True)
-        ]
+        difference = apart(weights(plain.wrapped), weights(compiled.wrapped))
         warm = compiled_so_far()
-        trace = folder / name / f"0_{rank}.pt.trace.json.gz"
-        trace.parent.mkdir(exist_ok=True)
-        record_trace(compiled, 2, trace, host, all_threads=False, synchronise=lambda: synchronise((host,)))
-        found[name] = {**added(before, warm), "late": compiled_so_far().graphs - warm.graphs, "apart": max(apart)}
+        trace_two(compiled, folder / name, rank)
+        found[name] = {**added(before, warm), "late": compiled_so_far().graphs - warm.graphs, "apart": difference}
         found[name]["names"] = list(compiled.wrapped.state_dict())
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))

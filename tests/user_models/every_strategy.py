@@ -13,16 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from dpscope.launch.jobs.process_group import synchronise
 from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
 from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_units
 from dpscope.launch.workload.strategies import wrap_for
-from dpscope.profiling.instruments.named_ranges import named_range
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
-from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.records.matrix import CellStrategy
-from dpscope.profiling.records.range_names import BACKWARD, FORWARD
 from dpscope.profiling.records.run import Cell
+from tests.helpers.strategy_steps import HOST, Steps, apart, trace_two, weights
 
 BATCH, FEATURES = 2, 6
 STRATEGIES: tuple[CellStrategy, ...] = ("ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp")
@@ -38,35 +34,10 @@ def batch(shares: range) -> Tensor:
     return torch.cat([torch.randn(BATCH, FEATURES, dtype=torch.float64, generator=one) for one in generators])
 
 
-class Steps:
-    def __init__(self, wrapped: nn.Module, inputs: Tensor) -> None:
-        self.wrapped, self.inputs = wrapped, inputs
-        self.optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-
-    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
-        batch_arrived()
-        with named_range(FORWARD):
-            loss = self.wrapped(self.inputs).square().mean()
-        with named_range(BACKWARD):
-            loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return StepCounts(len(self.inputs))
-
-
-def weights(module: nn.Module) -> list[Tensor]:
-    return [value.clone() for value in whole(module.state_dict()).values()]
-
-
-def apart(one: list[Tensor], other: list[Tensor]) -> float:
-    return max(float((first - second).abs().max()) for first, second in zip(one, other, strict=True))
-
-
 def main() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, size, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
-    host = torch.device("cpu")
     alone = Steps(model(), batch(range(size)))
     for _ in range(4):
         alone()
@@ -76,7 +47,7 @@ def main() -> None:
         built = model()
         units = sharded_units(built, strategy)
         cell = Cell(strategy=strategy, devices=size, batch_size=BATCH)
-        steps = Steps(wrap_for(built, cell, host), batch(range(rank, rank + 1)))
+        steps = Steps(wrap_for(built, cell, HOST), batch(range(rank, rank + 1)))
         for _ in range(4):
             steps()
         after = weights(built)
@@ -93,9 +64,7 @@ def main() -> None:
             "composed": is_composed(steps.wrapped),
             "units": [unit.name for unit in units],
         }
-        trace = folder / strategy / f"0_{rank}.pt.trace.json.gz"
-        trace.parent.mkdir(exist_ok=True)
-        record_trace(steps, 2, trace, host, all_threads=False, synchronise=lambda: synchronise((host,)))
+        trace_two(steps, folder / strategy, rank)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

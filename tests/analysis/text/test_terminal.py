@@ -47,3 +47,19 @@ def test_no_line_ends_in_blanks() -> None:
         assert [line for line in plain.splitlines() if line != line.rstrip()] == []
         assert " ".join(plain.split()).count("a note that is long") == 6
         assert "22.0" in plain
+
+
+@pytest.mark.parametrize(("width", "blocks"), [(60, 1), (40, 1), (33, 2)])
+def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, blocks: int) -> None:
+    """Two columns of 9 and their gaps take 22: 60 has room for the name's 20 besides, 40 for 18, 33 for 11, which is too few."""
+    rows = (("ddp-d2-b4-bucket-1mb", "123456789", "987654321"),)
+    out = io.StringIO()
+    print_table(Console(file=out, width=width), TextTable("Times", ("cell", "step [ms]", "wait [ms]"), rows))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert [line.startswith("cell") for line in lines].count(True) == blocks
+    assert max(map(len, lines)) <= width
+    if width == 40:
+        assert lines[-2] == "ddp-d2-b4-bucket-"
+        assert lines[-1].split() == ["1mb", "123456789", "987654321"]
+    elif blocks == 1:
+        assert lines[-1].split() == list(rows[0])

@@ -1,0 +1,51 @@
+"""Steps of a small model under a strategy, as the scripts of tests/user_models run them: traced, their weights compared."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dpscope.launch.jobs.process_group import synchronise
+from dpscope.launch.training.whole_state import whole
+from dpscope.profiling.instruments.named_ranges import named_range
+from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
+
+HOST = torch.device("cpu")
+
+
+class Steps:
+    """A step each time it is called, always on the same inputs."""
+
+    def __init__(self, wrapped: nn.Module, inputs: Tensor) -> None:
+        self.wrapped, self.inputs = wrapped, inputs
+        self.optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+
+    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
+        batch_arrived()
+        with named_range(FORWARD):
+            loss = self.wrapped(self.inputs).square().mean()
+        with named_range(BACKWARD):
+            loss.backward()
+        with named_range(OPTIMIZER):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return StepCounts(len(self.inputs))
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Copies of a model's whole tensors, as they are now."""
+    return [value.clone() for value in whole(module.state_dict()).values()]
+
+
+def apart(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest difference between two models' tensors."""
+    return max(float((first - second).abs().max()) for first, second in zip(one, other, strict=True))
+
+
+def trace_two(steps: Steps, folder: Path, rank: int) -> None:
+    """A rank's trace of two more steps, in a folder that is made."""
+    folder.mkdir(exist_ok=True)
+    trace = folder / f"0_{rank}.pt.trace.json.gz"
+    record_trace(steps, 2, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,)))
