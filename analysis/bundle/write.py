@@ -12,7 +12,7 @@ import msgspec
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.bundle.members import Member, note_members, repeats_with_traces, run_members, trace_members
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder, RunFolder
@@ -108,7 +108,7 @@ class _Traces:
 
 
 def _counted(repeats: tuple[str, ...]) -> str:
-    return f"{len(repeats)} repeat{'s' if len(repeats) > 1 else ''} ({', '.join(repeats)})"
+    return f"{counted(len(repeats), 'repeat')} ({', '.join(repeats)})"
 
 
 def _hosts(run: Path) -> list[str]:

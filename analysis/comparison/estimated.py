@@ -184,6 +184,12 @@ def _mean_wait_us(data: CellData) -> float | None:
     return float(np.concatenate(waits).mean()) if waits else None
 
 
+_NO_RINGS = {"dp": "DataParallel runs no all-reduce", "dp-host": "dp-host runs no all-reduce"}
+_NOT_REDUCED_ALONE = (
+    "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
+)
+
+
 def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     """The ring formula as people use it: all gradients over the link's rate, where no link is known over the calibrated one.
 
@@ -191,13 +197,7 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     """
     columns = ("ring_us", "ring_error_us", "ring_source")
     if not has_rings(data):
-        named = data.cell.strategy in ("dp", "dp-host")
-        row.clear(
-            columns,
-            f"{'DataParallel' if data.cell.strategy == 'dp' else 'dp-host'} runs no all-reduce"
-            if named
-            else "the traces show no all-reduce",
-        )
+        row.clear(columns, _NO_RINGS.get(data.cell.strategy, "the traces show no all-reduce"))
         return
     loads = ring_loads(data)
     if isinstance(loads, str):
@@ -212,19 +212,9 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     ring = sum(one for one in known if one is not None) if len(known) == len(loads) else None
     unknown = sources.no_source(loads[0].ranks)
     row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
-    row.put(
-        unknown
-        if ring is None
-        else _NOT_REDUCED_ALONE
-        if data.cell.strategy not in SHARDED
-        else "transfer is not known",
-        ring_error_us=minus(ring, _transferred_us(row, data, {load.kind for load in loads})),
-    )
-
-
-_NOT_REDUCED_ALONE = (
-    "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
-)
+    not_compared = "transfer is not known" if data.cell.strategy in SHARDED else _NOT_REDUCED_ALONE
+    error = minus(ring, _transferred_us(row, data, {load.kind for load in loads}))
+    row.put(unknown if ring is None else not_compared, ring_error_us=error)
 
 
 def _transferred_us(row: Row, data: CellData, kinds: Collection[str]) -> float | None:

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.text.units import counted
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 

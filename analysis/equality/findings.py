@@ -11,8 +11,7 @@ from dpscope.analysis.equality.differences import gradient_factor
 from dpscope.analysis.equality.pairs import JudgedPair
 from dpscope.analysis.equality.result import RankAgreement, TensorDifference
 from dpscope.analysis.equality.samples import lost_samples, repeated_epoch, repeated_samples, sample_difference
-from dpscope.analysis.text.units import counted
-from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.finding import Finding, FindingCode, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 
 _SHOWN = 5  # indices named in a message

@@ -153,7 +153,7 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
     if speedup is None or speedup.value is None:
         said = f"{_name(chosen)} {where} was not measured beside one device, so its gain is not known."
         return Answer(question, said + between, "no_interval"), chosen
-    times = f"{speedup.value:.2f}x the throughput of one device{_range(speedup)}"
+    times = f"{speedup.value:.2f}x the throughput of one device by median steps{_range(speedup)}"
     shown = verdict(speedup)
     if shown == "below":
         said = f"Do not parallelise at this size: {_name(chosen)} {where} gives {times}."

@@ -18,9 +18,9 @@ from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import variant_findings
-from dpscope.analysis.text.units import counted, show_time
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.training.findings import training_findings
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import CellResult, CellStatus
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pandas as pd
 
 from dpscope.analysis.hosts.folds import as_ranges, missing_ranks
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _MUCH = 0.3  # of all waiting, from which on a node is named for it

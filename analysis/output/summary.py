@@ -11,8 +11,8 @@ from rich.text import Text
 from dpscope.analysis.report.printed import PrintedReport
 from dpscope.analysis.text.terminal import Trimmed, folded, print_table, table_lines
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import counted, sentence
-from dpscope.profiling.records.finding import Finding
+from dpscope.analysis.text.units import sentence
+from dpscope.profiling.records.finding import Finding, counted
 
 MOST_FINDINGS = 3
 _LINES = 29  # of the whole at 80 columns: findings take what the answers and the table leave, and one is always told

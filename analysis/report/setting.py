@@ -6,8 +6,9 @@ from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.runs.repeats import repeats_said
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.traced_run import traces_said
-from dpscope.analysis.text.units import NA, counted, show_bytes
+from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import DeviceState, Environment, RankResult
 from dpscope.profiling.store.files import read_json_if_there
 

@@ -9,11 +9,12 @@ from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.report.meanings import LEARNING_MEASURES
 from dpscope.analysis.report.page import Page, PageFigure, page_sections
 from dpscope.analysis.report.setting import versions
-from dpscope.analysis.text.units import NA, counted
+from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import against_single, final_accuracy
 from dpscope.analysis.training.tables import training_tables
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.training import TrainManifest
 
 _NO_COMPARISON = Comparison(table=pd.DataFrame(columns=list(NAMES)), reasons={}, gaps=())

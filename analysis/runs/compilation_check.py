@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.wrapped import Compilation
@@ -25,12 +25,12 @@ def compilation_findings(cell: Cell, ranks: Sequence[RankResult]) -> list[Findin
     if latest.late_graphs:
         findings.append(
             RunCode.COMPILED_LATE.finding(
-                f"{cell.name}: rank {rank} compiled {latest.late_graphs} of its {latest.graphs} graph(s) after warm-up: timed "
-                "or traced steps hold the time of it."
+                f"{cell.name}: rank {rank} compiled {latest.late_graphs} of its {counted(latest.graphs, 'graph')} after "
+                "warm-up: timed or traced steps hold the time of it."
             )
         )
     return findings
 
 
 def _breaks(compilation: Compilation) -> str:
-    return f" and broke off at {compilation.breaks} place(s)" if compilation.breaks else ""
+    return f" and broke off at {counted(compilation.breaks, 'place')}" if compilation.breaks else ""

@@ -10,8 +10,7 @@ from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import ALONE, Samples, Spread, median_noise, pooled_spread, spread_of
-from dpscope.analysis.text.units import counted
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import RunFolder
 

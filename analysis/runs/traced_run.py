@@ -8,9 +8,9 @@ import pandas as pd
 
 from dpscope.analysis.runs.run_data import CellData, RunData, TraceFile, copies_between_devices
 from dpscope.analysis.runs.traced_job import TracedJob
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.traces.ranks.parallelism import told_strategy
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 

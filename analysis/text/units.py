@@ -101,11 +101,6 @@ def show_bytes(size: float | None) -> str:
     return NA if size is None else f"{show(size, unit)} {unit.label}"
 
 
-def counted(count: int, noun: str) -> str:
-    """A number of things, such as ``1 repeat`` or ``2 repeats``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def sentence(text: str) -> str:
     """The text as a sentence: one full stop last, and a capital first unless it begins with a name such as ddp-d2-b4."""
     stripped = text.strip()

@@ -1,9 +1,8 @@
 """What trainings show, as findings: failures, divergence, too few seeds, accuracies that differ beyond their seeds."""
 
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings
 from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, against_default, against_single
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Range, median_range
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import NA, Unit, choose_unit, counted, show
+from dpscope.analysis.text.units import NA, Unit, choose_unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
@@ -20,6 +20,7 @@ from dpscope.analysis.training.seed_statistics import (
     time_to_accuracy,
     training_s,
 )
+from dpscope.profiling.records.finding import counted
 
 TRAINING_TABLES = ("test_accuracy", "training_speedup", "training_time", "time_to_accuracy", "variant_accuracy")
 """Names of the tables, in the order people read them."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpscope.analysis.stats.arrays import Floats
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.what_if.bands import FARTHEST, Band, Errors, band_of
 from dpscope.analysis.what_if.forecasts import (
     LINKS,
@@ -26,6 +25,7 @@ from dpscope.analysis.what_if.forecasts import (
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.step_model import Design, StepModel, fit_step_model
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
+from dpscope.profiling.records.finding import counted
 
 _BATCH_REACH = 2.0  # times the measured batches that t_1 is carried on
 _IMPOSSIBLE = 0.95  # a step on several devices below this share of one device's is no data-parallel training of it

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.what_if.forecasts import LINKS
 from dpscope.analysis.what_if.from_table import TableFit, fit_table, link_rate, predict_step
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences
 from dpscope.analysis.what_if.score import Score, score
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement, read_step_table
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 Identity = tuple[tuple[str, str], ...]

@@ -12,6 +12,7 @@ from types import FrameType
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.parent_death import dying_with_process
 from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -22,7 +23,8 @@ def check_counts(counts: Sequence[int], devices: Devices) -> None:
     most = max(counts)
     if devices.count is not None and most > devices.count:
         raise DpscopeError(
-            f"--devices {most}: this machine has {devices.count} GPU(s) that torch can use; ask for {devices.count} at most"
+            f"--devices {most}: this machine has {counted(devices.count, 'GPU')} that torch can use; "
+            f"ask for {devices.count} at most"
         )
     if devices.count is None and most > usable_cores():
         raise DpscopeError(

@@ -21,7 +21,7 @@ from dpscope.profiling.machine.environment import collect_environment, machine_f
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationSettings
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -119,6 +119,6 @@ def _findings(settings: CalibrationSettings) -> list[Finding]:
         return []
     return [
         PlanCode.CORES_OVERSUBSCRIBED.finding(
-            message=f"{processes} processes share {usable_cores()} core(s): they wait for cores, not only for data"
+            message=f"{processes} processes share {counted(usable_cores(), 'core')}: they wait for cores, not only for data"
         )
     ]

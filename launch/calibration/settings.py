@@ -7,6 +7,7 @@ from typing import Literal, cast, get_args
 
 from dpscope.launch.jobs.devices import Devices, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -122,10 +123,18 @@ def _device_counts(text: str | None, present: Devices, nodes: int) -> tuple[tupl
     counts = tuple(sorted({int(part) for part in parts}))
     most = max((*counts, *(one.per_node for one in layouts)))
     if present.count is not None:
-        _check("--devices", text, most <= present.count, f"{present.count} GPU(s) are visible; give no more")
+        _check(
+            "--devices",
+            text,
+            most <= present.count,
+            f"this machine has {counted(present.count, 'GPU')} that torch can use; give no more",
+        )
     spanned = max((one.nodes for one in layouts), default=1)
     _check(
-        "--devices", text, spanned <= nodes, f"the command runs on {nodes} node(s); start it on {spanned}, with --nodes"
+        "--devices",
+        text,
+        spanned <= nodes,
+        f"the command runs on {counted(nodes, 'node')}; start it on {spanned}, with --nodes",
     )
     _check(
         "--nodes",

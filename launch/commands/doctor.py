@@ -21,6 +21,7 @@ from dpscope.profiling.machine.environment import (
 )
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import driver_version, open_nvml
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
@@ -85,7 +86,7 @@ def _devices() -> Check:
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Check("devices", "ok", f"{len(names)} GPU(s): {', '.join(sorted(set(names)))}")
+    return Check("devices", "ok", f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}")
 
 
 def _driver() -> Check:
@@ -119,7 +120,8 @@ def _links() -> Check:
     if not links:
         return Check("links", "not applicable", "no GPU that NVML knows")
     described = {
-        f"{link.active_nvlinks} NVLink(s), PCIe gen {link.pcie_generation} x{link.pcie_width}" for link in links
+        f"{counted(link.active_nvlinks, 'NVLink')}, PCIe gen {link.pcie_generation} x{link.pcie_width}"
+        for link in links
     }
     return Check("links", "ok" if len(described) == 1 else "warning", "; ".join(sorted(described)))
 
@@ -148,7 +150,7 @@ def _all_reduce() -> Check:
         engine = all_reduce_once("cuda", count, Console(stderr=True))
     except DpscopeError as error:
         return Check("all-reduce", "failed", str(error), "set NCCL_DEBUG=INFO and run dpscope doctor again to see why")
-    return Check("all-reduce", "ok", f"4 MB over {count} GPU(s) by {engine}")
+    return Check("all-reduce", "ok", f"4 MB over {counted(count, 'GPU')} by {engine}")
 
 
 def _peer_access() -> Check:
@@ -205,7 +207,7 @@ def _tracer() -> Check:
                 "torch.profiler recorded no kernel",
                 "end other profilers (Nsight, DCGM profiling), or permit CUPTI: NVreg_RestrictProfilingToAdminUsers=0",
             )
-        return Check("tracer", "ok", f"{len(kernels)} device event(s) recorded")
+        return Check("tracer", "ok", f"{counted(len(kernels), 'device event')} recorded")
     if not any(event.name == "aten::mm" for event in events):
         return Check("tracer", "failed", "torch.profiler recorded no operator", "check the installation of torch")
     return Check("tracer", "ok", "operators are recorded")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpscope.profiling.machine.nvml import ask, driver_version, open_nvml
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 DeviceType = Literal["cuda", "cpu"]
@@ -59,8 +60,8 @@ def _unusable_message(present: PresentGpus | None, torch_version: str, cuda_vers
     else:
         fix = f"install a driver new enough for CUDA {cuda_version}, or a torch built for an older CUDA"
     return (
-        f"{present.count} GPU(s) are present (seen by {present.seen_by}, {driver}), but torch {torch_version} "
-        f"(built for CUDA {cuda_version or 'none: a CPU build'}) cannot use them; {fix}; "
+        f"this machine has {counted(present.count, 'GPU')} (seen by {present.seen_by}, {driver}), but torch {torch_version} "
+        f"(built for CUDA {cuda_version or 'none: a CPU build'}) cannot use {'it' if present.count == 1 else 'them'}; {fix}; "
         "or measure the CPU on purpose with --device cpu"
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -50,6 +51,6 @@ def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
     """Raise DpscopeError unless the job spans as many nodes as the cell that it is to measure."""
     if cell.per_device and cell.nodes != place.nodes:
         raise DpscopeError(
-            f"{cell.name} is a cell of {cell.nodes} node(s) and torchrun started {place.nodes}: give the flags of the cell "
-            "instead of --cell, and it is entered as one of its own"
+            f"{cell.name} is a cell of {counted(cell.nodes, 'node')} and torchrun started {place.nodes}: give the flags of the "
+            "cell instead of --cell, and it is entered as one of its own"
         )

@@ -109,7 +109,7 @@ def _wait_for_all_files(folder: RepeatFolder, world_size: int, timeout_s: float 
         if time.monotonic() > deadline:
             missing = ", ".join(str(rank) for rank in sorted(set(range(world_size)) - ranks))
             raise DpscopeError(
-                f"{folder.path} has no files of rank(s) {missing}, which have saved them: --out is not one folder that all "
+                f"{folder.path} lacks files that were saved, those of rank {missing}: --out is not one folder that all "
                 "nodes share; name one that is"
             )
         time.sleep(_POLL_S)

@@ -27,7 +27,7 @@ from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import ModelSize, checked_model_size
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, Manifest, PlannedCell
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
@@ -183,8 +183,8 @@ def print_plan(description: PlanDescription, console: Console) -> None:
         )
     to_do = sum(not job.done for job in description.jobs)
     console.print(
-        f"{description.device_type}, {_number(description.threads_per_process, 'thread')} per process; "
-        f"{_number(to_do, 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis}).",
+        f"{description.device_type}, {counted(description.threads_per_process, 'thread')} per process; "
+        f"{counted(to_do, 'job')} to do: about {_cost(description)} (an estimate: {description.estimate_basis}).",
         highlight=False,
         soft_wrap=True,
     )
@@ -201,15 +201,11 @@ def print_beginning(description: PlanDescription, console: Console) -> None:
     cells = len({job.cell for job in description.jobs})
     told = f", {done} done already" if done else ""
     console.print(
-        f"{_number(len(description.jobs), 'job')} of {_number(cells, 'cell')} on {description.device_type}{told}; about "
+        f"{counted(len(description.jobs), 'job')} of {counted(cells, 'cell')} on {description.device_type}{told}; about "
         f"{_cost(description)} (--dry-run lists them).",
         highlight=False,
     )
     _print_findings(description, console)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _cost(description: PlanDescription) -> str:

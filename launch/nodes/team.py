@@ -12,6 +12,7 @@ from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, command_nodes, on
 from dpscope.launch.nodes.meeting import JoinedNode, node_name
 from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Dismissed, End, Ended, Message, ToldToStop
 from dpscope.profiling.machine.interfaces import free_port, interface_of
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder
@@ -102,8 +103,8 @@ class Team:
             has = None if member.joined is None else member.joined.gpus
             if has is not None and has < per_node:
                 raise DpscopeError(
-                    f"{member.name} has {has} GPU(s) that torch can use, and {per_node} on each node are asked for; ask for "
-                    f"{has} at most, or start the command on nodes that have {per_node}"
+                    f"{member.name} has {counted(has, 'GPU')} that torch can use, and {per_node} on each node are asked for; "
+                    f"ask for {has} at most, or start the command on nodes that have {per_node}"
                 )
 
     def clear(self) -> None:

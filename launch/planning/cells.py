@@ -20,7 +20,7 @@ from dpscope.launch.planning.variants import alone_options, other_options, strat
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.config import Measurement, ResolvedConfig, RunConfig, Workload
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import (
     BY_CUDA_GRAPHS,
     PER_DEVICE,
@@ -260,8 +260,8 @@ def plan_findings(
     if workload.data != "synthetic" and "ddp" in matrix.strategies and 0 < (workload.workers_total or 0) < largest:
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
-                message=f"{workload.workers_total} loader worker(s) in all for {largest} DDP processes: some of the "
-                "processes load their batches themselves, in the middle of a step, and the others wait for them.",
+                message=f"{counted(workload.workers_total or 0, 'loader worker')} in all for {largest} DDP processes: some of "
+                "the processes load their batches themselves, in the middle of a step, and the others wait for them.",
                 next_step=f"Use --workers-total {largest} or more, or 0 for all of them to load themselves.",
             )
         )
@@ -274,9 +274,9 @@ def _few_cores(workload: Workload, gpus: int, cores: int) -> list[Finding]:
     workers = each * gpus if workload.workers_total is None or each == 0 else workload.workers_total
     if gpus + workers <= cores:
         return []
-    beside = f" and {workers} loader worker(s)" if workers else ""
+    beside = f" and {counted(workers, 'loader worker')}" if workers else ""
     return [
         PlanCode.FEW_HOST_CORES.finding(
-            f"{gpus} GPU(s){beside} share {cores} host core(s): GPUs wait for the processes that feed them."
+            f"{counted(gpus, 'GPU')}{beside} on {counted(cores, 'host core')}: GPUs wait for the processes that feed them."
         )
     ]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import PER_DEVICE, Layout, parse_layout
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -49,7 +50,7 @@ def check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Seq
 def check_device_count(flag: str, count: int, devices: Devices) -> None:
     if devices.count is not None and count > devices.count:
         raise DpscopeError(
-            f"{flag} {count}: this machine has {devices.count} GPU(s) that torch can use; "
+            f"{flag} {count}: this machine has {counted(devices.count, 'GPU')} that torch can use; "
             f"ask for {devices.count} at most"
         )
     most = max(8, 4 * usable_cores())

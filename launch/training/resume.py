@@ -11,7 +11,7 @@ from dpscope.launch.planning.run_config import flag_name
 from dpscope.launch.training.checkpoint_folder import CheckpointFolder, verify
 from dpscope.launch.training.job import TrainJob
 from dpscope.profiling.records.config import Optimizer
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import own_settings, settings_of, shown
@@ -150,7 +150,7 @@ def _differences(
             f"instead of {_normalised_together(then)}"
         )
     if _repeated(had, then) != _repeated(had, cell):
-        yield f"{_repeated(had, cell)} sample(s) are repeated an epoch instead of {_repeated(had, then)}"
+        yield f"an epoch repeats {counted(_repeated(had, cell), 'sample')} instead of {_repeated(had, then)}"
     yield from _random_streams(then.processes, cell.processes)
     if then.variant != cell.variant:
         yield f"the variant is {cell.variant or 'the default'} instead of {then.variant or 'the default'}"
@@ -158,7 +158,7 @@ def _differences(
         yield f"it computes on {device_type} instead of {had.device_type}"
     elif had.threads_per_process != threads_per_process:
         yield (
-            f"a process computes with {threads_per_process} thread(s) instead of {had.threads_per_process}, "
+            f"a process computes with {counted(threads_per_process, 'thread')} instead of {had.threads_per_process}, "
             "which sum in another order"
         )
 

@@ -57,3 +57,8 @@ class FindingCode(StrEnum):
         known = self.severity or severity
         assert known is not None
         return Finding(severity=known, code=self.value, message=message, next_step=next_step or self.next_step)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things as messages say it, such as ``1 repeat`` or ``2 repeats``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

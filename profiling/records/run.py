@@ -74,7 +74,7 @@ class Cell(Stored, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and not self.per_device):
-            raise ValueError(f"{self.strategy} on {self.devices} device(s) does not span {self.nodes} nodes")
+            raise ValueError(f"{self.strategy} on {self.devices} devices does not span {self.nodes} nodes")
         if self.variant not in ("", self.options.name):
             raise ValueError(f"variant {self.variant} does not name the options, which are {self.options.name!r}")
         msgspec.structs.force_setattr(self, "variant", self.options.name)

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps profiling/records profiling/store",
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
-    "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store",
+    "analysis/hosts": "analysis/traces/ranks profiling/records profiling/store",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/records profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
-    "analysis/what_if": "analysis/stats analysis/text profiling/store",
+    "analysis/what_if": "analysis/stats analysis/text profiling/records profiling/store",
     "analysis/what_if/scenarios": "analysis/what_if analysis/what_if/links analysis/what_if/replay",
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "

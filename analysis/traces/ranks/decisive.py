@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dpscope.analysis.text.units import counted, show_time
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _WAITING_COUNTS = 0.02  # of a step: ranks that wait less are not named

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from dpscope.analysis.text.units import counted, show_time
-from dpscope.profiling.records.finding import Finding
+from dpscope.analysis.text.units import show_time
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 IDLE_SHARE = 0.3  # of a device's mean step

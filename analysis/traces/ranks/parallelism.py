@@ -7,12 +7,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
 from dpscope.analysis.traces.ranks.requests import Requests, asked_kinds, has_autograd, requests
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind, named_annotations
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})

@@ -11,7 +11,6 @@ from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
@@ -20,6 +19,7 @@ from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.scenarios.lateness import lateness
 from dpscope.analysis.what_if.scenarios.scenario import Base
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError

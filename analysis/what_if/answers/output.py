@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import counted
 from dpscope.analysis.what_if.answers.bases import AskedBase, lacks_sentence
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences
@@ -15,6 +14,7 @@ from dpscope.analysis.what_if.replay.base import base_error
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from dpscope.profiling.records.finding import counted
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     assert said.caveat is None
     assert said.which.text == (
         "Use DDP: on 4 devices at batch 32 per device it gives 3.60x the throughput of one device "
-        "(95% interval 3.40 to 3.80). DDP's step is 1.30x as fast as DP's (95% interval 1.20 to 1.40)."
+        "by median steps (95% interval 3.40 to 3.80). DDP's step is 1.30x as fast as DP's (95% interval 1.20 to 1.40)."
     )
     assert said.which.confidence == "shown"
 
@@ -73,7 +73,7 @@ def test_several_devices_that_are_slower_than_one_are_advised_against() -> None:
     said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": slower}), "cuda")
     assert said.which.text == (
         "Do not parallelise at this size: DDP on 4 devices at batch 32 per device gives 0.70x the throughput of one "
-        "device (95% interval 0.60 to 0.80)."
+        "device by median steps (95% interval 0.60 to 0.80)."
     )
     assert said.action.text.startswith("Train on one device")
 

@@ -29,7 +29,7 @@ def test_a_rank_that_captured_nothing_is_an_error() -> None:
     assert found(SOUND, nothing) == [
         (
             "not_compiled",
-            "ddp-d2-b8-compile-default: rank 1 captured no graph and broke off at 3 place(s), so the model ran as without "
+            "ddp-d2-b8-compile-default: rank 1 captured no graph and broke off at 3 places, so the model ran as without "
             "--compile.",
         )
     ]
@@ -41,7 +41,7 @@ def test_graphs_captured_after_warm_up_are_told_of_the_rank_with_most() -> None:
     assert found(late, later) == [
         (
             "compiled_late",
-            "ddp-d2-b8-compile-default: rank 1 compiled 4 of its 6 graph(s) after warm-up: timed or traced steps hold the time "
+            "ddp-d2-b8-compile-default: rank 1 compiled 4 of its 6 graphs after warm-up: timed or traced steps hold the time "
             "of it.",
         )
     ]

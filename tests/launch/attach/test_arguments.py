@@ -64,7 +64,7 @@ def test_device_counts_that_are_not_there_are_refused() -> None:
     check_counts((1, cores), Devices("cpu", None))
     with pytest.raises(DpscopeError, match=f"--devices {cores + 1}: this machine has no GPU and {cores} cores"):
         check_counts((1, cores + 1), Devices("cpu", None))
-    with pytest.raises(DpscopeError, match=r"--devices 4: this machine has 2 GPU\(s\)"):
+    with pytest.raises(DpscopeError, match=r"--devices 4: this machine has 2 GPUs"):
         check_counts((4,), Devices("cuda", 2))
     with pytest.raises(DpscopeError, match="--devices 0"):
         check_counts((0, 1), Devices("cuda", 2))

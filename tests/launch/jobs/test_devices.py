@@ -33,7 +33,7 @@ def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(DpscopeError) as caught:
             resolve_devices(requested)
         message = str(caught.value)
-        assert "2 GPU(s) are present (seen by nvidia-smi" in message
+        assert "this machine has 2 GPUs (seen by nvidia-smi" in message
         assert str(torch.version.cuda or "a CPU build") in message
         assert "--device cpu" in message
     assert resolve_devices("cpu") == Devices(kind="cpu", count=None)
@@ -70,7 +70,7 @@ def test_an_amd_gpu_needs_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "all_reduce_once", lambda kind, count, _: f"{kind} on {count}")
     driver, reduced = doctor._driver(), doctor._all_reduce()
     assert (driver.status, "built for ROCm 6.4.43482" in driver.detail) == ("ok", True)
-    assert (reduced.status, reduced.detail) == ("ok", "4 MB over 1 GPU(s) by cuda on 1")
+    assert (reduced.status, reduced.detail) == ("ok", "4 MB over 1 GPU by cuda on 1")
     assert doctor._backends().status == ("ok" if torch.distributed.is_nccl_available() else "failed")
 
 

@@ -43,7 +43,7 @@ def test_nodes_need_the_same_kind_of_device_and_as_many_gpus_as_a_job_has_on_eac
             team(None).check_alike("cuda")
         with pytest.raises(DpscopeError, match=r"--device: node 1 \(n1\) has GPUs and node 0 \(n0\) has none"):
             team(2).check_alike("cpu")
-        with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPU\(s\) that torch can use, and 4 on each node"):
+        with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
             team(2).check_gpus(4)
     finally:
         first.close()

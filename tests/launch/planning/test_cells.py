@@ -199,11 +199,11 @@ def findings_of(config: ResolvedConfig, on_this_host: int | None = None) -> list
     ("settings", "cores", "said"),
     [
         ({}, 4, None),  # a process for each of 4 GPUs; synthetic data has no loader
-        ({}, 3, "4 GPU(s) share 3 host core(s)"),
+        ({}, 3, "4 GPUs on 3 host cores"),
         ({"data": "fake", "workers": "2"}, 12, None),  # 4 + 4 x 2
-        ({"data": "fake", "workers": "2"}, 11, "4 GPU(s) and 8 loader worker(s) share 11 host core(s)"),
+        ({"data": "fake", "workers": "2"}, 11, "4 GPUs and 8 loader workers on 11 host cores"),
         ({"data": "fake", "workers_total": 4}, 8, None),
-        ({"data": "fake", "workers_total": 4}, 7, "4 GPU(s) and 4 loader worker(s) share 7 host core(s)"),
+        ({"data": "fake", "workers_total": 4}, 7, "4 GPUs and 4 loader workers on 7 host cores"),
         ({"devices": "1,2", "data": "fake"}, 6, None),  # 2 + 2 x 2
     ],
 )

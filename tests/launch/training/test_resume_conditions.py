@@ -58,7 +58,7 @@ def test_from_one_device_to_two() -> None:
         "ddp-d2-b4 with seed 0 goes on from the end of epoch 2 of single-d1-b8: gradients are summed in another order, "
         "so results differ in their last digits from this step on; the global batches stay the same, divided among "
         "other devices; batch norm, if the model has it, takes its statistics over 4 samples instead of 8; "
-        "1 sample(s) are repeated an epoch instead of 0; "
+        "an epoch repeats 1 sample instead of 0; "
         "rank 1 had no random numbers (of dropout) yet and draw them anew from the seed."
     )
 
@@ -69,7 +69,7 @@ def test_from_many_processes_to_one_with_another_batch() -> None:
     # ceil(65 / 16) = 5 steps, ceil(65 / 8) = 9; 3 samples fill 4 shares of 17, 1 fills 2 of 33
     assert "a step trains on 8 samples instead of 16, an epoch has 9 steps instead of 5, and learning rates" in said
     assert "batch norm" not in said
-    assert "1 sample(s) are repeated an epoch instead of 3;" in said
+    assert "an epoch repeats 1 sample instead of 3;" in said
     assert "the random numbers (of dropout) of ranks 1 to 3 come to an end;" in said
     assert said.endswith("it computes on cpu instead of cuda.")
 
@@ -79,7 +79,7 @@ def test_variants_and_threads() -> None:
     said = told(checkpoint(DDP), hook, threads=3)
     assert "batch norm, if the model has it, takes its statistics over 2 samples instead of 4;" in said
     assert "the variant is hook-fp16-accumulate-2 instead of the default;" in said
-    assert said.endswith("a process computes with 3 thread(s) instead of 1, which sum in another order.")
+    assert said.endswith("a process computes with 3 threads instead of 1, which sum in another order.")
     assert "gradients are summed" not in said
 
 
