@@ -55,6 +55,7 @@ bench: $(VENV)/.installed .venv-bench/.installed
 	$(BIN)/python benchmarks/tracer_cost.py
 	$(BIN)/python benchmarks/timed_pass_cost.py
 	$(BIN)/python benchmarks/prediction.py
+	$(BIN)/python benchmarks/attached_scripts.py
 
 .venv-bench/.installed:
 	$(PYTHON) -m venv .venv-bench

@@ -22,7 +22,7 @@ app = typer.Typer(
 _command = functools.partial(app.command, cls=DefaultsInHelp)
 
 _command()(measure.run)
-_command()(attach.attach)
+app.command(cls=attach.ScriptLast)(attach.attach)
 _command()(read.analyze)
 _command()(read.compare)
 _command()(read.merge)

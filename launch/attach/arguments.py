@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from dpscope.launch.attach.script import check_script
+from dpscope.launch.attach.command import check_script
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.profiling.attached.settings import AttachSettings, StepsBy
 from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
@@ -34,6 +34,8 @@ def attachment(arguments: Sequence[str]) -> Attachment:
     """The attachment that the arguments ask for; raises DpscopeError for what cannot be."""
     own, command = _apart(arguments)
     given = _parser().parse_args(own)
+    if given.out is None:
+        raise DpscopeError("--out is missing: name the run folder before the script, such as --out runs/mine train.py")
     for flag, least in _LEAST.items():
         value = getattr(given, flag[2:].replace("-", "_"))
         if value is not None and value < least:
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add, default = parser.add_argument, AttachSettings(Path(), "")
-    add("--out", type=Path, required=True, help="the run folder; several device counts of one script may share one")
+    add("--out", type=Path, help="the run folder; several device counts of one script may share one")
     add("--warmup", type=int, default=default.warmup_steps, help="steps before the timed ones")
     add("--steps", type=int, default=default.steps, help="timed steps")
     add("--traced-steps", type=int, default=default.traced_steps, help="whole traced steps")

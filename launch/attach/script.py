@@ -6,27 +6,8 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
-
-from dpscope.profiling.store.errors import DpscopeError
-
-
-def check_script(command: Sequence[str]) -> None:
-    """Raise DpscopeError unless the command begins with a script that is there, or with -m and a module."""
-    if not command:
-        raise DpscopeError(
-            "no script to attach to: name one, such as dpscope attach --out runs/mine -- train.py --epochs 1"
-        )
-    if command[0] == "-m":
-        if len(command) < 2:
-            raise DpscopeError("-m: no module to attach to; name one, such as -m package.train")
-        return
-    path = Path(command[0])
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise DpscopeError(f"{command[0]}: {what}; name the Python script that trains, with the path to it")
 
 
 def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:

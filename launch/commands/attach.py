@@ -1,14 +1,38 @@
 """`dpscope attach`: an unchanged training script measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dpscope.launch.commands import options
 from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.store.errors import DpscopeError
 
 _DEFAULT = AttachSettings(Path(), "")
+
+
+class ScriptLast(options.DefaultsInHelp):
+    """A command whose own options end where the script begins, or -m and a module: as with Python and torchrun."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; raises DpscopeError for an option of the command's own behind the script, where -- is missing."""
+        ctx.allow_interspersed_args = False
+        own = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        begins = next((at for at, one in enumerate(args) if one in ("--", "-m")), len(args))
+        if args[begins : begins + 1] == ["-m"]:
+            args = [*args[:begins], "--", *args[begins:]]
+        before, _, _ = self.make_parser(ctx).parse_args(list(args[:begins]))
+        if script := before.get("script"):  # it stands before any --
+            if late := next((one for one in script if one.partition("=")[0] in own), None):
+                raise DpscopeError(
+                    f"{late} stands after {script[0]}: put dpscope's options before the script, and -- between them, as in "
+                    f"dpscope attach {late if '=' in late else f'{late} ...'} -- {script[0]}; what follows -- is the script's"
+                )
+            args = [
+                one for at, one in enumerate(args) if at != begins
+            ]  # -- stands after the script in place of before it
+        return super().parse_args(ctx, args)
 
 
 def attach(
@@ -37,7 +61,6 @@ def attach(
     from dpscope.launch.attach.jobs import attach_command, check_counts, default_counts, run_jobs
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.planning.run_config import parse_devices, read_text
-    from dpscope.profiling.store.errors import DpscopeError
     from dpscope.profiling.store.folders import is_run_folder
 
     given = [
@@ -52,7 +75,7 @@ def attach(
     ]
     given += [] if batch_size is None else ["--batch-size", str(batch_size)]
     given += ["--stop-after"] if stop_after else []
-    attachment(["--out", str(out), *given, *script])  # a mistake is told before anything is started
+    attachment(["--out", str(out), *given, "--", *script])  # a mistake is told before anything is started
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")

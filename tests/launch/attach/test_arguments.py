@@ -28,12 +28,7 @@ def test_options_after_the_script_are_its_own(tmp_path: Path, train: str) -> Non
         assert given.command == (train, "--steps", "7", "--out", "x")
         assert (given.settings.steps, given.settings.stop_after, given.settings.out) == (20, True, tmp_path / "run")
         assert given.settings.script == f"{train} --steps 7 --out x"
-    assert attachment(["--out", out, "-m", "package.train", "--lr", "1"]).command == (
-        "-m",
-        "package.train",
-        "--lr",
-        "1",
-    )
+    assert attachment(["--out", out, "-m", "json.tool", "--lr", "1"]).command == ("-m", "json.tool", "--lr", "1")
 
 
 @pytest.mark.parametrize(

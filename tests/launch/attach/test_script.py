@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.attach.script import check_script, run_script
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.launch.attach.script import run_script
 
 
 @pytest.fixture(autouse=True)
@@ -93,17 +92,3 @@ def test_what_was_measured_is_saved_before_it_calls_os_exit_but_not_in_its_child
     told.clear()
     run_script([script(tmp_path, child)], told.append)
     assert (ends, told) == ([5, 6], ["the script ended"])
-
-
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        ([], "no script to attach to"),
-        (["nowhere.py"], "nowhere.py: no such file"),
-        (["."], "is a folder"),
-        (["-m"], "no module"),
-    ],
-)
-def test_a_script_that_is_not_there_is_told_in_one_line(command: list[str], told: str) -> None:
-    with pytest.raises(DpscopeError, match=told):
-        check_script(command)

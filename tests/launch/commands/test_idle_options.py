@@ -96,7 +96,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
         (["--verbose"], ["--quiet"], ["--open"], ["--link", "100Gb/s"], ["--target-efficiency", "0.8"]),
     ),
     ("run", ["--quiet"], (["--verbose"],)),
-    ("attach", ["TRACE", "--quiet"], (["--verbose"],)),
+    ("attach", ["--quiet"], (["--verbose"],)),
     ("run", ["--strategy", "single"], (["--link", "100Gb/s"], ["--target-efficiency", "0.8"], ["--calibrate"])),
     (
         "run",
@@ -258,9 +258,9 @@ def test_an_option_that_does_nothing_is_refused(
     }
     before = sorted(tmp_path.rglob("*"))
     line = [command, *(places.get(one, one) for one in (*arguments, *option))]
-    ended = CliRunner().invoke(
-        app, line if command not in ("run", "train") else [*line, "--out", str(tmp_path / "out")]
-    )
+    out = ["--out", str(tmp_path / "out")]
+    last = {"run": out, "train": out, "attach": ["--", str(trace)]}.get(command, [])
+    ended = CliRunner().invoke(app, [*line, *last])
     assert isinstance(ended.exception, DpscopeError), ended.output
     said = str(ended.exception)
     assert said.startswith(option[0])
