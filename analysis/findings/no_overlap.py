@@ -1,31 +1,21 @@
 """Why little of a cell's communication is hidden: each reason with the number in the trace that shows it, and what to change."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import pandas as pd
-
-from dpscope.analysis.findings.overlap_evidence import Evidence, overlap_evidence
+from dpscope.analysis.findings.bucket_reasons import bucket_reasons, buckets_told, little_computing
+from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason, overlap_evidence
 from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import CellData
-from dpscope.analysis.text.units import choose_unit, show, show_time
+from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import Finding, Severity
-from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # of communication that is hidden: below it the reasons are told...
 WORTH_TELLING = 0.05  # ...where at least this much of a step is exposed
-_MOST = 0.5  # a part that most of the whole is in
-_LATE = 0.8  # of a step's computing: what is ready later has little left to hide behind
 _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that something waits for
-_IDLE = 0.3  # of a step, in which a device neither computes nor communicates
-_SMALL = 1 << 20  # bytes: DDP's own first bucket
-_TOO_SMALL = (
-    "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
-)
-_NAMED = 4  # buckets in a message
+_NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
 _ARGUMENTS = (
     ("--bucket-mb ", "DDP's bucket_cap_mb="),
     ("--bucket-mb", "DDP's bucket_cap_mb"),
@@ -34,16 +24,6 @@ _ARGUMENTS = (
     ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
     ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
 )
-
-
-@dataclass(frozen=True)
-class OverlapReason:
-    """`text` holds the number that shows it, `advice` what to change."""
-
-    name: str
-    text: str
-    advice: str
-    of_script: bool = False  # its cause lies in how the training is set up, whatever it runs on
 
 
 def no_overlap_finding(data: CellData) -> list[Finding]:
@@ -56,13 +36,12 @@ def no_overlap_finding(data: CellData) -> list[Finding]:
     if not communication > 0 or hidden >= LITTLE * communication or exposed < WORTH_TELLING * step:
         return []
     reasons = list(_reasons(evidence))
-    told = (
-        f"{data.cell.name} hides {hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
-    )
+    share = f"{hidden / communication:.0%} of its communication ({show_time(communication)} a step)"
+    told = f"{data.cell.name}: only {share} is hidden"
     if not reasons:
-        return [
-            RunCode.NO_OVERLAP.finding(f"{told}, and the traces do not show why", severity="info"),
-        ]
+        when = buckets_told(evidence)
+        seen = f" (buckets ready: {when} of the step's compute)" if when else ""
+        return [RunCode.NO_OVERLAP.finding(f"{told}, and the traces do not show why{seen}", severity="info")]
     because = "; ".join(reason.text for reason in reasons)
     severity: Severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
     advice = reasons[0].advice if data.knows_options else _in_a_script(reasons[0].advice)
@@ -84,112 +63,88 @@ def overlap_reasons(data: CellData) -> list[OverlapReason]:
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     yield from _shared_stream(evidence)
-    yield from _engine(evidence)
+    yield from _held(evidence)
     yield from _late_rank(evidence)
-    yield from _one_bucket(evidence)
-    yield from _last_bucket(evidence)
-    yield from _late_buckets(evidence)
+    yield from bucket_reasons(evidence)
     yield from _waited_for(evidence)
+    yield from _uneven_ranks(evidence)
     yield from _unused_parameters(evidence)
     yield from _host_bound(evidence)
-    yield from _nothing_to_hide_behind(evidence)
+    yield from little_computing(evidence)
     yield from _gloo(evidence)
 
 
 def _shared_stream(evidence: Evidence) -> Iterator[OverlapReason]:
-    own = evidence.communication
-    if "compute_stream" not in own or not evidence.data.on_device:
-        return
-    on_stream = own["compute_stream"].fillna(False).astype(bool)
-    share = float(own.loc[on_stream, "duration_us"].sum()) / float(own["duration_us"].sum() or 1.0)
-    if share >= _MOST:
+    share = _on_compute_stream(evidence)
+    if share >= MOST:
         yield OverlapReason(
             "compute_stream",
             f"{share:.0%} of it runs on a stream that also computes, where one waits for the other",
             "launch collectives on a stream of their own: use async_op=True, or the streams that DDP and FSDP create",
-        )
-
-
-def _engine(evidence: Evidence) -> Iterator[OverlapReason]:
-    ran = {rank.nccl_engine for _, rank in evidence.data.ranks}
-    if SUSPECT in ran and evidence.several:
-        yield OverlapReason(
-            "engine",
-            f"{SUSPECT} ran its {len(evidence.buckets)} buckets and may make the compute stream wait for each (not confirmed "
-            "on hardware)",
-            "compare the engines with --nccl-engine default,legacy",
-        )
-
-
-def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
-    exposed, late = evidence.means["exposed_us"], straggler_of(evidence.data)
-    # What is waited for in broadcasts counts where one rank is behind it: they are no waits by definition.
-    waiting = evidence.means["exposed_wait_us"] + (waits_in_broadcasts_us(evidence.data) if late else 0.0)
-    waiting = min(waiting, exposed)
-    if not exposed > 0 or waiting < _MOST * exposed:
-        return
-    for_whom = f" (rank {late.rank} in {late.steps} of {late.of_steps} steps)" if late else ""
-    yield OverlapReason(
-        "late_rank",
-        f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank{for_whom}",
-        f"see what {f'rank {late.rank}' if late else 'the late rank'} does before its collectives: overlap cannot "
-        "hide its lateness",
-        of_script=True,
-    )
-
-
-def _one_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
-    buckets, cell = evidence.buckets, evidence.data.cell
-    if len(buckets) != 1 or cell.strategy in SHARDED:
-        return
-    size = float(buckets["bytes"].iloc[0])
-    ready = _ready(buckets["done"].iloc[0])
-    asked = ", because of --overlap off" if cell.options.overlap == "off" else ""
-    if size < _SMALL and not asked:
-        yield OverlapReason("one_bucket", f"all gradients travel in one bucket of {_bytes(size)}{ready}", _TOO_SMALL)
-        return
-    advice = (
-        "--overlap on reduces gradients during the backward pass"
-        if asked
-        else f"smaller buckets let part of it be reduced earlier (--bucket-mb {max(0.1, round(size / 4 / 2**20, 1)):g})"
-    )
-    text = f"all gradients travel in one bucket of {_bytes(size)}{ready}{asked}"
-    yield OverlapReason("one_bucket", text, advice, of_script=not asked)
-
-
-def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
-    if not evidence.several or evidence.data.cell.strategy in SHARDED:
-        return
-    sizes = evidence.buckets["bytes"]
-    share = float(sizes.iloc[-1] / sizes.sum())
-    if share > _MOST:
-        yield OverlapReason(
-            "last_bucket",
-            f"the last of {len(sizes)} buckets holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
-            f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
-            "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
             of_script=True,
         )
 
 
-def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
-    buckets, options = evidence.buckets, evidence.data.cell.options
-    if not evidence.several or buckets["done"].isna().any() or float(buckets["done"].iloc[0]) < _LATE:
+def _on_compute_stream(evidence: Evidence) -> float:
+    """The share of the collectives' time that is on a stream that also computes."""
+    own = evidence.communication
+    if "compute_stream" not in own or not evidence.data.on_device:
+        return 0.0
+    on_stream = own["compute_stream"].fillna(False).astype(bool)
+    return float(own.loc[on_stream, "duration_us"].sum()) / float(own["duration_us"].sum() or 1.0)
+
+
+def _held(evidence: Evidence) -> Iterator[OverlapReason]:
+    """Compute that was launched and waits while buckets are reduced: nothing holds it if they have streams of their own."""
+    own = evidence.communication
+    if "held_us" not in own or own["held_us"].isna().all() or _on_compute_stream(evidence) >= MOST:
         return
-    when = ", ".join(
-        f"{_bytes(size)} at {done:.0%}"
-        for size, done in buckets[["bytes", "done"]].head(_NAMED).itertuples(index=False)
+    held, exposed = float(own["held_us"].fillna(0.0).sum()) / evidence.steps, evidence.means["exposed_us"]
+    if not held >= MOST * exposed > 0:
+        return
+    suspect = SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}
+    text = (
+        f"compute that was already launched stands still for {show_time(min(held, exposed))} of the {show_time(exposed)} "
+        f"exposed, until one of the {len(evidence.buckets)} buckets is reduced"
     )
-    more = f" and {len(buckets) - _NAMED} more" if len(buckets) > _NAMED else ""
-    static = options.static_graph == "on"
+    if suspect:
+        text = f"{text}; {SUSPECT} ran them, which may make the compute stream wait for each"
+        yield OverlapReason("engine", text, "compare the engines with --nccl-engine default,legacy")
+        return
     yield OverlapReason(
-        "late_buckets",
-        f"its buckets are ready only when the step's compute is nearly done: {when}{more}"
-        + (" (with a static graph)" if static else ""),
-        "find out why gradients come late: a graph compiled as a whole, static_graph, or one layer with most of the compute"
-        if not static
-        else "compare with a run without --static-graph",
+        "held_compute",
+        text,
+        "find what makes the compute stream wait: a communication hook, SyncBatchNorm, wait() or synchronize() during the "
+        "backward pass, CUDA_DEVICE_MAX_CONNECTIONS=1, or no multiprocessors left beside the collective",
+        of_script=True,
     )
+
+
+def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
+    exposed, late = evidence.means["exposed_us"], straggler_of(evidence.data)
+    if late is None:
+        return
+    # What is waited for in broadcasts counts where one rank is behind it: they are no waits by definition.
+    waiting = min(evidence.means["exposed_wait_us"] + waits_in_broadcasts_us(evidence.data), exposed)
+    if waiting >= MOST * exposed > 0:
+        yield OverlapReason(
+            "late_rank",
+            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank (rank {late.rank} in "
+            f"{late.steps} of {late.of_steps} steps)",
+            f"see what rank {late.rank} does before its collectives: overlap cannot hide its lateness",
+            of_script=True,
+        )
+
+
+def _uneven_ranks(evidence: Evidence) -> Iterator[OverlapReason]:
+    exposed, waiting = evidence.means["exposed_us"], evidence.means["exposed_wait_us"]
+    if waiting >= MOST * exposed > 0 and straggler_of(evidence.data) is None:
+        yield OverlapReason(
+            "uneven_ranks",
+            f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for whichever rank comes last; no rank is "
+            "shown to be the late one",
+            "look for what differs between ranks from step to step: lengths of inputs, the loader, other load on the machine",
+        )
 
 
 def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -210,15 +165,9 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
         ),
     ):
         of_kind = own.loc[own["kind"] == kind, "duration_us"]
-        share = (float(of_kind.sum()) - late_us.get(kind, 0.0) * _steps(own)) / total if total else 0.0
+        share = (float(of_kind.sum()) - late_us.get(kind, 0.0) * evidence.steps) / total if total else 0.0
         if share >= _BEFORE:
             yield OverlapReason(kind, f"{share:.0%} of it is {called}", advice)
-
-
-def _steps(communication: pd.DataFrame) -> int:
-    """Steps of all ranks in which there is communication; repeats number theirs alike."""
-    keys = [name for name in ("repeat", "rank", "step") if name in communication]
-    return max(1, communication.groupby(keys, dropna=False).ngroups)
 
 
 def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -232,7 +181,7 @@ def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
         if tensors
         else evidence.communication.head(0)
     )
-    steps = _steps(evidence.communication)
+    steps = evidence.steps
     shown = f" and all-reduce a map of {4 * tensors} B ({len(maps) / steps:.0f} per step)" if len(maps) else ""
     yield OverlapReason(
         "find_unused_parameters",
@@ -242,27 +191,14 @@ def _unused_parameters(evidence: Evidence) -> Iterator[OverlapReason]:
 
 
 def _host_bound(evidence: Evidence) -> Iterator[OverlapReason]:
-    idle, step = evidence.means["idle_us"], evidence.means["step_us"]
-    if evidence.data.on_device and idle >= _IDLE * step:
+    unlaunched, step = evidence.means["unlaunched_us"], evidence.means["step_us"]
+    if unlaunched >= _NOTHING_LAUNCHED * step:
         yield OverlapReason(
             "host_bound",
-            f"the devices are idle for {show_time(idle)} of a {show_time(step)} step: the host launches work too late",
-            "give the host less to launch: larger batches, compilation, fewer small operators",
-        )
-
-
-def _nothing_to_hide_behind(evidence: Evidence) -> Iterator[OverlapReason]:
-    buckets = evidence.buckets
-    if buckets.empty or buckets[["done", "transfer_us"]].isna().any().any():
-        return
-    left = evidence.means["compute_us"] * (1 - float(buckets["done"].iloc[0]))
-    needed = float(buckets["transfer_us"].sum())
-    if evidence.several and left < _MOST * needed:
-        yield OverlapReason(
-            "little_computing",
-            f"only {show_time(left)} of compute is left when the first bucket is ready, and the transfers need "
-            f"{show_time(needed)}",
-            "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
+            f"the host launches work too late: the devices have nothing to run for {show_time(unlaunched)} of a "
+            f"{show_time(step)} step",
+            "give the host less to launch (larger batches, compilation, fewer small operators), or find what it waits for: data, "
+            ".item(), synchronize()",
         )
 
 
@@ -271,7 +207,7 @@ def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
         return
     processes = evidence.data.cell.processes
     queue = evidence.communication["queue_us"].dropna()
-    steps = _steps(evidence.communication)
+    steps = evidence.steps
     queued = (
         f", and collectives wait {show_time(float(queue.sum()) / steps)} a step for a free thread" if len(queue) else ""
     )
@@ -280,13 +216,3 @@ def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
         f"gloo's threads share the cores with compute ({processes} processes){queued}",
         "no action needed: on GPUs, collectives do not use the CPU's cores",
     )
-
-
-def _ready(done: object) -> str:
-    known = None if pd.isna(done) else float(done)  # type: ignore[arg-type, call-overload]
-    return "" if known is None else f", ready when {known:.0%} of the step's compute is done"
-
-
-def _bytes(size: float) -> str:
-    unit = choose_unit("bytes", [float(size)])
-    return f"{show(float(size), unit)} {unit.label}"

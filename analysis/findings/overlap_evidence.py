@@ -5,28 +5,60 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dpscope.analysis.runs.run_data import CellData
-from dpscope.profiling.records.matrix import ONE_PROCESS
+from dpscope.analysis.traces.steps.stalls import REDUCING
+from dpscope.profiling.records.matrix import ONE_PROCESS, SHARDED
 
-_REDUCING = ("all_reduce", "reduce_scatter")
+LITTLE_BESIDE = (
+    0.01  # of the largest bucket's bytes: a metric, or the map of unused parameters, that no gradients travel in
+)
+MOST = 0.5  # a part that most of the whole is in
+
+_OF_BUCKETS = ("bytes", "done", "transfer_us", "compiled_share")
+_OPTIONAL = ("exposed_wait_us", "unlaunched_us")  # of steps: not known of every trace
+
+
+@dataclass(frozen=True)
+class OverlapReason:
+    """`text` holds the number that shows it, `advice` what to change."""
+
+    name: str
+    text: str
+    advice: str
+    of_script: bool = False  # its cause lies in how the training is set up, whatever it runs on
 
 
 @dataclass(frozen=True)
 class Evidence:
     """A cell's whole traced steps: `means` over ranks and steps in microseconds, `buckets` a row per reduction of a step.
 
-    `buckets`: mean bytes, share of the step's computing done when ready (`done`), transfer; in the order in which they are
-    launched. `communication` has a row per collective.
+    `buckets`: mean bytes, share of the step's computing done when ready (`done`), transfer, the share of that computing that one
+    compiled graph did just before (`compiled_share`); in the order in which they are launched, those with next to no bytes left
+    out (`beside` counts them). `communication` has a row per collective.
     """
 
     data: CellData
     means: dict[str, float]
     buckets: pd.DataFrame
     communication: pd.DataFrame
+    beside: int = 0
 
     @property
     def several(self) -> bool:
         """Whether gradients travel in more than one message."""
         return len(self.buckets) > 1
+
+    @property
+    def sharded(self) -> bool:
+        """Whether gradients are reduced to shards, as FSDP does: known of a cell, else seen."""
+        reduced = self.communication["kind"].isin(REDUCING)
+        seen = bool(reduced.any()) and (self.communication.loc[reduced, "kind"] == "reduce_scatter").any()
+        return self.data.cell.strategy in SHARDED or bool(seen)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all ranks in which there is communication; repeats number theirs alike."""
+        keys = [name for name in ("repeat", "rank", "step") if name in self.communication]
+        return max(1, self.communication.groupby(keys, dropna=False).ngroups)
 
 
 def overlap_evidence(data: CellData) -> Evidence | None:
@@ -40,22 +72,25 @@ def overlap_evidence(data: CellData) -> Evidence | None:
     if windows[list(names)].isna().all().any():
         return None
     means = {name: float(windows[name].mean()) for name in names}
-    means["exposed_wait_us"] = float(windows["exposed_wait_us"].fillna(0.0).mean())
+    for name in _OPTIONAL:
+        means[name] = float(windows[name].fillna(0.0).mean()) if name in windows else 0.0
     keys = [name for name in ("repeat", "rank", "device", "step") if name in windows]
     own = data.collectives.merge(windows[keys].drop_duplicates(), on=keys)
-    return Evidence(data, means, _buckets(own, keys), own)
+    buckets = _reductions(own, keys)
+    main = buckets["bytes"] >= LITTLE_BESIDE * buckets["bytes"].max()
+    return Evidence(data, means, buckets[main].reset_index(drop=True), own, beside=int((~main).sum()))
 
 
-def _buckets(own: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def _reductions(own: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Reductions of a step by their place in it: means over ranks and steps; those of steps with another number left out."""
-    reduced = own[own["kind"].isin(_REDUCING) & own["bytes"].notna()]
+    reduced = own[own["kind"].isin(list(REDUCING)) & own["bytes"].notna()]
     if reduced.empty or "compute_done" not in reduced:
-        return pd.DataFrame(columns=["bytes", "done", "transfer_us"])
+        return pd.DataFrame(columns=list(_OF_BUCKETS))
     ordered = reduced.sort_values([*keys, "start_us"], kind="stable")
     place = ordered.groupby(keys, dropna=False).cumcount()
     count = ordered.groupby(keys, dropna=False)["bytes"].transform("size")
     usual = count == count.mode().iloc[0]
     frame = ordered.assign(place=place, done=ordered["compute_done"].astype("Float64"))[usual]
-    frame = frame.assign(bytes=frame["bytes"].astype("Float64"))
-    means: pd.DataFrame = frame.groupby("place")[["bytes", "done", "transfer_us"]].mean().reset_index(drop=True)
+    frame = frame.assign(bytes=frame["bytes"].astype("Float64"), compiled_share=frame.get("compiled_share", 0.0))
+    means: pd.DataFrame = frame.groupby("place")[list(_OF_BUCKETS)].mean().reset_index(drop=True)
     return means

@@ -227,7 +227,7 @@ class RunCode(FindingCode):
         "no_overlap",
         None,
         "Little of a cell's communication is hidden behind compute. The message gives each reason that the traces show, with its "
-        "number. A warning on GPUs.",
+        "number. A warning on GPUs, and where the cause lies in the script.",
         "the traces do not show why: compare --overlap on,off and several values of --bucket-mb",
     )
     OVERLAP_SAVES = (

@@ -16,13 +16,14 @@ from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.traces.steps.findings import communication_lost, shows_no_device
 from dpscope.analysis.traces.steps.intervals import Intervals
+from dpscope.analysis.traces.steps.stalls import launched
 from dpscope.analysis.traces.steps.windows import Windows
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
     "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
-    "backward_us", "optimizer_us", "collective_count", "by_time_us",
+    "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
 )  # fmt: skip
 
 _PHASE_COLUMNS = {
@@ -37,7 +38,8 @@ _PHASE_COLUMNS = {
 def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     """One row per (rank, device, step), COLUMNS; times in microseconds, Float64 also where all are unknown (NA).
 
-    step_us = compute_us + exposed_us + idle_us. `device` is NA on a CPU timeline, `step` where the trace marks none.
+    step_us = compute_us + exposed_us + idle_us; `unlaunched_us` is the part of idle_us in which nothing had been launched for the
+    device, not even a copy. `device` is NA on a CPU timeline, `step` where the trace marks none.
     """
     rows = _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
     frame = pd.DataFrame(list(rows), columns=[column for column in COLUMNS if column != "rank"])
@@ -66,8 +68,10 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         own_of_step = attribution.by_step(own)
         for index in np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden):
             in_step = own_of_step[index]
-            times = {name: lengths[index] for name, lengths in inside.items()}
+            times: dict[str, float | None] = {name: lengths[index] for name, lengths in inside.items()}
             phases_us = _device_phases(attribution, in_step, phase_of_row)
+            if by_time_us[index] > 0.0:  # launched who knows when
+                times["unlaunched_us"] = None
             if windows.hidden[index]:  # its own work ran, but when it began and ended is not told
                 times, phases_us = dict.fromkeys(inside, None), dict.fromkeys(_PHASE_COLUMNS, None)
             yield {
@@ -92,6 +96,7 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
     compute_us, communication_us = _length_in(windows, compute), _length_in(windows, communication)
     either_us = _length_in(windows, either)
     step_us = windows.end_us - windows.start_us
+    unlaunched_us = step_us - _length_in(windows, launched(attribution, own))
     return {
         "step_us": step_us,
         "compute_us": compute_us,
@@ -100,6 +105,7 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
         "exposed_us": either_us - compute_us,
         "host_copy_us": _length_in(windows, intervals.merge(either, copies)) - either_us,
         "idle_us": step_us - either_us,
+        "unlaunched_us": unlaunched_us,
     }
 
 
@@ -200,6 +206,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
             "by_time_us": None,
+            "unlaunched_us": None,
             **in_phases,
         }
 

@@ -23,16 +23,17 @@ from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.analysis.traces.steps.event_kind import Kind, collective_kind, named_annotations, nccl_ranges
 from dpscope.analysis.traces.steps.gloo import created_us, creators, in_flight, queue_us
 from dpscope.analysis.traces.steps.mesh_groups import in_mesh
-from dpscope.analysis.traces.steps.readiness import compute_done, on_compute_stream
+from dpscope.analysis.traces.steps.readiness import compiled_share, compute_done, on_compute_stream
+from dpscope.analysis.traces.steps.stalls import held_us
 from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
-    "duration_us", "queue_us", "ready_us", "concurrent", "compute_done", "compute_stream",
+    "duration_us", "queue_us", "ready_us", "concurrent", "compute_done", "compute_stream", "compiled_share", "held_us",
 )  # fmt: skip
 
-_ADDED = ("rank", "order", "ready_us", "concurrent", "compute_done", "compute_stream")
+_ADDED = ("rank", "order", "ready_us", "concurrent", "compute_done", "compute_stream", "compiled_share", "held_us")
 _NO_ARGS = CommunicationArgs()
 _NO_SIZES: dict[str, None] = dict.fromkeys(("input_elements", "output_elements", "input_bytes", "output_bytes"))
 _RECORD = re.compile(r"record_param_comms$")
@@ -45,8 +46,10 @@ def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = Mappi
     `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
     ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
     time a work of gloo's waited for a worker thread, `ready_us` when its data were ready, `compute_done` which share of its
-    step's computing was done then, `compute_stream` whether its stream is one that computes, `concurrent` how many others of the
-    rank were in flight on its device at some time of its own (a link that they share gives each a part). Unknown is NA. `step` is
+    step's computing was done then, `compiled_share` which share of it the compiled graph did that its data came out of,
+    `compute_stream` whether its stream is one that computes, `held_us` how long computing that was launched stood still during
+    it, `concurrent` how many others of the rank were in flight on its device at some time of its own (a link that they share
+    gives each a part). Unknown is NA. `step` is
     NA for a collective that no traced step launched.
     `kind_of_row` is the kind of event rows of which neither a record nor a name tells, as RCCL's kernels in DataParallel.
     """
@@ -68,7 +71,9 @@ def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = Mappi
     frame["concurrent"] = pd.array(concurrent(attribution, rows), dtype="Int64")
     frame["compute_done"] = compute_done(attribution, rows, ready)
     frame["compute_stream"] = pd.array(on_compute_stream(attribution, rows), dtype="boolean")
-    times = ["start_us", "duration_us", "queue_us", "ready_us", "compute_done"]
+    frame["compiled_share"] = compiled_share(attribution, rows, ready)
+    frame["held_us"] = held_us(attribution, rows, [None if pd.isna(kind) else str(kind) for kind in frame["kind"]])
+    times = ["start_us", "duration_us", "queue_us", "ready_us", "compute_done", "compiled_share", "held_us"]
     frame[times] = frame[times].astype("Float64")
     return frame
 

@@ -1,8 +1,10 @@
-"""How much of a step's computing was done when each collective was ready, and whether it ran on a stream that computes."""
+"""How much of a step's computing was done when each collective was ready, in which graph, and on which streams that compute."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind, named_annotations
@@ -11,6 +13,7 @@ from dpscope.profiling.records import range_names as phases
 _COMPUTES = (
     0.1  # of a device's computing, from which on a stream is one that computes: copies around collectives are less
 )
+_GRAPH = "CompiledFunctionBackward"  # autograd's node of what AOTAutograd compiled (torch 2.0 and later)
 
 
 def compute_done(attribution: Attribution, rows: IntColumn, ready_us: FloatColumn) -> FloatColumn:
@@ -19,23 +22,61 @@ def compute_done(attribution: Attribution, rows: IntColumn, ready_us: FloatColum
     Of its own device, without what the optimizer does: that waits for the last gradient. What is left could hide it. NaN
     where the step, the moment or all computing is unknown.
     """
-    events = attribution.events
     done = np.full(len(rows), np.nan)
-    steps, devices = attribution.step[rows], events.device[rows]
-    computing = _before_optimizer(attribution)
-    of_step = attribution.by_step(computing)
-    for step, device in {(int(one), int(other)) for one, other in zip(steps, devices, strict=True)}:
-        if step < 0:
-            continue
-        own = of_step[step]
-        if attribution.on_device:
-            own = own[events.device[own] == device]
-        computed = intervals.union(events.start_us[own], events.end_us[own])
+    for own, here in _by_step_and_device(attribution, rows, ready_us):
+        computed = _union(attribution, own)
         total_us = intervals.length(computed)
-        here = np.flatnonzero((steps == step) & (devices == device) & np.isfinite(ready_us))
-        if total_us > 0 and len(here):
+        if total_us > 0:
             done[here] = intervals.length_before(computed, ready_us[here]) / total_us
     return done
+
+
+def compiled_share(attribution: Attribution, rows: IntColumn, ready_us: FloatColumn) -> FloatColumn:
+    """For each collective (event rows) the share, 0..1, of its step's computing that one compiled backward graph did before it.
+
+    That of the last such graph that ended before the collective was asked for: what comes out of a graph is ready when all of
+    it has run. 0 where none ended before it in its step; NaN as `compute_done` is.
+    """
+    events = attribution.events
+    share = np.full(len(rows), np.nan)
+    graphs = np.flatnonzero(
+        events.is_category(Category.CPU_OP)
+        & events.has_name(np.array([name == _GRAPH for name in events.names], dtype=bool))
+    )
+    graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
+    asked = attribution.launch_us if attribution.on_device else events.start_us
+    for own, here in _by_step_and_device(attribution, rows, ready_us):
+        total_us = intervals.length(_union(attribution, own))
+        if not total_us > 0:
+            continue
+        share[here] = 0.0
+        begins = attribution.steps.start_us[attribution.step[rows[here[0]]]]
+        when = asked[rows[here]] if attribution.on_device else ready_us[here]
+        for place, last in zip(here, np.searchsorted(events.end_us[graphs], when, side="right") - 1, strict=True):
+            if last >= 0 and events.start_us[graphs[last]] >= begins:
+                graph = graphs[last]
+                inside = own[(asked[own] >= events.start_us[graph]) & (asked[own] < events.end_us[graph])]
+                share[place] = intervals.length(_union(attribution, inside)) / total_us
+    return share
+
+
+def _by_step_and_device(
+    attribution: Attribution, rows: IntColumn, ready_us: FloatColumn
+) -> Iterator[tuple[IntColumn, IntColumn]]:
+    """For each step and device what computes there before the optimizer (event rows), and the places of its collectives."""
+    events = attribution.events
+    steps, devices = attribution.step[rows], events.device[rows]
+    of_step = attribution.by_step(_before_optimizer(attribution))
+    for step, device in {(int(one), int(other)) for one, other in zip(steps, devices, strict=True)}:
+        here = np.flatnonzero((steps == step) & (devices == device) & np.isfinite(ready_us))
+        if step < 0 or not len(here):
+            continue
+        own = of_step[step]
+        yield (own[events.device[own] == device] if attribution.on_device else own), here
+
+
+def _union(attribution: Attribution, rows: IntColumn) -> intervals.Intervals:
+    return intervals.union(attribution.events.start_us[rows], attribution.events.end_us[rows])
 
 
 def _before_optimizer(attribution: Attribution) -> BoolColumn:

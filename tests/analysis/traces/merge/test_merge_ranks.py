@@ -110,7 +110,10 @@ def check_measures(files: list[Path], made: MergedTrace) -> None:
     assert len(before.steps) > 0
     assert len(before.collectives) > 0
     # Times are rounded to the nanosecond once more: 0.002 us for the difference of two.
-    pd.testing.assert_frame_equal(before.steps, after.steps, rtol=0, atol=0.002)
+    # `unlaunched_us` is of hundreds of gaps between launches and ends, each rounded so.
+    one, other = (table.steps.drop(columns="unlaunched_us") for table in (before, after))
+    pd.testing.assert_frame_equal(one, other, rtol=0, atol=0.002)
+    pd.testing.assert_series_equal(before.steps["unlaunched_us"], after.steps["unlaunched_us"], rtol=0, atol=0.1)
     columns = [
         "rank",
         "device",

@@ -1,0 +1,178 @@
+"""Causes of missing overlap that only devices have, planted in generated traces: numbers by hand, and near misses.
+
+Of a step 4 x 1 ms is the forward pass, 4 x 2 ms the backward, and behind each layer's backward an all-reduce takes 1.5 ms. Each
+runs beside the next layer's 2 ms, the last one beside nothing: 4.5 of 6 ms are hidden. Launches take microseconds.
+"""
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.traced_run import traced_run
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.generated_traces.launched import Launched, write_launched_job
+from tests.helpers.paths import DATA
+
+
+def traced(folder: Path, options: Launched) -> CellData:
+    return cell_of(write_launched_job(folder, options))
+
+
+def cell_of(paths: list[Path]) -> CellData:
+    (data,) = traced_run(analyze_traces(paths), paths).cells.values()
+    return data
+
+
+def means(data: CellData) -> dict[str, float]:
+    """Of whole steps, in milliseconds."""
+    names = ("hidden_us", "exposed_us", "unlaunched_us", "step_us", "idle_us")
+    return {name: float(data.whole_windows()[name].mean()) / 1e3 for name in names}
+
+
+def held_ms(data: CellData) -> list[float]:
+    """Of each all-reduce of a step, as they come."""
+    whole = data.collectives[data.collectives["step"] > 0]
+    place = whole.groupby(["rank", "step"]).cumcount()
+    return [float(one) / 1e3 for one in whole.groupby(place)["held_us"].mean()]
+
+
+def test_a_job_that_hides_all_but_its_last_bucket_has_no_finding(tmp_path: Path) -> None:
+    data = traced(tmp_path, Launched())
+    found = means(data)
+    assert found["hidden_us"] == pytest.approx(4.5, rel=0.01)
+    assert found["exposed_us"] == pytest.approx(1.5, rel=0.01)
+    assert found["unlaunched_us"] < 0.05  # the host is ahead
+    assert held_ms(data) == pytest.approx([0, 0, 0, 0], abs=0.01)
+    assert no_overlap_finding(data) == []
+    assert overlap_reasons(data) == []
+
+
+def test_an_engine_that_has_compute_wait_for_each_bucket_is_seen(tmp_path: Path) -> None:
+    """Three layers' kernels, launched long ago, stand still for 1.5 ms each; for the last all-reduce nothing is left to wait."""
+    data = traced(tmp_path, Launched(waits=True))
+    assert means(data)["exposed_us"] == pytest.approx(6.0, rel=0.01)
+    assert held_ms(data) == pytest.approx([1.5, 1.5, 1.5, 0], abs=0.01)
+    (finding,) = no_overlap_finding(data)
+    assert "only 0% of its communication (6.00 ms a step) is hidden, because compute that was" in finding.message
+    assert (
+        "compute that was already launched stands still for 4.50 ms of the 6.00 ms exposed, until one of the 4 buckets is reduced"
+    ) in finding.message
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in finding.next_step
+    assert [reason.name for reason in overlap_reasons(data)] == ["held_compute"]
+
+
+def test_collectives_on_the_stream_that_computes_are_told_once(tmp_path: Path) -> None:
+    """Kernels wait behind them, which the stream explains: nothing else is named."""
+    data = traced(tmp_path, Launched(on_compute_stream=True))
+    (reason,) = overlap_reasons(data)
+    assert reason.name == "compute_stream"
+    assert reason.text == "100% of it runs on a stream that also computes, where one waits for the other"
+    (finding,) = no_overlap_finding(data)
+    assert finding.severity == "warning"
+
+
+def test_a_host_that_launches_late_leaves_the_device_nothing_to_run(tmp_path: Path) -> None:
+    """3 ms of host time before each layer: the device has nothing for 2 ms behind each of 4 forward kernels.
+
+    Of the backward pass the all-reduce covers what the kernel does not: kernel and all-reduce of a layer take 3.5 ms, so the
+    next kernel begins 0.5 ms before that ends, and only that is hidden. Before the first forward kernel, behind the last step,
+    are 3 ms with nothing launched.
+    """
+    data = traced(tmp_path, Launched(host_us=3000.0))
+    found = means(data)
+    assert found["hidden_us"] == pytest.approx(3 * 0.5, rel=0.03)
+    assert found["unlaunched_us"] == pytest.approx(3 + 3 * 2 + 2, rel=0.03)
+    (reason,) = overlap_reasons(data)
+    assert reason.name == "host_bound"
+    # 8 x 3 ms of the host's, the last layer's 2 ms, its all-reduce and the optimizer.
+    assert (
+        reason.text == "the host launches work too late: the devices have nothing to run for 11.0 ms of a 27.7 ms step"
+    )
+    (finding,) = no_overlap_finding(data)
+    assert ".item()" in finding.next_step
+
+
+def test_a_device_that_waits_for_copies_that_were_launched_is_not_the_hosts_doing(tmp_path: Path) -> None:
+    """As idle as above, but all of it was launched long before: 3 ms of copies before each of 8 kernels."""
+    data = traced(tmp_path, Launched(copy_us=3000.0))
+    found = means(data)
+    assert found["idle_us"] > 0.3 * found["step_us"]
+    assert found["unlaunched_us"] < 0.05
+    assert "host_bound" not in {reason.name for reason in overlap_reasons(data)}
+
+
+def test_a_backward_pass_compiled_as_one_graph_is_named_with_its_share(tmp_path: Path) -> None:
+    """8 of 12 ms computing; the first bucket would have been ready after 6, but all are after 12."""
+    data = traced(tmp_path, Launched(compiled=True))
+    assert set(data.collectives["compiled_share"].astype(float).round(4)) == {round(8 / 12, 4)}
+    (reason, *others) = overlap_reasons(data)
+    assert others == []
+    assert reason.name == "compiled_graph"
+    assert (
+        "ready only when the step's compute is nearly done: 10.0 MB at 100%, 10.0 MB at 100%, 10.0 MB at 100%, "
+        "10.0 MB at 100%; their gradients come out of one compiled backward graph, which is 67% of that compute"
+    ) in reason.text
+
+
+def test_a_real_graph_that_was_cut_by_buckets_is_not_blamed() -> None:
+    compiled = cell_of(sorted((DATA / "compiled_ddp").iterdir()))
+    assert not {"compiled_graph", "late_buckets"} & {reason.name for reason in overlap_reasons(compiled)}
+    assert (compiled.collectives["compiled_share"] > 0).any()
+
+
+def test_a_real_job_whose_host_was_slow_is_named_with_what_its_file_says() -> None:
+    """ResNet-50 on two A100: of 222 ms a step the GPU computes 39. What it had to run is counted here from the file itself."""
+    path = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+    data = cell_of([path])
+    (reason,) = overlap_reasons(data)
+    assert reason.name == "host_bound"
+    windows = data.whole_windows()
+    begins = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    calls = {
+        one["args"]["correlation"]: one["ts"]
+        for one in begins
+        if one.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in one.get("args", {})
+    }
+    works = [one for one in begins if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    pending = sorted(
+        (min(calls.get(one["args"]["correlation"], one["ts"]), one["ts"]), one["ts"] + one["dur"]) for one in works
+    )
+    ends = step_ends(begins, works, calls)
+    expected = [nothing_pending(pending, begin, end) for begin, end in pairwise(ends)]
+    assert len(expected) == len(windows) == 2
+    assert windows["unlaunched_us"].astype(float).tolist() == pytest.approx(expected, rel=1e-3)
+    mean, step = sum(expected) / 2e3, float(windows["step_us"].mean()) / 1e3
+    assert reason.text.endswith(f"nothing to run for {mean:.1f} ms of a {step:.1f} ms step")
+
+
+Event = dict[str, Any]
+
+
+def step_ends(events: list[Event], works: list[Event], calls: dict[int, float]) -> list[float]:
+    """When the last work that each ProfilerStep launched ended."""
+    steps = sorted(
+        (one["ts"], one["ts"] + one["dur"])
+        for one in events
+        if str(one.get("name")).startswith("ProfilerStep#") and one.get("cat") in ("cpu_op", "user_annotation")
+    )
+    return [
+        max(one["ts"] + one["dur"] for one in works if begin <= calls.get(one["args"]["correlation"], -1.0) < end)
+        for begin, end in steps
+    ]
+
+
+def nothing_pending(pending: list[tuple[float, float]], begin: float, end: float) -> float:
+    """Time from `begin` to `end` in which none of the spans, sorted by their starts, is open."""
+    nothing, reach = 0.0, begin
+    for first, last in pending:
+        if first >= end:
+            break
+        nothing += max(0.0, first - reach)
+        reach = max(reach, last)
+    return nothing + max(0.0, end - reach)

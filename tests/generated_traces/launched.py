@@ -1,0 +1,134 @@
+"""A DDP step on GPUs whose kernels begin when their launch, their stream and what they wait for let them, as on a device.
+
+Layers of equal cost, an all-reduce behind each layer's backward pass. `Launched` says what goes wrong; the numbers that follow
+are worked out by hand in the tests that use it.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.generated_traces.builder import CALL_US, ENTER_US, DeviceWork, TraceBuilder
+from tests.generated_traces.model import Trace
+from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.writing import write_trace
+
+MAIN, AUTOGRAD = 5100, 5150
+COMPUTE, OWN, COPIES = 7, 40, 24
+LAYERS, FORWARD_US, BACKWARD_US, REDUCE_US, ELEMENTS = 4, 1000.0, 2000.0, 1500.0, 2_500_000
+OPTIMIZER_US = 100.0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What differs from a job that hides all but its last all-reduce.
+
+    `host_us`: of host time before each layer's launch. `on_compute_stream`: collectives run on the stream of kernels.
+    `waits`: the compute stream waits for each all-reduce as it is launched. `compiled`: one compiled graph computes the whole
+    backward pass, and all gradients come behind it. `copy_us`: a copy on a stream of its own before each layer's kernels, which
+    were launched long ago and wait for it.
+    """
+
+    host_us: float = 0.0
+    on_compute_stream: bool = False
+    waits: bool = False
+    compiled: bool = False
+    copy_us: float = 0.0
+    steps: int = 4
+
+
+def write_launched_job(folder: Path, options: Launched) -> list[Path]:
+    """The traces of both ranks, alike but for their rank."""
+    paths = [folder / f"0_{rank}.pt.trace.json" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        write_trace(_Program(rank, options).run(), path)
+    return paths
+
+
+class _Program:
+    def __init__(self, rank: int, options: Launched) -> None:
+        self.rank, self.options = rank, options
+        self.builder = TraceBuilder(pid=MAIN)
+        self.free: dict[int, float] = {}
+        self.sequence = 0
+
+    def run(self) -> Trace:
+        self.builder.clock[MAIN] = 0.0
+        for step in range(self.options.steps):
+            with self.builder.annotation(f"ProfilerStep#{step}", MAIN):
+                self._step()
+                self.builder.synchronize(MAIN, max(max(self.free.values()), self.builder.clock[MAIN]) + 4.0)
+        group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": [0, 1]}
+        told: Trace = {"backend": "nccl", "rank": self.rank, "world_size": 2, "pg_count": 1, "pg_config": [group]}
+        return self.builder.trace(["NVIDIA A100-SXM4-80GB"] * 2, told)
+
+    def _step(self) -> None:
+        with self.builder.annotation("DistributedDataParallel.forward", MAIN):
+            for _ in range(LAYERS):
+                self._kernel("aten::linear", "ampere_sgemm_128x64_tn", FORWARD_US, MAIN)
+        self.builder.join(MAIN, AUTOGRAD)
+        graph = self.builder.op("CompiledFunctionBackward", AUTOGRAD) if self.options.compiled else nullcontext()
+        with graph:
+            for _ in range(LAYERS):
+                self._kernel("aten::mm", "ampere_sgemm_64x32_nt", BACKWARD_US, AUTOGRAD)
+                if not self.options.compiled:
+                    self._all_reduce()
+        for _ in range(LAYERS if self.options.compiled else 0):
+            self._all_reduce()
+        self.builder.join(MAIN, AUTOGRAD)
+        self._after(max(self.free.values()))
+        with self.builder.annotation("Optimizer.step#SGD.step", MAIN):
+            self._launch("aten::_foreach_add_", MAIN, "multi_tensor_apply_kernel", OPTIMIZER_US, COMPUTE)
+
+    def _kernel(self, operator: str, name: str, duration: float, thread: int) -> None:
+        self.builder.clock[thread] += self.options.host_us
+        if self.options.copy_us:
+            self._after(self.free.get(COMPUTE, 0.0), COPIES)
+            copy = ("Memcpy HtoD (Pinned -> Device)", self.options.copy_us, COPIES)
+            self._launch("aten::_to_copy", thread, *copy, category="gpu_memcpy")
+            self._after(self.free[COPIES])
+        self._launch(operator, thread, name, duration, COMPUTE)
+
+    def _all_reduce(self) -> None:
+        stream = COMPUTE if self.options.on_compute_stream else OWN
+        self._after(self.free[COMPUTE], stream)
+        self.sequence += 1
+        operator, annotation, called = OPERATORS["all_reduce"]
+        fields: dict[str, object] = {
+            "Collective name": called, "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "Group size": 2, "dtype": "Float",
+            "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": self.sequence,
+        }  # fmt: skip
+        with (
+            self.builder.op(operator, AUTOGRAD),
+            self.builder.op("record_param_comms", AUTOGRAD, **fields),
+            self.builder.annotation(annotation, AUTOGRAD),
+        ):
+            name = KERNEL_NAMES["nccl_2_19"]["all_reduce"]
+            self.builder.launch(AUTOGRAD, self._work(AUTOGRAD, name, REDUCE_US, stream, fields=fields))
+        if self.options.waits:
+            self._after(self.free[stream])
+
+    def _launch(
+        self, operator: str, thread: int, name: str, duration: float, stream: int, category: str = "kernel"
+    ) -> None:
+        with self.builder.op(operator, thread):
+            self.builder.launch(thread, self._work(thread, name, duration, stream, category))
+
+    def _work(
+        self,
+        thread: int,
+        name: str,
+        duration: float,
+        stream: int,
+        category: str = "kernel",
+        fields: Trace | None = None,
+    ) -> DeviceWork:
+        """Begins when its launch has ended, its stream is free, and what the stream waits for is done."""
+        called = self.builder.clock[thread] + ENTER_US + CALL_US
+        start = max(called, self.free.get(stream, 0.0))
+        self.free[stream] = start + duration
+        return DeviceWork(self.rank, stream, name, start, duration, category, bytes=4096, metadata=fields or {})
+
+    def _after(self, moment: float, stream: int = COMPUTE) -> None:
+        """Have a stream wait until then."""
+        self.free[stream] = max(self.free.get(stream, 0.0), moment)
