@@ -1,0 +1,103 @@
+"""Why little is hidden, on real gloo processes in which each cause is planted: it is named with its number, and no other is.
+
+On two cores that others use as well, ranks come late by chance, as in any job: `BY_CHANCE` may stand beside each cause.
+"""
+
+import pytest
+
+from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
+from dpscope.analysis.findings.overlap_evidence import OverlapReason
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.traced_run import traced_run
+from tests.end_to_end.strategy_job import run_job
+from tests.user_models.planted_overlap import (
+    BUFFER_ELEMENTS,
+    CASES,
+    FEATURES,
+    LARGE_ELEMENTS,
+    LAYER_BYTES,
+    LAYERS,
+)
+
+BY_CHANCE = {"late_rank", "uneven_ranks"}
+PLANTED = {
+    "even": set(),
+    "static_graph": set(),
+    "one_bucket": {"one_bucket"},
+    "one_bucket_and_a_metric": {"one_bucket"},
+    "last_bucket": {"last_bucket"},
+    "late_rank": {"late_rank"},
+    "buffers": {"broadcast"},
+    "little_computing": {"little_computing"},
+    "by_hand": {"late_buckets"},
+    "sharded": {"all_gather"},
+    "compiled_whole": {"compiled_graph"},
+    "compiled_in_parts": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellData]:
+    """One torchrun job of two processes, which train each case for some steps: the traces of each as a cell."""
+    assert set(PLANTED) == set(CASES)
+    folder = tmp_path_factory.mktemp("overlap")
+    _, traces = run_job("planted_overlap", 2, folder, CASES)
+    found = {}
+    for name, analysis in traces.items():
+        (found[name],) = traced_run(analysis, sorted((folder / name).iterdir())).cells.values()
+    return found
+
+
+def reasons(data: CellData) -> dict[str, OverlapReason]:
+    return {reason.name: reason for reason in overlap_reasons(data)}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", PLANTED)
+def test_the_planted_cause_is_named_and_no_other(cells: dict[str, CellData], case: str) -> None:
+    named = set(reasons(cells[case]))
+    assert PLANTED[case] <= named
+    assert named - BY_CHANCE - PLANTED[case] == {"gloo"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", ["one_bucket", "one_bucket_and_a_metric", "by_hand", "compiled_whole"])
+def test_where_nothing_can_hide_the_finding_says_so_first(cells: dict[str, CellData], case: str) -> None:
+    (finding,) = no_overlap_finding(cells[case])
+    assert finding.severity == "warning"  # also on a CPU: it lies in the script
+    (cause,) = PLANTED[case]
+    assert reasons(cells[case])[cause].text in finding.message
+
+
+@pytest.mark.process
+def test_each_cause_has_its_number(cells: dict[str, CellData]) -> None:
+    texts = {case: {name: one.text for name, one in reasons(cells[case]).items()} for case in PLANTED}
+    whole = LAYERS * LAYER_BYTES
+    assert f"in one bucket of {whole / 1e6:.2f} MB, ready when 9" in texts["one_bucket"]["one_bucket"]
+    assert f"nearly all bytes ({whole / 1e6:.2f} MB), ready" in texts["one_bucket_and_a_metric"]["one_bucket"]
+    large = 4 * LARGE_ELEMENTS
+    with_large = large + (LAYERS - 1) * LAYER_BYTES
+    assert (
+        f"the last of {LAYERS} buckets holds {large / with_large:.0%} of the bytes ({large / 1e6:.1f} MB of "
+        f"{with_large / 1e6:.1f} MB)"
+    ) in texts["last_bucket"]["last_bucket"]
+    assert "(rank 1 in 6 of 6 steps)" in texts["late_rank"]["late_rank"]
+    assert texts["by_hand"]["late_buckets"].count(f"{LAYER_BYTES / 1e6:.2f} MB at 100%") == 4
+    assert "and 2 more" in texts["by_hand"]["late_buckets"]
+    compiled = texts["compiled_whole"]["compiled_graph"]
+    assert compiled.count(f"{4 * FEATURES * FEATURES / 1e6:.2f} MB at 9") >= 1
+    assert "come out of one compiled backward graph, which is " in compiled
+    broadcasts = cells["buffers"].collectives
+    assert (broadcasts.loc[broadcasts["kind"] == "broadcast", "bytes"] == 4 * BUFFER_ELEMENTS).all()
+
+
+@pytest.mark.process
+def test_a_static_graph_does_not_delay_buckets_and_parts_of_a_graph_give_theirs_early(
+    cells: dict[str, CellData],
+) -> None:
+    """torch delays the all-reduces of a static graph in its first step alone (`_DDPSink`), before anything is traced."""
+    for case in ("even", "static_graph", "compiled_in_parts"):
+        table = cells[case].collectives
+        reduced = table[(table["kind"] == "all_reduce") & table["step"].notna()]
+        first = reduced.sort_values("start_us").groupby(["rank", "step"])["compute_done"].first()
+        assert 0.2 < float(first.median()) < 0.65, case

@@ -1,0 +1,168 @@
+"""Run under torchrun on two processes: one model, whose communication is planted to be hidden or not, each time for one cause.
+
+Its layers sleep in place of computing, as `paced_models` says why. Each rank saves a trace for each cause in <folder>/<cause>.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dpscope.launch.jobs.process_group import synchronise
+from dpscope.profiling.instruments.named_ranges import named_range
+from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
+from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
+from tests.helpers.strategy_steps import HOST
+from tests.user_models.paced_models import PacedLayer
+
+LAYERS, ELEMENTS, LAYER_BYTES = 6, 312_500, 1_250_000
+LARGE_ELEMENTS = 10 * ELEMENTS  # the first layer's, whose gradient comes last
+BUFFER_ELEMENTS = 12_000_000
+LATE_S = 0.03
+FEATURES = 560
+WARM, TRACED = 3, 6
+
+Reduce = Callable[[Tensor], None]
+
+
+class Buffered(nn.Module):
+    """Holds a buffer, which DDP broadcasts before each forward pass."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(elements))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class _Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        time.sleep(LATE_S)
+        return gradients[0]
+
+
+class LateOnRankOne(nn.Module):
+    """Its backward, the first of all, sleeps on rank 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = _Late.apply(x) if distributed.get_rank() == 1 else x
+        return found
+
+
+def paced(elements: int = ELEMENTS, first: int = ELEMENTS, backward_s: float = 0.012) -> list[nn.Module]:
+    return [PacedLayer(first if layer == 0 else elements, backward_s / 4, backward_s) for layer in range(LAYERS)]
+
+
+def in_buckets(layers: list[nn.Module], cap_mb: int = 1, static: bool = False) -> nn.Module:
+    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=cap_mb, static_graph=static)
+
+
+class Wide(nn.Module):
+    """Layers that compute, for a compiler sees no sleep: 1.25 MB each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x).tanh()
+        return found
+
+
+def compiled(optimize_ddp: bool) -> nn.Module:
+    torch._dynamo.reset()
+    torch._dynamo.config.optimize_ddp = optimize_ddp
+    return torch.compile(in_buckets([Wide()]), backend="aot_eager")  # type: ignore[return-value]
+
+
+def sharded() -> nn.Module:
+    layers = paced()
+    for layer in layers:
+        fully_shard(layer)
+    whole = nn.Sequential(*layers)
+    fully_shard(whole)
+    return whole
+
+
+def by_hand(model: nn.Module) -> None:
+    """As before DDP was written, and still is: every gradient once all of them are there."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        distributed.all_reduce(parameter.grad)
+
+
+def mean_loss(model: nn.Module) -> None:
+    """A metric that the script shows."""
+    distributed.all_reduce(torch.ones(1))
+
+
+Made = Callable[[], nn.Module]
+CASES: dict[str, tuple[Made, Callable[[nn.Module], None] | None]] = {
+    "even": (lambda: in_buckets(paced()), None),
+    "static_graph": (lambda: in_buckets(paced(), static=True), None),
+    "one_bucket": (lambda: in_buckets(paced(), 1000), None),
+    "one_bucket_and_a_metric": (lambda: in_buckets(paced(), 1000), mean_loss),
+    "last_bucket": (lambda: in_buckets(paced(first=LARGE_ELEMENTS)), None),
+    "late_rank": (lambda: in_buckets([*paced(), LateOnRankOne()]), None),
+    "buffers": (lambda: in_buckets([Buffered(BUFFER_ELEMENTS), *paced()]), None),
+    "little_computing": (lambda: in_buckets(paced(4 * ELEMENTS, 4 * ELEMENTS, backward_s=0.0)), None),
+    "by_hand": (lambda: nn.Sequential(*paced()), by_hand),
+    "sharded": (sharded, None),
+    "compiled_whole": (lambda: compiled(False), None),
+    "compiled_in_parts": (lambda: compiled(True), None),
+}
+
+
+class Steps:
+    """A step each time it is called."""
+
+    def __init__(self, model: nn.Module, after: Callable[[nn.Module], None] | None, inputs: Tensor) -> None:
+        self.model, self.after, self.inputs = model, after, inputs
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
+        batch_arrived()
+        with named_range(FORWARD):
+            loss = self.model(self.inputs).square().mean()
+        with named_range(BACKWARD):
+            loss.backward()
+            if self.after is not None:
+                self.after(self.model)
+        with named_range(OPTIMIZER):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return StepCounts(len(self.inputs))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+    for name, (made, after) in CASES.items():
+        features, rows = (FEATURES, 256) if name.startswith("compiled") else (4, 2)
+        steps = Steps(made(), after, torch.ones(rows, features, requires_grad=True))
+        for _ in range(WARM):
+            steps()
+        (folder / name).mkdir(exist_ok=True)
+        trace = folder / name / f"0_{rank}.pt.trace.json.gz"
+        record_trace(steps, TRACED, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,)))
+    if rank == 0:
+        (folder / "found.json").write_text("{}")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
