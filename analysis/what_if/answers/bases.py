@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -11,6 +12,7 @@ from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
+from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
@@ -83,13 +85,13 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         spread=_spread(medians),
         exposed_us=_exposed(windows, step_us),
         batch_size=data.cell.batch_size,
-        single_us=_single(run),
+        single_us=single_steps_us(run, data),
         bucketing=Bucketing(options.bucket_mb, options.overlap == "on"),
         hook=options.comm_hook,
         accumulate=options.accumulate,
         kinds=job.kinds,
         lateness=lateness(job.profiles),
-        largest=max(one.cell.devices for one in run.measured),
+        largest=max(one.cell.devices for one in run.measured if one.cell.strategy == "ddp"),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
         gamma=gamma_of(run, data, max(0.0, ratios.compute.value - 1)) if ratios is not None else 0.0,
@@ -148,15 +150,11 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
     """How much slower computing is beside a collective: as calibrated, but no more than this cell's computing is slower than one
     device's. A calibration computes on every core it has, and a model that waits on its device hardly slows."""
-    alone = [
-        one.whole_windows()
-        for one in run.measured
-        if one.cell.strategy == "single" and not one.cell.variant and one.cell.batch_size == data.cell.batch_size
-    ]
-    own = data.whole_windows()
-    if not alone or alone[0].empty or own.empty:
+    single = single_device_baselines(run, data.cell).get(data.cell.batch_size)
+    own, alone = data.whole_windows(), single.whole_windows() if single is not None else pd.DataFrame()
+    if alone.empty or own.empty:
         return calibrated
-    slower = float(own["compute_us"].mean()) - float(alone[0]["compute_us"].mean())
+    slower = float(own["compute_us"].mean()) - float(alone["compute_us"].mean())
     beside = float((own["communication_us"] - own["exposed_us"]).mean())
     return min(calibrated, max(0.0, slower / beside)) if beside > 0 else calibrated
 
@@ -200,11 +198,18 @@ def devices_per_node(data: CellData) -> int:
     return -(-data.cell.devices // nodes)
 
 
-def _single(run: RunData) -> dict[int, float]:
+def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
+    """t_1 by batch per device, of the single-device cells that compute as the base does: its precision, compiled or not.
+
+    Where there are some, those with as many micro-batches as the base; else those with one.
+    """
+    alike = shared_options(data.cell.options)
+    singles = [one for one in run.measured if one.cell.strategy == "single" and one.step_samples()]
     return {
         one.cell.batch_size: float(np.median(np.concatenate(one.step_samples())))
-        for one in run.measured
-        if one.cell.strategy == "single" and not one.cell.variant and one.step_samples()
+        for options in (msgspec.structs.replace(alike, accumulate=1), alike)
+        for one in singles
+        if one.cell.options == options
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from dpscope.analysis.runs.run_data import CellData, RunData
@@ -11,6 +12,7 @@ from dpscope.analysis.what_if.answers.bases import AskedBase, devices_per_node
 from dpscope.analysis.what_if.prediction import BAND
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.profiling.records.run import CellOptions
 
 FEWEST = 3  # cells from which their errors tell a band
 
@@ -91,21 +93,26 @@ def with_own_error(question: AskedBase) -> tuple[AskedBase, OwnErrors]:
 
 
 def own_errors(question: AskedBase, run: RunData) -> OwnErrors:
-    """Every other measured DDP cell of several devices, predicted from the base."""
+    """Every other measured DDP cell of several devices that a scenario of the base describes, predicted from it."""
     return OwnErrors(tuple(_cell_error(question, data) for data in _others(question, run.measured)))
 
 
 def _others(question: AskedBase, measured: Sequence[CellData]) -> list[CellData]:
+    assert question.cell is not None
     return [
         data
         for data in measured
         if data.cell.strategy == "ddp"
         and data.cell.devices > 1
         and data.cell.name != question.base.name
-        and data.cell.options.amp is None
-        and data.cell.options.ddp_args == "default"
+        and _unasked(data.cell.options) == _unasked(question.cell.cell.options)
         and data.step_samples()
     ]
+
+
+def _unasked(options: CellOptions) -> CellOptions:
+    """Of a cell's options those that no scenario asks for: cells that differ in them are other programs."""
+    return msgspec.structs.replace(options, overlap="on", bucket_mb=None, comm_hook="none", accumulate=1)
 
 
 def _cell_error(question: AskedBase, data: CellData) -> CellError:

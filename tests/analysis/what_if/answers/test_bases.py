@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.what_if.answers.bases import base_of_run, gamma_of
+from dpscope.analysis.what_if.answers.bases import base_of_run, gamma_of, single_steps_us
 from dpscope.analysis.what_if.answers.own_error import own_errors
+from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.paths import EXAMPLE_RUN
 
 
@@ -29,9 +31,9 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
     [(102.0, 0.4), (90.0, 0.7), (115.0, 0.0)],
 )
 def test_computing_is_slowed_no_more_than_this_cell_shows(alone_us: float, expected: float) -> None:
-    def cell(strategy: str, **times: float) -> CellData:
+    def cell(strategy: CellStrategy, **times: float) -> CellData:
         windows = pd.DataFrame([{f"{name}_us": value for name, value in times.items()}])
-        told = SimpleNamespace(strategy=strategy, variant="", batch_size=8)
+        told = Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=8)
         return cast(CellData, SimpleNamespace(cell=told, whole_windows=lambda: windows))
 
     own = cell("ddp", compute=110.0, communication=50.0, exposed=30.0)
@@ -41,3 +43,45 @@ def test_computing_is_slowed_no_more_than_this_cell_shows(alone_us: float, expec
     assert (
         gamma_of(cast(RunData, SimpleNamespace(measured=[own])), own, calibrated=0.7) == 0.7
     )  # nothing to compare with
+
+
+def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
+    """The cell under other options, each of its steps as many times as long."""
+    cell = msgspec.structs.replace(data.planned, options=CellOptions(**options), variant="")  # type: ignore[arg-type]
+    return replace(data, cell=cell, samples=data.samples.assign(step_us=data.samples["step_us"] * times))
+
+
+def test_only_cells_that_a_scenario_describes_tell_the_error() -> None:
+    """Another precision, a compiled model or buckets as views are other programs; buckets and hooks are scenarios."""
+    asked = base_of_run(EXAMPLE_RUN, None)
+    assert asked.cell is not None
+    other = [
+        optioned(asked.cell, 1, **one) for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})
+    ]
+    alike = [optioned(asked.cell, 1, **one) for one in ({"bucket_mb": 5.0}, {"comm_hook": "fp16"}, {"overlap": "off"})]
+    said = own_errors(asked, cast(RunData, SimpleNamespace(measured=[*other, *alike])))
+    assert [one.cell for one in said.cells] == [one.cell.name for one in alike]
+    measured = [asked.cell, *alike, optioned(asked.cell, 1, amp="bf16", bucket_mb=5.0)]
+    said = own_errors(replace(asked, cell=other[0]), cast(RunData, SimpleNamespace(measured=measured)))
+    assert [one.cell for one in said.cells] == [f"{asked.cell.cell.name}-bucket-5mb-amp-bf16"]
+
+
+def test_one_device_is_that_of_the_base_s_own_precision_and_micro_batches() -> None:
+    asked = base_of_run(EXAMPLE_RUN, None)
+    assert asked.run is not None
+    assert asked.cell is not None
+    batch = asked.cell.planned.batch_size
+    alone = asked.run.cells[f"single-d1-b{batch}"]
+    half: dict[str, str | int] = {"amp": "bf16"}
+    singles = [
+        alone,
+        optioned(alone, 2, **half),
+        optioned(alone, 3, **half, accumulate=2),
+        optioned(alone, 5, compile="default"),
+    ]
+    told: list[tuple[dict[str, str | int], int]] = [({}, 1), (half, 2), ({**half, "accumulate": 2}, 3)]
+    for options, times in [*told, ({**half, "accumulate": 4}, 2)]:
+        base = optioned(asked.cell, 1, bucket_mb=5.0, **options)
+        found = single_steps_us(cast(RunData, SimpleNamespace(measured=[*singles, base])), base)
+        assert found == pytest.approx({batch: times * asked.base.single_us[batch]})
+    assert single_steps_us(cast(RunData, SimpleNamespace(measured=singles)), optioned(asked.cell, 1, amp="fp16")) == {}
