@@ -17,6 +17,7 @@ CHECKED_OPTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("accumulation", ("--strategy", "ddp", "--accumulate", "2")),
     ("static_graph", ("--strategy", "ddp", "--static-graph")),
     ("bucket_view", ("--strategy", "ddp", "--gradient-as-bucket-view")),
+    ("compile", ("--strategy", "single,ddp", "--model", "resnet8_cifar", "--compile", "default")),
     ("hooks", ("--strategy", "ddp", "--comm-hook", "fp16,powersgd")),
 )
 """What is measured besides, a run for each."""

@@ -37,7 +37,7 @@ class AcceptanceCheck:
 CHECKS = (
     AcceptanceCheck("a.machine", "machine:machine", 1, 40, 150),
     AcceptanceCheck("b.single_and_ddp", "cells:single_and_ddp", 1, 90, 200),
-    AcceptanceCheck("c.options", "cells:options", 1, 200, 330),
+    AcceptanceCheck("c.options", "cells:options", 1, 290, 450),
     AcceptanceCheck("d.clocks", "measures:clocks", 1, 20, 60),
     AcceptanceCheck("e.memory", "measures:memory", 1, 20, 60),
     AcceptanceCheck("f.tracer", "measures:tracer", 1, 10, 60),

@@ -23,6 +23,7 @@ from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.learning_rate import LearningRateSchedule
 from dpscope.launch.training.loop import TrainState, train
 from dpscope.launch.workload.augmentation import random_words
+from dpscope.launch.workload.compiling import compiled_so_far
 from dpscope.launch.workload.image_sets import check_classes, test_images
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
@@ -32,7 +33,10 @@ from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import cell_workload
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.training import CheckpointDescription, EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
@@ -67,13 +71,24 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
             epochs=state.epochs,
             duration_s=time.time() - began_s,
             parameter_count=parameter_sizes(state.model).parameter_count,
-            findings=checkpoints.findings,
+            findings=(*checkpoints.findings, *_compilation_findings(job)),
         )
         write_json(job.folder.result_path, result)
     if distributed.is_initialized():
         distributed.destroy_process_group()
     if not finished:
         sys.exit(stop.exit_status)
+
+
+def _compilation_findings(job: TrainJob) -> list[Finding]:
+    """How long torch.compile took in this process, or that it compiled nothing."""
+    if job.cell.options.compile == "off":
+        return []
+    compiled, name = compiled_so_far(), f"{job.cell.name} seed {job.seed}"
+    if compiled.graphs == 0:
+        return [RunCode.NOT_COMPILED.finding(f"{name}: no graph was captured, so the model ran as without --compile.")]
+    told = f"{name}: compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test."
+    return [LearningCode.COMPILED_WHILE_TRAINING.finding(told)]
 
 
 def _begun(job: TrainJob, state: TrainState) -> CheckpointDescription:

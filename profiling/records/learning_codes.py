@@ -37,6 +37,12 @@ class LearningCode(FindingCode):
         "Model, optimizer and epoch are the checkpoint's. For an accuracy of one strategy alone, train "
         "it from the beginning (--fresh).",
     )
+    COMPILED_WHILE_TRAINING = (
+        "compiled_while_training",
+        "info",
+        "The times of a training's first epoch, and of its test, hold the time that torch.compile took.",
+        "no action needed with many epochs: a median leaves the first one out; compare total times over equally many epochs",
+    )
     TRAINING_FAILED = (
         "training_failed",
         "error",

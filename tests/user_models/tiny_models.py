@@ -48,6 +48,24 @@ class _Failing(nn.Module):
         return logits
 
 
+class _CompiledAlone(nn.Module):
+    """Trains only as torch.compile has compiled it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny_module()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if "RANK" in os.environ and self.training and not torch.compiler.is_compiling():
+            raise ArithmeticError("not compiled")
+        logits: Tensor = self.model(images)
+        return logits
+
+
+def compiled_alone() -> Workload:
+    return _CompiledAlone(), SHAPE, CLASSES
+
+
 class _Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
