@@ -34,10 +34,21 @@ class Prediction:
 
 
 def answer_sentences(labels: Sequence[str], predictions: Sequence[Prediction]) -> list[str]:
-    """What is answered, a sentence a configuration; none where there are many, which a table shows better."""
-    if len(predictions) > _MOST_SENTENCES:
-        return []
-    return [_answered(label, said) for label, said in zip(labels, predictions, strict=True)]
+    """What is answered, a sentence a configuration; where there are many, which a table shows better, one of their ends."""
+    told = list(zip(labels, predictions, strict=True))
+    if len(told) <= _MOST_SENTENCES:
+        return [_answered(label, said) for label, said in told]
+    known = sorted((said.step_us, label) for label, said in told if said.step_us is not None)
+    if not known:
+        return [f"None of {len(told)} configurations has a number: {predictions[0].reason}."]
+    (least, quickest), (most, slowest) = known[0], known[-1]
+    some = "all" if len(known) == len(told) else str(len(known))
+    ends = (
+        f"{_ms(least)} ms a step ({quickest}) to {_ms(most)} ms ({slowest})"
+        if least < most
+        else f"{_ms(most)} ms a step"
+    )
+    return [f"{len(told)} configurations, {some} with a number: {ends}."]
 
 
 def _answered(label: str, said: Prediction) -> str:

@@ -90,11 +90,12 @@ def _check(question: RunQuestion, scenarios: int) -> None:
 
 
 def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:
-    """The inverse question's answer, and what is worth most."""
+    """The inverse question's answer, or what is worth most on the most devices that have a number."""
     from dpscope.analysis.what_if.answers.questions import solve, worth, worth_sentence
 
     base, costs = said.question.base, said.question.costs
-    _, scenario, _ = said.predictions[-1]
+    answered = [one for one in said.predictions if one[2].step_us is not None] or said.predictions
+    _, scenario, _ = max(answered, key=lambda one: one[2].devices)
     if question.solve is not None:
         need = need_of(question.need) if question.need is not None else None
         return [solve(base, scenario, costs, question.solve, need).sentence]

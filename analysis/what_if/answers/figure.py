@@ -9,6 +9,8 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+EfficiencyPoint = tuple[int, float, float, float]  # devices, efficiency and the ends of its band
+_MOST_LINES = 8  # that a reader tells apart
 _KINDS = (".png", ".svg", ".pdf")
 
 
@@ -21,48 +23,55 @@ def check_figure_name(path: Path) -> None:
 
 
 def write_figure(said: RunAnswer, path: Path) -> None:
-    """Draw it. Raises DpscopeError where no scenario has an efficiency."""
+    """Draw it. Raises DpscopeError where no scenario has an efficiency, and where there are too many."""
     drawn = efficiency_figure(said)
     if drawn is None:
         raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
+    if (lines := len(_lines(said))) > _MOST_LINES:
+        raise DpscopeError(f"--figure would hold {lines} lines; ask for {_MOST_LINES} or fewer beside --devices")
     drawn.savefig(path)
 
 
 def efficiency_figure(said: RunAnswer) -> "Figure | None":
     """The figure; None where no scenario has an efficiency."""
-    points = sorted(
-        (
-            one.devices,
-            one.efficiency,
-            one.efficiency * one.step_us / one.high_us,
-            one.efficiency * one.step_us / one.low_us,
-        )
-        for _, _, one in said.predictions
-        if one.efficiency is not None and one.step_us and one.low_us and one.high_us
-    )
-    if not points:
+    lines = _lines(said)
+    if not lines:
         return None
     import matplotlib as mpl
 
     from dpscope.analysis.figures.style import STYLE
 
     with mpl.rc_context(STYLE):
-        return _drawn(points, _measured(said))
+        return _drawn(lines, _measured(said))
 
 
-def _drawn(points: list[tuple[int, float, float, float]], measured: list[tuple[int, float]]) -> "Figure":
+def _lines(said: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
+    """A line for everything that is asked beside the number of devices, by what it is called."""
+    found: dict[str, list[EfficiencyPoint]] = {}
+    for words, _, one in said.predictions:
+        if one.efficiency is None or not one.step_us or not one.low_us or not one.high_us:
+            continue
+        called = ", ".join(f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices")
+        ends = (one.efficiency * one.step_us / one.high_us, one.efficiency * one.step_us / one.low_us)
+        found.setdefault(called, []).append((one.devices, one.efficiency, *ends))
+    return {called: sorted(points) for called, points in found.items()}
+
+
+def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, float]]) -> "Figure":
     from dpscope.analysis.figures.colours import COLOURS
-    from dpscope.analysis.figures.style import new_figure
+    from dpscope.analysis.figures.style import literal, new_figure
 
     drawn, (axes,) = new_figure(rows=9)
-    devices = [one[0] for one in points]
-    axes.fill_between(
-        devices, [100 * one[2] for one in points], [100 * one[3] for one in points], alpha=0.25, linewidth=0
-    )
-    axes.plot(devices, [100 * one[1] for one in points], marker=".", label="predicted, 90% band")
+    for called, points in lines.items():
+        devices = [one[0] for one in points]
+        low, high = ([100 * one[end] for one in points] for end in (2, 3))
+        axes.fill_between(devices, low, high, alpha=0.25 / len(lines) ** 0.5, linewidth=0)
+        values = [100 * one[1] for one in points]
+        axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
     if measured:
         axes.plot(*zip(*measured, strict=True), "o", color=COLOURS["ddp"], label="measured")
-    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None), xticks=sorted({*devices}))
+    ticks = sorted({point[0] for points in lines.values() for point in points})
+    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None), xticks=ticks)
     axes.legend(loc="lower left")
     return drawn
 
