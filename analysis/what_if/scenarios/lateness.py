@@ -1,10 +1,11 @@
 """How late ranks are, split into what is steady, what all share (which cancels) and what is random; and the latest of N.
 
 Taken from matched collectives, so no clock is compared. The latest of N is the expected maximum of N draws: from the quantiles of
-what was seen, E max = integral of x dF(x)^N, with a generalised Pareto tail above the 90% quantile where 200 samples or more
-tell one (Pickands, Annals of Statistics 3(1), 1975), else that of a normal distribution, which is then an assumption.
+what was seen, E max = integral of x dF(x)^N, with a generalised Pareto tail above the 90% quantile where 200 independent samples
+or more tell one (Pickands, Annals of Statistics 3(1), 1975), else that of a normal distribution, which is then an assumption.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ import numpy as np
 
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
 from dpscope.analysis.what_if.step_model import expected_maximum
+from dpscope.profiling.records.finding import counted
 
 FEWEST_FOR_TAIL = 200
 _TAIL_FROM = 0.9
@@ -22,7 +24,7 @@ _GRID = 4000
 @dataclass(frozen=True)
 class Lateness:
     """`steady_us`: of each measured rank, its own mean lateness against the mean of ranks; `random_us`: what is left, a value a
-    rank and step. Empty where one rank alone was read: nothing is known then."""
+    rank and step, with the standard deviation of one rank's randomness. Empty where one rank alone was read: nothing is known."""
 
     steady_us: tuple[float, ...] = ()
     random_us: tuple[float, ...] = ()
@@ -32,19 +34,26 @@ class Lateness:
         return len(self.steady_us) > 1
 
     @property
+    def independent(self) -> int:
+        """Random samples that do not follow from the others: (R - 1)(S - 1) of R ranks and S steps, as the means of both are
+        taken off; R - 1 of one step."""
+        ranks = len(self.steady_us)
+        steps = len(self.random_us) // ranks if ranks else 0
+        return max(0, ranks - 1) * max(1, steps - 1)
+
+    @property
     def told(self) -> str:
         """What the latest of N rests on, in words."""
         if not self.known:
             return "lateness of ranks unknown: one rank was read; give --jitter"
-        if len(self.random_us) < FEWEST_FOR_TAIL:
-            return f"lateness from {len(self.random_us)} samples of {len(self.steady_us)} ranks, normal tail assumed"
-        return f"lateness from {len(self.random_us)} samples of {len(self.steady_us)} ranks"
+        said = f"lateness from {counted(self.independent, 'independent sample')} of {len(self.steady_us)} ranks"
+        return said if self.independent >= FEWEST_FOR_TAIL else f"{said}, normal tail assumed"
 
     def latest_us(self, ranks: int) -> float:
         """How much later than the mean rank the last of so many is, on average."""
         if not self.known or ranks < 2:
             return 0.0
-        return max(self.steady_us) + expected_latest(self.random_us, ranks)
+        return max(self.steady_us) + expected_latest(self.random_us, ranks, self.independent >= FEWEST_FOR_TAIL)
 
 
 def lateness(profiles: Sequence[StepProfile]) -> Lateness:
@@ -60,7 +69,9 @@ def lateness(profiles: Sequence[StepProfile]) -> Lateness:
     table = np.array([[of_step[rank] for rank in ranks] for of_step in whole])
     table -= table.mean(axis=1, keepdims=True)  # what all share
     steady = table.mean(axis=0) if len(table) > 1 else np.zeros(len(ranks))
-    rest = table - steady
+    # Both means took part of the randomness with them: what is left has (1 - 1/R)(1 - 1/S) of its variance.
+    left = math.prod(1 - 1 / count for count in table.shape if count > 1)
+    rest = (table - steady) / math.sqrt(left)
     return Lateness(tuple(steady.tolist()), tuple(rest.ravel().tolist()))
 
 
@@ -69,16 +80,16 @@ def _normal_maximum(ranks: int) -> float:
     return float(expected_maximum(np.array([float(ranks)]))[0])
 
 
-def expected_latest(samples_us: Sequence[float], ranks: int) -> float:
-    """The expected maximum of so many independent draws.
+def expected_latest(samples_us: Sequence[float], ranks: int, own_tail: bool) -> float:
+    """The expected maximum of so many independent draws, by the samples' own quantiles and tail, else by a normal one.
 
-    >>> round(expected_latest([-1.0, 1.0], 2), 3)  # a standard deviation of 1, normal: two draws, 0.59
+    >>> round(expected_latest([-1.0, 1.0], 2, own_tail=False), 3)  # a standard deviation of 1, normal: two draws, 0.59
     0.589
     """
     values = np.sort(np.asarray(samples_us, dtype=float))
     if len(values) < 2:
         return 0.0
-    if len(values) < FEWEST_FOR_TAIL:
+    if not own_tail:
         return float(values.std()) * _normal_maximum(ranks)
     # the quantile function over levels u, weighted with the density N u^(N-1) of the largest level: levels v = u^N are uniform
     levels = ((np.arange(_GRID) + 0.5) / _GRID) ** (1.0 / ranks)
@@ -86,13 +97,16 @@ def expected_latest(samples_us: Sequence[float], ranks: int) -> float:
 
 
 def _quantiles(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The empirical quantiles, and above the 90% one a generalised Pareto tail by the method of moments."""
-    found = np.quantile(values, np.minimum(levels, _TAIL_FROM))
+    """The empirical quantiles, and above the 90% one a generalised Pareto tail by the method of moments.
+
+    Where the largest samples are all the same there is no tail to fit, and the empirical quantiles go up to the largest.
+    """
+    found = np.quantile(values, levels)
     threshold = float(np.quantile(values, _TAIL_FROM))
     excess = values[values > threshold] - threshold
-    mean, variance = float(excess.mean()), float(excess.var())
-    if variance <= 0:
+    if not len(excess) or np.ptp(excess) == 0:
         return np.asarray(found)
+    mean, variance = float(excess.mean()), float(excess.var())
     shape = min(0.3, 0.5 * (1 - mean**2 / variance))  # heavier tails have no usable maximum
     scale = mean * (1 - shape)
     beyond = np.maximum((1 - levels) / (1 - _TAIL_FROM), 1e-12)

@@ -14,16 +14,29 @@ def test_the_latest_of_n_normal_draws() -> None:
     # tables of order statistics: 0.564 of two, 1.423 of eight, 2.34 of 64, in standard deviations
     samples = [-1.0, 1.0] * 20
     for ranks, expected in ((2, 0.564), (8, 1.423), (64, 2.34)):
-        assert expected_latest(samples, ranks) == pytest.approx(expected, rel=0.05)
-    assert expected_latest(samples, 1) == 0
-    assert expected_latest([5.0], 8) == 0
+        assert expected_latest(samples, ranks, own_tail=False) == pytest.approx(expected, rel=0.05)
+    assert expected_latest(samples, 1, own_tail=False) == 0
+    assert expected_latest([5.0], 8, own_tail=False) == 0
 
 
 def test_many_samples_tell_their_own_tail() -> None:
     """Of exponential draws the latest of N is 1 + 1/2 + ... + 1/N less the mean: 4.74 - 1 at 64, where a normal says 2.34."""
     samples = np.random.default_rng(1).exponential(1.0, 4000) - 1.0
     harmonic = sum(1 / n for n in range(1, 65))
-    assert expected_latest(samples.tolist(), 64) == pytest.approx(harmonic - 1, rel=0.15)
+    assert expected_latest(samples.tolist(), 64, own_tail=True) == pytest.approx(harmonic - 1, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([0.0] * 200, 0.0),
+        # The largest tenth are all 5: the latest of 8 is 5 but where all of 8 are below, 0.9^8 of the time (and the 0.5% between
+        # the last 0 and the first 5 are drawn between them).
+        ([0.0] * 180 + [5.0] * 20, 5 * (1 - 0.9**8)),
+    ],
+)
+def test_largest_samples_that_are_all_the_same_are_their_own_tail(samples: list[float], expected: float) -> None:
+    assert expected_latest(samples, 8, own_tail=True) == pytest.approx(expected, rel=0.02)
 
 
 def arrivals(table: list[list[float]]) -> Lateness:
@@ -37,12 +50,33 @@ def arrivals(table: list[list[float]]) -> Lateness:
 
 
 def test_what_is_steady_is_told_from_what_is_random() -> None:
-    # rank 1 is 20 late always, and 2 more or less at random: about the mean of both, -10 and 10, and 1 either way
+    # Rank 1 is 20 late always, and 2 more or less at random: about the mean of both, -10 and 10. The difference of two ranks has
+    # the variance 8, of 18 and 22, which is twice one rank's: 2 either way.
     said = arrivals([[0.0, 18.0], [0.0, 22.0]])
     assert said.steady_us == pytest.approx((-10, 10))
-    assert sorted(said.random_us) == pytest.approx([-1, -1, 1, 1])
-    assert said.latest_us(2) == pytest.approx(10 + 0.564, rel=0.02)
-    assert "4 samples of 2 ranks, normal tail assumed" in said.told
+    assert sorted(said.random_us) == pytest.approx([-2, -2, 2, 2])
+    assert said.latest_us(2) == pytest.approx(10 + 2 * 0.564, rel=0.02)
+    assert "1 independent sample of 2 ranks, normal tail assumed" in said.told
+
+
+def test_means_that_are_taken_off_take_no_randomness_with_them() -> None:
+    """Two ranks, four steps, a standard deviation of 3, many times over: the last of 32 is (2.07 - 0.56) x 3 later than of 2."""
+    generator = np.random.default_rng(5)
+    found = [arrivals(generator.normal(0.0, 3.0, (4, 2)).tolist()) for _ in range(300)]
+    assert np.mean([np.var(one.random_us) for one in found]) == pytest.approx(9.0, rel=0.1)
+    # a standard deviation of few samples is too small by itself, 0.92 of three independent ones, so not quite 1.51 x 3
+    grown = np.mean([one.latest_us(32) - one.latest_us(2) for one in found])
+    assert grown == pytest.approx(1.51 * 3 * 0.92, rel=0.05)
+    assert found[0].independent == 3
+    assert arrivals([[0.0, 1.0, 2.0]]).independent == 2
+
+
+def test_the_tail_is_taken_from_what_is_independent() -> None:
+    """Two ranks of 150 steps are 300 samples, of which every other is the one before mirrored: 149."""
+    steps = [[0.0, float(step % 7)] for step in range(150)]
+    assert "149 independent samples of 2 ranks, normal tail assumed" in arrivals(steps).told
+    steps = [[0.0, float(step % 7)] for step in range(201)]
+    assert arrivals(steps).told == "lateness from 200 independent samples of 2 ranks"
 
 
 def test_one_rank_tells_nothing() -> None:
