@@ -27,6 +27,7 @@ def main() -> None:
         for first, last in ((9, 16), (13, 16), (16, 16)):
             _line(f"T4 {name}", rows, FITTED_UP_TO, first, last)
         _line(f"T4 {name}", rows, 4, 5, 8)
+        _line(f"T4 {name}", rows, 4, 9, 16)
     for model in ("resnet50", "resnet101"):
         rows = [
             one

@@ -1,10 +1,12 @@
 """How wrong predictions from a table may be, from how wrong the same method is on the table's own rows.
 
 Every device count is left out in turn, the forecasts are made from the others. The errors grow with the share of the step that is
-exposed communication, so the band does: half = k sqrt(s0^2 + (s1 share)^2), k such that 90% of the left-out rows lie inside. With
-few rows s0 and s1 are assumed, and only their size is corrected by the rows. Beyond the largest measured count the distance adds
-to it: 6% at 2 times, 12% at 4, 25% at 8, which is what public series of step times show, times `growth`, which is how wrong the
-table's larger counts were forecast from its smaller ones. Beyond 8 times no number is given.
+exposed communication, so the band does: half = k sqrt(s0^2 + (s1 share)^2), k such that 90% of the left-out rows of the counts
+nearest to the one asked for lie inside. s0 and s1 are the most likely ones under a weak prior, as rows of one share cannot tell
+them apart; with few rows they are assumed, and only their size is corrected by the rows. What the forecasts disagree by adds to
+it: one standard deviation, since they rest on the same rows. Beyond the largest measured count the distance adds: 6% at 2 times,
+12% at 4, 25% at 8, which is what public series of step times show, times `growth`, which is how wrong the table's larger counts
+were forecast from its smaller ones beyond what the forecasts disagreed by. Beyond 8 times no number is given.
 """
 
 import math
@@ -22,21 +24,30 @@ FEWEST_ROWS = 10  # below it the band is assumed, and said to be
 ASSUMED = (0.06, 0.25)  # s0 and s1 of a band that few rows rest on: those of the public T4 series
 ASSUMED_ROWS = 4.0  # how many rows that assumption weighs beside the table's own
 ASSUMED_GROWTHS = 1.0  # how many counts the floors weigh beside the table's own
-LEAST_GROWTH = 0.3
+LEAST_GROWTH, MOST_GROWTH = 0.3, 4.0
+WIDEST = math.log(2)  # half a band: few wild rows shall not make it wider than a factor of two
+_PRIOR_WIDTH = 1.0  # of the logarithms of s0 and s1 about the assumed ones
 _NINE_OF_TEN = 1.645  # standard deviations of a normal distribution to each side hold 90%
 _FLOORS = ((1.0, 0.0), (2.0, 0.06), (4.0, 0.12), (FARTHEST, 0.25))
 _FLOOR_POINTS = ([math.log(one) for one, _ in _FLOORS], [half for _, half in _FLOORS])
-_NEARNESS = (1.3, 2.0, 4.0, math.inf)  # of the largest count: the nearest counts that have enough rows tell the band
+_NEARNESS = (
+    1.3,
+    2.0,
+    4.0,
+    math.inf,
+)  # times the count asked for: the nearest counts that have enough rows tell the band
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of rows forecast without themselves: log(forecast / measured), share exposed, devices, times the largest count shown."""
+    """Of rows forecast without themselves: log(forecast / measured), share exposed, devices, times the largest count shown, and
+    by how much the forecasts disagreed."""
 
     logs: Floats
     shares: Floats
     ranks: Floats
     times: Floats
+    apart: Floats
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,11 @@ class Band:
     rows: int
     growth: float = 1.0
 
-    def half_width(self, exposed_share: Floats, times_largest: Floats) -> Floats:
-        """Half the 90% band, in logarithms of the step."""
+    def half_width(self, exposed_share: Floats, times_largest: Floats, apart: Floats) -> Floats:
+        """Half the 90% band, in logarithms of the step; `apart` is by how much the forecasts disagree."""
         floors = self.growth * np.interp(np.log(times_largest), *_FLOOR_POINTS)
-        return np.asarray(np.sqrt(self.steady**2 + (self.by_share * exposed_share) ** 2 + floors**2))
+        half = np.sqrt(self.steady**2 + (self.by_share * exposed_share) ** 2 + floors**2 + apart**2)
+        return np.asarray(np.minimum(half, WIDEST))
 
 
 def floor_of(times_largest: float) -> float:
@@ -59,11 +71,24 @@ def floor_of(times_largest: float) -> float:
     return float(np.interp(math.log(times_largest), *_FLOOR_POINTS))
 
 
-def band_of(without: Errors, forward: Errors) -> Band:
-    """The band that the table's own rows give: `without` their own device count, and `forward` from fewer devices."""
-    near = _near(without.ranks)
-    band = _here(np.abs(without.logs[near]), without.shares[near])
-    return replace(band, growth=_growth(band, forward))
+class Bands:
+    """The bands that a table's own rows give: `without` their own device count, and `forward` from fewer devices."""
+
+    def __init__(self, without: Errors, forward: Errors) -> None:
+        self._without = without
+        self._known: dict[bytes, Band] = {}
+        largest = float(without.ranks.max()) if len(without.ranks) else 1.0
+        self.growth = _growth(self._among(largest), forward)
+
+    def at(self, ranks: int) -> Band:
+        """For one device count."""
+        return replace(self._among(ranks), growth=self.growth)
+
+    def _among(self, ranks: float) -> Band:
+        near = _near(self._without.ranks, ranks)
+        if near.tobytes() not in self._known:
+            self._known[near.tobytes()] = _here(np.abs(self._without.logs[near]), self._without.shares[near])
+        return self._known[near.tobytes()]
 
 
 def _here(off: Floats, shares: Floats) -> Band:
@@ -75,9 +100,10 @@ def _here(off: Floats, shares: Floats) -> Band:
         return Band(factor * ASSUMED[0], factor * ASSUMED[1], 0)
 
     def unlikely(logs: Floats) -> float:
-        """Minus the log-likelihood of Laplace's distribution, which single wild rows do not rule."""
+        """Minus the log-posterior with Laplace's distribution, which single wild rows do not rule."""
         scale = _scale(np.exp(logs), shares)
-        return float(np.sum(np.log(scale) + off / scale))
+        prior = np.sum((logs - np.log(ASSUMED)) ** 2) / (2 * _PRIOR_WIDTH**2)
+        return float(np.sum(np.log(scale) + off / scale) + prior)
 
     from scipy.optimize import minimize  # here, as a replay fits nothing
 
@@ -94,20 +120,23 @@ def _growth(band: Band, forward: Errors) -> float:
     most = float(np.max(forward.ranks / forward.times)) if len(forward.ranks) else 1.0
     for times, ranks in sorted(set(zip(forward.times.tolist(), forward.ranks.tolist(), strict=True))):
         mine = (forward.times == times) & (forward.ranks == ranks)
-        here = band.half_width(forward.shares[mine], np.ones(mine.sum())) / _NINE_OF_TEN
-        beyond = float(np.mean(np.clip(forward.logs[mine], -1.0, 1.0))) ** 2 - float(np.mean(here**2)) / mine.sum()
+        none = np.zeros(mine.sum())
+        here = band.half_width(forward.shares[mine], none + 1, none) / _NINE_OF_TEN
+        told = float(np.mean(here**2)) / mine.sum() + float(np.mean((forward.apart[mine] / _NINE_OF_TEN) ** 2))
+        beyond = float(np.mean(np.clip(forward.logs[mine], -1.0, 1.0))) ** 2 - told
         nearness = ranks / times / most
         seen += nearness * max(0.0, beyond) * _NINE_OF_TEN**2
         expected += nearness * floor_of(times) ** 2
-    return max(LEAST_GROWTH, math.sqrt(seen / expected))
+    return min(max(math.sqrt(seen / expected), LEAST_GROWTH), MOST_GROWTH)
 
 
-def _near(ranks: Floats) -> npt.NDArray[np.bool_]:
-    """The rows of the largest counts: what small counts err by tells little of larger ones."""
+def _near(ranks: Floats, asked: float) -> npt.NDArray[np.bool_]:
+    """The rows of the counts nearest to the one asked for: what small counts err by tells little of large ones."""
     chosen = np.zeros(len(ranks), dtype=bool)
-    for factor in _NEARNESS:
-        if chosen.sum() < FEWEST_ROWS and len(ranks):
-            chosen = ranks >= ranks.max() / factor
+    for factor in _NEARNESS if len(ranks) else ():
+        if chosen.sum() < FEWEST_ROWS:
+            nearest = min(max(asked, float(ranks.min())), float(ranks.max()))
+            chosen = np.maximum(ranks / nearest, nearest / ranks) <= factor
     return chosen
 
 

@@ -1,10 +1,12 @@
-"""Four forecasts of one step from a table, and how much each is trusted: by how it did on the table's own larger counts.
+"""Five forecasts of one step from a table, and how much each is trusted: by how it did on the table's own larger counts.
 
 `model` is the fitted model of step_model.py. The others speak of one batch and one kind of link only: `nearest`, the step at the
 nearest measured count; `ring`, a straight line in 1/N, which is how a ring's time saturates; `growth`, a straight line in log N,
-which does not (latencies of trees, congestion, the slowest of N). They are joined by their geometric mean, weighted with the
-inverse squared errors that each made when it was shown the smaller counts and asked for the larger ones (Bates and Granger, "The
-combination of forecasts", OR 20(4), 1969).
+which does not (latencies of trees, congestion, the slowest of N); `power`, the overhead as a power of N - 1 (growth.py). They
+are joined by their geometric mean, weighted by the errors that each made when it was shown the smaller counts and asked for the
+larger ones (Bates and Granger, "The combination of forecasts", OR 20(4), 1969). The power of N - 1 counts where the rows show
+that the overhead surely grows faster than a square root, in place of the three that grow slower than any such power; elsewhere it
+only widens the band.
 """
 
 import math
@@ -15,10 +17,9 @@ import numpy as np
 
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
 
-MODEL, NEAREST, RING, GROWTH = "model", "nearest", "ring", "growth"
-_PRIOR_ERRORS = {MODEL: 0.06, NEAREST: 0.06, RING: 0.06, GROWTH: 0.12}  # before the table tells its own
+MODEL, NEAREST, RING, GROWTH, POWER = "model", "nearest", "ring", "growth", "power"
+_PRIOR_ERRORS = {MODEL: 0.06, NEAREST: 0.06, RING: 0.06, GROWTH: 0.12, POWER: 0.06}
 _PRIOR_GROUPS = 1.0  # how many counts that prior weighs
-_SHOWN = 0.03  # of t_1, from which on an overhead is more than noise
 _LEAST_ERROR = 0.02  # errors below it are noise
 
 LINKS = ("one device", "within a node", "between nodes")
@@ -31,12 +32,12 @@ def level(place: Placement) -> str:
     return "one device" if place.ranks == 1 else "between nodes" if place.nodes > 1 else "within a node"
 
 
-def simple_forecasts(rows: Sequence[MeasuredStep], alone_us: float, asked: MeasuredStep) -> dict[str, float]:
-    """Those that need no fitted model, microseconds; `alone_us` is t_1 at the batch asked for."""
-    points = [(row.placement.ranks, row.step_us) for row in _alike(rows, asked)]
+def simple_forecasts(alike: Sequence[MeasuredStep], alone_us: float, ranks: int) -> dict[str, float]:
+    """Those that need no fit of all rows, microseconds: from rows of one batch and link, and t_1 at that batch."""
+    points = [(row.placement.ranks, row.step_us) for row in alike]
     if not points:
         return {}
-    counts, ranks = {count for count, _ in points}, asked.placement.ranks
+    counts = {count for count, _ in points}
     closest = min(counts, key=lambda count: abs(math.log(count / ranks)))
     found = {NEAREST: float(np.median([step for count, step in points if count == closest]))}
     if len(counts) < 2:
@@ -47,29 +48,6 @@ def simple_forecasts(rows: Sequence[MeasuredStep], alone_us: float, asked: Measu
     slope, start = np.polyfit([math.log(count) for count, _ in points], steps, 1)
     found[GROWTH] = float(start + max(slope, 0.0) * math.log(ranks)) if slope > 0 else found[NEAREST]
     return {name: value for name, value in found.items() if value > 0}
-
-
-def grown(rows: Sequence[MeasuredStep], alone_us: float, asked: MeasuredStep) -> float | None:
-    """The step if its overhead t_N - t_1 kept growing by the power of N (0 to 1) that the measured counts show.
-
-    The steepest of the plausible continuations: an upper edge. None where no overhead is clear at two counts.
-    """
-    over: dict[int, list[float]] = {}
-    for row in _alike(rows, asked):
-        over.setdefault(row.placement.ranks, []).append(row.step_us - alone_us)
-    medians = {count: float(np.median(values)) for count, values in over.items()}
-    if len(medians) < 2 or min(medians.values()) < _SHOWN * alone_us:
-        return None
-    counts, logs = np.log(list(medians)), np.log(list(medians.values()))
-    power = min(max(float(np.polyfit(counts, logs, 1)[0]), 0.0), 1.0)
-    start = float(np.mean(logs - power * counts))
-    return alone_us + math.exp(start + power * math.log(asked.placement.ranks))
-
-
-def _alike(rows: Sequence[MeasuredStep], asked: MeasuredStep) -> list[MeasuredStep]:
-    """Rows of the same batch over the same kind of link."""
-    link = level(asked.placement)
-    return [row for row in rows if row.batch_size == asked.batch_size and level(row.placement) == link]
 
 
 @dataclass(frozen=True)
@@ -86,8 +64,20 @@ class Hindcast:
         return self.row.placement.ranks / self.largest if self.largest else 1.0
 
 
-def weights(hindcasts: Sequence[Hindcast], link: str) -> dict[str, float]:
-    """How much each forecast counts on this link; equal where the table tells nothing."""
+@dataclass(frozen=True)
+class Trust:
+    """How much each forecast counts on one link; `steep`: overheads surely grow faster than what saturates."""
+
+    weights: Mapping[str, float]
+    steep: bool = False
+
+    def joins(self, name: str) -> bool:
+        """Whether a forecast is one of those that are joined."""
+        return name in (MODEL, POWER) if self.steep else name != POWER
+
+
+def trust_of(hindcasts: Sequence[Hindcast], link: str, steep: bool = False) -> Trust:
+    """How much each forecast counts on this link; by the errors assumed where the table tells nothing."""
     groups: dict[tuple[int | None, int], list[Hindcast]] = {}
     for one in hindcasts:
         if level(one.row.placement) == link:
@@ -102,11 +92,21 @@ def weights(hindcasts: Sequence[Hindcast], link: str) -> dict[str, float]:
                 nearness = (largest or 1) / most
                 sum_, weight = sum_ + nearness * float(np.mean(own)), weight + nearness
         found[name] = 1 / (_LEAST_ERROR + sum_ / weight) ** 3
-    return found
+    return Trust(found, steep)
 
 
-def combined_us(forecasts: Forecasts, trust: Mapping[str, float]) -> float:
-    """The weighted geometric mean, microseconds."""
-    names = list(forecasts)
+def combined_us(forecasts: Forecasts, trust: Trust) -> float:
+    """The weighted geometric mean of those that are joined, microseconds."""
+    names = [name for name in forecasts if trust.joins(name)]
     logs = np.log([forecasts[name] for name in names])
-    return math.exp(float(np.average(logs, weights=[trust[name] for name in names])))
+    return math.exp(float(np.average(logs, weights=[trust.weights[name] for name in names])))
+
+
+def disagreement(forecasts: Forecasts, trust: Trust) -> float:
+    """The weighted standard deviation of all forecasts about the joined one, in logarithms.
+
+    The part of an error's variance that lies between models, beside that within one (Hoeting et al., "Bayesian model averaging",
+    Statistical Science 14(4), 1999).
+    """
+    off = np.log(list(forecasts.values())) - math.log(combined_us(forecasts, trust))
+    return math.sqrt(float(np.average(off**2, weights=[trust.weights[name] for name in forecasts])))

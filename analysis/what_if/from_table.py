@@ -10,50 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.stats.arrays import Floats
-from dpscope.analysis.what_if.bands import FARTHEST, Band, Errors, band_of
-from dpscope.analysis.what_if.forecasts import (
-    LINKS,
-    MODEL,
-    Hindcast,
-    combined_us,
-    grown,
-    level,
-    simple_forecasts,
-    weights,
-)
+from dpscope.analysis.what_if.bands import FARTHEST, Bands, Errors
+from dpscope.analysis.what_if.forecasts import LINKS, MODEL, Hindcast, Trust, combined_us, disagreement, level, trust_of
+from dpscope.analysis.what_if.hindcasts import FittedRows, design_of, from_fewer, leave_out
 from dpscope.analysis.what_if.prediction import Prediction
-from dpscope.analysis.what_if.step_model import Design, StepModel, fit_step_model
+from dpscope.analysis.what_if.single_device import SingleDevice, single_device
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
 from dpscope.profiling.records.finding import counted
 
-_BATCH_REACH = 2.0  # times the measured batches that t_1 is carried on
 _IMPOSSIBLE = 0.95  # a step on several devices below this share of one device's is no data-parallel training of it
 _OTHER_UNIT = 100.0  # times one device's step: rather another unit than communication
 _TO_DEVIATION = 1.4826  # from a median absolute deviation to a normal distribution's standard deviation
 _COUNTS = 0.05  # of the step, from which on a part is named as what bounds it
-
-
-@dataclass(frozen=True)
-class SingleDevice:
-    """t_1 by batch per device, ascending; rows at one batch are joined to their median."""
-
-    batches: Floats
-    step_us: Floats
-
-    def at(self, batch_size: int) -> float | None:
-        """Between measured batches linearly, up to twice beyond them by the nearest two; None where it is not known."""
-        least, most = self.batches[0], self.batches[-1]
-        if len(self.batches) == 1:
-            return float(self.step_us[0]) if batch_size == least else None
-        if least <= batch_size <= most:
-            return float(np.interp(batch_size, self.batches, self.step_us))
-        if not least / _BATCH_REACH <= batch_size <= most * _BATCH_REACH:
-            return None
-        pair = slice(0, 2) if batch_size < least else slice(-2, None)
-        slope, start = np.polyfit(self.batches[pair], self.step_us[pair], 1)
-        value = float(start + slope * batch_size)
-        return value if value > 0 else None
 
 
 @dataclass(frozen=True)
@@ -67,14 +35,20 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class TableFit:
-    """What one table tells: its rows of several devices, one device's times, the model, and the method's own errors."""
+    """What one table tells: its rows with what is fitted to them, and the method's own errors."""
 
-    rows: tuple[MeasuredStep, ...]
-    single: SingleDevice
-    model: StepModel
-    trust: Mapping[str, Mapping[str, float]]  # of each forecast, by link
-    band: Band
+    fitted: FittedRows
+    trust: Mapping[str, Trust]  # of each forecast, by link
+    band: Bands
     left_out: tuple[LeftOut, ...]
+
+    @property
+    def rows(self) -> tuple[MeasuredStep, ...]:
+        return self.fitted.rows
+
+    @property
+    def single(self) -> SingleDevice:
+        return self.fitted.single
 
     def largest(self, link: str) -> int:
         """The most devices that were measured over this kind of link."""
@@ -83,7 +57,7 @@ class TableFit:
 
 def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
     """The fit of rows that measure one thing, or the reason why there is none."""
-    single = _single_device(rows)
+    single = single_device(rows)
     if single is None:
         return "no row of one device: without t_1 there is nothing to compare several devices with"
     usable = [row for row in rows if not row.single and single.at(row.batch_size) is not None]
@@ -92,12 +66,15 @@ def fit_table(rows: Sequence[MeasuredStep]) -> TableFit | str:
         return f"no row of several devices at a batch per device that one device was measured at ({known})"
     if (why := _incomparable(usable, single)) is not None:
         return why
-    model = _fitted(usable, single)
-    without = _leave_out(usable, single)
-    forward = _from_fewer(usable, single)
-    trust = {link: weights(forward or without, link) for link in LINKS}
-    band = _band(without, forward, trust)
-    return TableFit(tuple(usable), single, model, trust, band, tuple(_left_out(one, trust) for one in without))
+    fitted = FittedRows.of(usable, single)
+    without, forward = leave_out(usable, single), from_fewer(usable, single)
+    trust = {link: trust_of(forward or without, link, _steep(fitted, link)) for link in LINKS}
+    left_out = tuple(_left_out(one, trust) for one in without)
+    return TableFit(fitted, trust, Bands(_errors(without, trust), _errors(forward, trust)), left_out)
+
+
+def _steep(fitted: FittedRows, link: str) -> bool:
+    return link in fitted.growths and fitted.growths[link].steep
 
 
 def _incomparable(rows: Sequence[MeasuredStep], single: SingleDevice) -> str | None:
@@ -111,7 +88,9 @@ def _incomparable(rows: Sequence[MeasuredStep], single: SingleDevice) -> str | N
             alone = single.at(row.batch_size)
             assert alone is not None
             ratios.setdefault((level(row.placement), row.placement.ranks), []).append(math.log(row.step_us / alone))
-    apart = [abs(one - float(np.median(group))) for group in ratios.values() if len(group) > 1 for one in group]
+    apart: list[float] = []
+    for group in ratios.values():  # the least one is left out: it is the median itself, or half of a pair
+        apart += sorted(abs(one - float(np.median(group))) for one in group)[1:]
     noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
     for (link, count), group in ratios.items():
         middle, told = float(np.median(group)), f"{count} devices {link if link == 'between nodes' else ''}".strip()
@@ -125,92 +104,22 @@ def _incomparable(rows: Sequence[MeasuredStep], single: SingleDevice) -> str | N
     return None
 
 
-def _single_device(rows: Sequence[MeasuredStep]) -> SingleDevice | None:
-    """Rows of one device; of DistributedDataParallel on one device where there are no others."""
-    alone: dict[int, list[float]] = {}
-    chosen = [row for row in rows if row.single] or [row for row in rows if row.placement.ranks == 1]
-    for row in chosen:
-        alone.setdefault(row.batch_size, []).append(row.step_us)
-    if not alone:
-        return None
-    batches = sorted(alone)
-    return SingleDevice(np.array(batches, dtype=float), np.array([np.median(alone[batch]) for batch in batches]))
-
-
-def _design(rows: Sequence[MeasuredStep], single: SingleDevice) -> Design:
-    alone = [single.at(row.batch_size) for row in rows]
-    assert None not in alone
-    return Design.of(rows, np.array(alone, dtype=float))
-
-
-def _fitted(rows: Sequence[MeasuredStep], single: SingleDevice) -> StepModel:
-    sync = np.array([math.nan if row.sync_us is None else row.sync_us for row in rows])
-    return fit_step_model(_design(rows, single), np.array([row.step_us for row in rows]), sync)
-
-
-def _leave_out(rows: Sequence[MeasuredStep], single: SingleDevice) -> list[Hindcast]:
-    """Every device count forecast from the others; counts of several nodes stay out where no other crosses nodes."""
-    found = []
-    for count in sorted({row.placement.ranks for row in rows if row.placement.ranks > 1}):
-        kept = [row for row in rows if row.placement.ranks != count]
-        held = [row for row in rows if row.placement.ranks == count]
-        found += _hindcasts(kept, held, single, None)
-    return found
-
-
-def _from_fewer(rows: Sequence[MeasuredStep], single: SingleDevice) -> list[Hindcast]:
-    """The rows of more devices forecast from those of fewer, from each measured count on."""
-    found = []
-    for most in sorted({row.placement.ranks for row in rows if row.placement.ranks > 1})[:-1]:
-        kept = [row for row in rows if row.placement.ranks <= most]
-        held = [row for row in rows if most < row.placement.ranks <= FARTHEST * most]
-        found += _hindcasts(kept, held, single, most)
-    return found
-
-
-def _hindcasts(
-    kept: Sequence[MeasuredStep],
-    held: Sequence[MeasuredStep],
-    single: SingleDevice,
-    largest: int | None,
-) -> list[Hindcast]:
-    links = {level(row.placement) for row in kept}
-    asked = [row for row in held if level(row.placement) in links]
-    if not asked or not any(row.placement.ranks > 1 for row in kept):
-        return []
-    model = _fitted(kept, single)
-    return [Hindcast(row, *_forecast(kept, single, model, row), largest) for row in asked]
-
-
-def _forecast(
-    rows: Sequence[MeasuredStep], single: SingleDevice, model: StepModel, asked: MeasuredStep
-) -> tuple[dict[str, float], float]:
-    """Every forecast of one configuration, microseconds, and the share that the model says is exposed."""
-    design = _design([asked], single)
-    modelled, exposed = float(model.step_us(design)[0]), float(model.exposed_us(design)[0])
-    alone = single.at(asked.batch_size)
-    assert alone is not None
-    others = {} if asked.placement.ranks == 1 else simple_forecasts(rows, alone, asked)
-    return {MODEL: modelled, **others}, exposed / modelled
-
-
-def _left_out(one: Hindcast, trust: Mapping[str, Mapping[str, float]]) -> LeftOut:
+def _left_out(one: Hindcast, trust: Mapping[str, Trust]) -> LeftOut:
     step = combined_us(one.forecasts, trust[level(one.row.placement)])
     modelled = one.forecasts[MODEL]
     return LeftOut(one.row, step, max(0.0, one.exposed_share * modelled + step - modelled))
 
 
-def _band(without: Sequence[Hindcast], forward: Sequence[Hindcast], trust: Mapping[str, Mapping[str, float]]) -> Band:
-    def told(hindcasts: Sequence[Hindcast]) -> Errors:
-        steps = [combined_us(one.forecasts, trust[level(one.row.placement)]) for one in hindcasts]
-        return Errors(
-            np.array([math.log(step / one.row.step_us) for step, one in zip(steps, hindcasts, strict=True)]),
-            np.array([one.exposed_share for one in hindcasts]),
-            np.array([one.row.placement.ranks for one in hindcasts], dtype=float),
-            np.array([one.times for one in hindcasts]),
-        )
-
-    return band_of(told(without), told(forward))
+def _errors(hindcasts: Sequence[Hindcast], trust: Mapping[str, Trust]) -> Errors:
+    trusts = [trust[level(one.row.placement)] for one in hindcasts]
+    steps = [combined_us(one.forecasts, own) for one, own in zip(hindcasts, trusts, strict=True)]
+    return Errors(
+        logs=np.array([math.log(step / one.row.step_us) for step, one in zip(steps, hindcasts, strict=True)]),
+        shares=np.array([one.exposed_share for one in hindcasts]),
+        ranks=np.array([one.row.placement.ranks for one in hindcasts], dtype=float),
+        times=np.array([one.times for one in hindcasts]),
+        apart=np.array([disagreement(one.forecasts, own) for one, own in zip(hindcasts, trusts, strict=True)]),
+    )
 
 
 def link_rate(fit: TableFit, link: str, gradient_bytes: float) -> float | None:
@@ -218,10 +127,10 @@ def link_rate(fit: TableFit, link: str, gradient_bytes: float) -> float | None:
     rows = [row for row in fit.rows if level(row.placement) == link]
     if not rows:
         return None
-    design = _design(rows, fit.single)
-    if float(np.median(fit.model.exposed_us(design) / fit.model.step_us(design))) < _COUNTS:
+    design, model = design_of(rows, fit.single), fit.fitted.model
+    if float(np.median(model.exposed_us(design) / model.step_us(design))) < _COUNTS:
         return None
-    return float(gradient_bytes / np.median(fit.model.wire_us(design)) / 1e3)
+    return float(gradient_bytes / np.median(model.wire_us(design)) / 1e3)
 
 
 def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool | None = None) -> Prediction:
@@ -236,15 +145,18 @@ def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool 
     if single is True or (single is None and place.ranks == 1):
         return _on_one_device(fit, asked, batch_size)
     row = MeasuredStep(place, batch_size, 0.0, None, single=False)
-    forecasts, share = _forecast(fit.rows, fit.single, fit.model, row)
-    step = combined_us(forecasts, fit.trust[level(place)])
-    exposed = max(0.0, share * forecasts[MODEL] + step - forecasts[MODEL])
-    alone = fit.single.at(batch_size)
+    forecasts, share = fit.fitted.forecast(row)
+    trust, alone, largest = fit.trust[level(place)], fit.single.at(batch_size), fit.largest(level(place))
     assert alone is not None
-    largest = fit.largest(level(place))
+    step = combined_us(forecasts, trust)
+    exposed = max(0.0, share * forecasts[MODEL] + step - forecasts[MODEL])
     times = max(1.0, place.ranks / largest)
-    half = float(fit.band.half_width(np.array([exposed / step]), np.array([min(times, FARTHEST)]))[0])
-    steepest = (grown(fit.rows, alone, row) or 0.0) if times > 1 else 0.0
+    band, reach = fit.band.at(place.ranks), min(times, FARTHEST)
+    apart = disagreement(forecasts, trust)
+    half = float(band.half_width(np.array([exposed / step]), np.array([reach]), np.array([apart]))[0])
+    steepest = 0.0
+    if times > 1:  # else the measured counts tell how far it goes
+        steepest = fit.fitted.growths[level(place)].steepest_us(alone, batch_size, place.ranks) or 0.0
     if times > FARTHEST:
         return replace(
             asked,
@@ -255,7 +167,7 @@ def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool 
     return replace(
         asked,
         step_us=step,
-        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-fit.band.steady)),
+        low_us=max(step * math.exp(-half), min(step, alone) * math.exp(-band.steady)),
         high_us=max(step * math.exp(half), steepest),
         exposed_us=exposed,
         efficiency=alone / step,
@@ -267,7 +179,7 @@ def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool 
 def _on_one_device(fit: TableFit, asked: Prediction, batch_size: int) -> Prediction:
     alone = fit.single.at(batch_size)
     assert alone is not None
-    width = math.exp(fit.band.steady)
+    width = math.exp(fit.band.at(1).steady)
     listed = ", ".join(f"{batch:.0f}" for batch in fit.single.batches)
     return replace(
         asked,
@@ -303,7 +215,7 @@ def _rests_on(fit: TableFit, place: Placement, batch_size: int) -> str:
     said = f"{counted(len(alike), 'row')} {link}, {span} devices"
     if batch_size not in fit.single.batches:
         said += "; t_1 between measured batches" if _inside(fit.single, batch_size) else "; t_1 beyond measured batches"
-    if not fit.band.rows:
+    if not fit.band.at(place.ranks).rows:
         said += "; band assumed in part, as there are few rows"
     return said
 
