@@ -41,7 +41,7 @@ def finding(code: str, severity: str) -> dict[str, str]:
 
 def test_a_run_s_findings_are_none_but_those_that_speak_of_the_machine() -> None:
     cells = [{"status": "ok"}, {"status": "ok"}]
-    allowed = [finding("wide_spread", "warning"), finding("estimates", "info")]
+    allowed = [finding("wide_spread", "warning"), finding("single_repeat", "warning"), finding("estimates", "info")]
     assert failing(judged("b", {"cells": cells, "findings": allowed})) == []
     assert failing(judged("b", {"cells": cells, "findings": [finding("span_mismatch", "error")]})) == ["b.findings"]
     crashed = {"cells": [*cells, {"status": "crashed"}], "findings": []}
