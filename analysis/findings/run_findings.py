@@ -159,12 +159,20 @@ def _setting(run: RunData) -> Iterator[Finding]:
         )
     if workload.data == "synthetic" and epochs is not None:
         yield from _synthetic_epochs(run.measured, workload.samples)
-    threads = run.manifest.threads_per_process
     if run.manifest.device_type == "cpu":
-        yield RunCode.THREADS.finding(
-            f"every process (dp-host: every replica) computes with {counted(threads, 'thread')}, "
-            f"of {run.manifest.environment.cpu_count} cores"
-        )
+        yield _threads(run)
+
+
+def _threads(run: RunData) -> Finding:
+    """One number for all cells of `dpscope run`; a script's processes have what its environment says."""
+    by_cell = {data.cell.name: min(rank.threads for _, rank in data.ranks) for data in run.measured if data.ranks}
+    if len(set(by_cell.values())) > 1 and run.manifest.script is not None:
+        each = ", ".join(f"{name} with {counted(threads, 'thread')}" for name, threads in by_cell.items())
+        return RunCode.THREADS_DIFFER.finding(f"processes compute with different numbers of threads: {each}")
+    return RunCode.THREADS.finding(
+        "every process (dp-host: every replica) computes with "
+        f"{counted(run.manifest.threads_per_process, 'thread')}, of {run.manifest.environment.cpu_count} cores"
+    )
 
 
 def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from dpscope.launch.jobs.parent_death import dying_with_process
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
 
 def check_counts(counts: Sequence[int], devices: Devices) -> None:
@@ -45,13 +46,29 @@ def attach_command(count: int, out: Path, options: Sequence[str], script: Sequen
     return [*torchrun, "-m", "dpscope.launch.attach", "--out", str(out), *options, *script]
 
 
-def run_jobs(commands: Sequence[Sequence[str]]) -> int:
+def job_environment(counts: Sequence[int]) -> dict[str, str]:
+    """This process's, with one thread for each process, as torchrun sets it where there are several, but for every count.
+
+    Cells with different threads would not compare. Who says OMP_NUM_THREADS is heeded.
+    """
+    return {**({"OMP_NUM_THREADS": "1"} if max(counts) > 1 else {}), **os.environ}
+
+
+def repeats_there(out: Path) -> int:
+    """How many repeats a run folder holds, of all its cells."""
+    run = RunFolder(out)
+    if not is_run_folder(out):
+        return 0
+    return sum(1 for planned in run.manifest().plan for _ in run.done_repeats(planned.cell))
+
+
+def run_jobs(commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> int:
     """Run the commands one after another with this process's own input and output; the first exit status that is not 0.
 
     A signal that asks this process to end is passed on, and no further command is started.
     """
     for command in commands:
-        job = subprocess.Popen(dying_with_process(os.getpid(), command))
+        job = subprocess.Popen(dying_with_process(os.getpid(), command), env=environment)
         with _passed_on(job):
             status = job.wait()
         if status:

@@ -58,7 +58,14 @@ def attach(
     from rich.console import Console
 
     from dpscope.launch.attach.arguments import attachment
-    from dpscope.launch.attach.jobs import attach_command, check_counts, default_counts, run_jobs
+    from dpscope.launch.attach.jobs import (
+        attach_command,
+        check_counts,
+        default_counts,
+        job_environment,
+        repeats_there,
+        run_jobs,
+    )
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.planning.run_config import parse_devices, read_text
     from dpscope.profiling.store.folders import is_run_folder
@@ -86,7 +93,9 @@ def attach(
         counts = parsed
     check_counts(counts, found)
     console = Console()
-    status = run_jobs([attach_command(count, out, given, script) for _ in range(repeats) for count in counts])
+    commands = [attach_command(count, out, given, script) for _ in range(repeats) for count in counts]
+    before = repeats_there(out)
+    status = run_jobs(commands, job_environment(counts)) or int(repeats_there(out) < before + len(commands))
     if not is_run_folder(out):
         raise typer.Exit(status or 1)  # why nothing was measured, each job has said
     from dpscope.analysis.output.analyze import Targets, show_run

@@ -39,14 +39,14 @@ def transport_of(place: AttachedPlace, device: torch.device) -> Transport:
 
 
 def attached_place() -> AttachedPlace | None:
-    """By the script's process group; without one the process trains alone, and of several such only the first is measured."""
+    """By the script's process group; None where a job's processes have none and so train alone, in each other's way."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     node = int(os.environ.get("GROUP_RANK", "0"))
     if distributed.is_available() and distributed.is_initialized():
         rank = distributed.get_rank()
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         return AttachedPlace(rank, local_rank, distributed.get_world_size(), node, nodes)
-    return AttachedPlace(0, local_rank, 1, node) if os.environ.get("RANK", "0") == "0" else None
+    return AttachedPlace(0, local_rank, 1, node) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
 
 
 def name_of_job(place: AttachedPlace) -> str:

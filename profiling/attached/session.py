@@ -126,6 +126,11 @@ class Session:
         assert calls is not None
         place = attached_place()
         if place is None:
+            if os.environ.get("RANK", "0") == "0":
+                self._note(
+                    f"nothing is measured: {os.environ['WORLD_SIZE']} processes run the script and it joined no process group, "
+                    "so each of them trains alone; start one process (--devices 1), or let the script call init_process_group"
+                )
             self._leave()
             return
         device = warm_up.device

@@ -266,6 +266,12 @@ class RunCode(FindingCode):
         "How many threads each process computes with.",
         "no action needed: it makes the strategies comparable",
     )
+    THREADS_DIFFER = (
+        "threads_differ",
+        "warning",
+        "The processes of a run's cells compute with different numbers of threads, so step times differ by that too.",
+        "set OMP_NUM_THREADS to the same number for every device count, and measure again in another folder",
+    )
     SYNTHETIC_EPOCHS = (
         "synthetic_epochs",
         "info",

@@ -126,3 +126,24 @@ def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
     assert told(stopped) == (f"ddp-d2-b8, repeat 1: {message}", "no action needed")
     assert told(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
     assert "fix the cause" in told(crashed)[1]
+
+
+def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -> None:
+    """torchrun sets one thread for each of several processes, and none for a single one, which then has all cores."""
+
+    def with_threads(*threads: int) -> RunData:
+        cells = {
+            name: replace(
+                data, ranks=tuple((repeat, msgspec.structs.replace(rank, threads=count)) for repeat, rank in data.ranks)
+            )
+            for (name, data), count in zip(run.cells.items(), threads, strict=True)
+        }
+        return replace(run, recorded=msgspec.structs.replace(run.manifest, script="train.py"), cells=cells)
+
+    names, same = list(run.cells), [1] * len(run.cells)
+    found = codes(with_threads(2, *same[1:]))
+    assert found["threads_differ"].startswith(
+        f"processes compute with different numbers of threads: {names[0]} with 2 threads, "
+    )
+    assert "threads" not in found
+    assert "threads_differ" not in codes(with_threads(*same))

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from dpscope.launch.attach.arguments import attachment
-from dpscope.launch.attach.jobs import attach_command, check_counts, default_counts, run_jobs
+from dpscope.launch.attach.jobs import (
+    attach_command,
+    check_counts,
+    default_counts,
+    job_environment,
+    repeats_there,
+    run_jobs,
+)
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.store.errors import DpscopeError
@@ -64,6 +71,22 @@ def test_device_counts_that_are_not_there_are_refused() -> None:
     with pytest.raises(DpscopeError, match="--devices 0"):
         check_counts((0, 1), Devices("cuda", 2))
     assert default_counts(Devices("cuda", 6)) == (1, 2, 4, 6)
+
+
+def test_every_count_has_the_threads_that_torchrun_gives_several_unless_they_are_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert job_environment((1, 2))["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in job_environment((1,))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert job_environment((1, 2))["OMP_NUM_THREADS"] == "3"
+
+
+def test_repeats_are_counted_over_all_cells(tmp_path: Path) -> None:
+    assert repeats_there(tmp_path / "nothing") == 0
+    results = list(EXAMPLE_RUN.glob("cells/*/repeat*/result.json"))
+    assert repeats_there(EXAMPLE_RUN) == len(results) > 1
 
 
 @pytest.mark.process

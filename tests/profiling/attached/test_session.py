@@ -116,6 +116,24 @@ def test_a_second_job_is_the_next_repeat_and_another_batch_another_cell(tmp_path
     }
 
 
+@pytest.mark.parametrize(("rank", "told"), [("0", 1), ("1", 0)])
+def test_processes_that_join_no_group_are_not_measured_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, told: int
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    notes: list[str] = []
+    with attached(tmp_path / "run", notes):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+    assert not (tmp_path / "run").exists()
+    assert len(notes) == told
+    assert all(
+        note.startswith("nothing is measured: 2 processes run the script and it joined no process group")
+        for note in notes
+    )
+
+
 def test_micro_batches_are_told_by_backward_passes(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
