@@ -151,7 +151,7 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
         where += f" at batch {chosen['batch_size']} per device"
     between = f" {_gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
-        said = f"{_name(chosen)} {where} was not measured beside one device, so its gain is not known."
+        said = f"{_name(chosen)} {where} " + _beside_itself(comparison, chosen)
         return Answer(question, said + between, "no_interval"), chosen
     times = f"{speedup.value:.2f}x the throughput of one device by median steps{_range(speedup)}"
     shown = verdict(speedup)
@@ -220,6 +220,20 @@ def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
     points = [(series, point) for series in comparison.scaling for point in series.points if point.cell == cell]
     points.sort(key=lambda one: one[0].scaling != "weak")
     return points[0][1].speedup if points else None
+
+
+def _beside_itself(comparison: Comparison, chosen: CellValues) -> str:
+    """Where no single device was measured: over one device under the same strategy, as a script under torchrun has it."""
+    alone = str(chosen["cell"]).replace(f"-d{chosen['devices']}-", "-d1-", 1)
+    step_us = next((_measured(row, "step_us") for row in _rows(comparison) if row["cell"] == alone), None)
+    if step_us is None:
+        return "was not measured beside one device, so its gain is not known."
+    times = _measured(chosen, "devices") * step_us / _measured(chosen, "step_us")
+    name = _name(chosen)
+    return (
+        f"gives {times:.2f}x the throughput of one device under {name} by median steps; a device without {name} was not "
+        "measured, so its gain over that is not known."
+    )
 
 
 def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | None) -> Answer:

@@ -1,6 +1,7 @@
 """`watch_steps`: one line in a script's own loop, for loops that no optimizer of torch's tells the steps of."""
 
 import atexit
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ def watch_steps(
             out=Path(out), script=" ".join(sys.argv), warmup_steps=warmup, steps=steps, traced_steps=traced_steps,
             steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,
         )  # fmt: skip
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not the script's
         session = Active.session = Session(settings, _note)
         session.listen()
         atexit.register(session.close, "the script ended")

@@ -1,6 +1,7 @@
 """Scripts of one process, measured as they are: what is a step, what is a batch, and what comes in between."""
 
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -294,6 +295,7 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Active, "session", None)
     monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # outside a checkout: no git is asked
     monkeypatch.setattr("atexit.register", lambda function, *arguments: None)
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
     with pytest.raises(ValueError, match="watch_steps needs out"):
         next(watch_steps([1]))
     model = Net()
@@ -309,6 +311,7 @@ def test_watch_steps_measures_a_loop_from_inside(tmp_path: Path, monkeypatch: py
     cell, repeat, _, samples = measured(tmp_path)
     assert cell.name == "single-d1-b4"
     assert (len(samples), len(repeat.traces())) == (TIMED + 2, 1)
+    assert os.environ["KINETO_LOG_LEVEL"] == "99"  # the tracer writes nothing among what the script prints
     assert Active.session is not None
     Active.session.close("the script ended")
 
