@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
 
 from dpscope.profiling.attached.finished_job import SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, inner_module
@@ -23,7 +24,7 @@ from dpscope.profiling.attached.wrapped_models import Constructed, ToldStrategy,
 from dpscope.profiling.instruments.parameter_sizes import tensor_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult
 from dpscope.profiling.store.files import write_json
@@ -181,6 +182,12 @@ def _findings(seen: Seen) -> list[Finding]:
                 "the script uses torch.profiler itself: "
                 + ("its steps were traced before that" if traced else "no trace")
             )
+        )
+    wrapping = [inner_module(one) for one in seen.calls.modules]
+    idle = [len(one.device_ids) for one in wrapping if isinstance(one, DataParallel)]
+    if idle and told.strategy == "single":
+        found.append(
+            AttachCode.DATA_PARALLEL_DID_NOTHING.finding(f"nn.DataParallel has {counted(max(idle), 'GPU')} here")
         )
     if seen.ended_early is not None:
         found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(f"{seen.ended_early}: {seen.early_text()}"))

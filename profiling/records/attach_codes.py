@@ -18,6 +18,12 @@ class AttachCode(FindingCode):
         "The script uses a profiler of its own, beside which none of dpscope's can run: its steps are timed and not traced.",
         "switch the script's profiler off, or read its traces with `dpscope analyze`",
     )
+    DATA_PARALLEL_DID_NOTHING = (
+        "data_parallel_did_nothing",
+        "info",
+        "The script's nn.DataParallel had one GPU or none, so it only calls its model: the cell is a single device.",
+        "measure where torch can use several GPUs, or dpscope's stand-in: dpscope run --strategy dp",
+    )
     BATCH_AS_SEEN = (
         "batch_as_seen",
         "info",

@@ -135,6 +135,17 @@ def test_processes_that_join_no_group_are_not_measured_as_one(
     )
 
 
+def test_data_parallel_without_devices_is_a_single_device_and_told(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = nn.DataParallel(Net())
+        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+    cell, _, rank, _ = measured(tmp_path)
+    assert cell.name == "single-d1-b8"
+    assert [one.message for one in rank.findings if one.code == "data_parallel_did_nothing"] == [
+        "nn.DataParallel has 0 GPUs here"
+    ]
+
+
 def test_micro_batches_are_told_by_backward_passes(tmp_path: Path) -> None:
     with attached(tmp_path, []):
         model = Net()
