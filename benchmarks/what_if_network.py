@@ -4,8 +4,8 @@ python benchmarks/what_if_network.py [OUT] [--quick] [--delay]
 
 One base is traced (two hosts, link unshaped, 5 MiB buckets). Every other cell is predicted from it and the link's rate alone,
 then measured. A rate is taken at 0.985 of what tc shapes to: TCP's and Ethernet's headers at an MTU of 9000.
-With --delay: on a link of 1 Gbit/s with 2, then 10 ms, a base with two sizes of buckets is traced, which tells what a transfer
-costs there, and other buckets are predicted from it.
+With --delay: on a link of 1 Gbit/s with 2, then 10 ms, a base with two sizes of buckets is traced, one device measured alone and
+the link calibrated (`dpscope calibrate`: all-reduces by size, and two in flight); other buckets are predicted from these.
 """
 
 import os
@@ -28,6 +28,7 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.delay_relay import DEVICE
 from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_hosts
+from tests.helpers.node_commands import NodeCommand
 
 ROOT = Path(__file__).resolve().parents[1]
 PAYLOAD = 0.985
@@ -83,6 +84,10 @@ DELAYED = (
     ShapedCell(mbit=1000, options=("--bucket-mb", "5"), scenario=Scenario(bucket_mb=5.0)),
     ShapedCell(mbit=1000, options=("--bucket-mb", "25"), scenario=Scenario(bucket_mb=25.0)),
 )
+CALIBRATED = (
+    *("--device", "cpu", "--devices", "2x1", "--collectives", "all_reduce", "--iterations", "6", "--warmup", "2"),
+    *("--min-bytes", "512KiB", "--max-bytes", "32MiB"),
+)
 QUICK = CELLS[1], CELLS[3], CELLS[8]
 
 
@@ -123,7 +128,11 @@ def delayed_cells(out: Path) -> int:
                 subprocess.run(["tc", "-n", host.namespace, "qdisc", "add", "dev", DEVICE, *shaped], check=True)
             base = out / f"delayed{delay_ms}"
             run_cell(DELAYED_BASE, base, late, DEVICE)
+            run_cell(DELAYED_BASE, base, late[:1], DEVICE)
+            timed = NodeCommand(late, base.resolve(), "calibrate", *CALIBRATED)
+            assert timed.wait(CELL_TIMEOUT_S) == [0, 0], timed.everything()
             asked = base_of_run(base, None)
+            sys.stdout.write(f"{delay_ms} ms, base: {_beside(asked)}\n")
             for index, cell in enumerate(DELAYED):
                 predicted = predict(asked.base, cell.scenario, asked.costs)
                 measured = run_cell(cell, out / f"delayed{delay_ms}_cell{index}", late, DEVICE)
@@ -135,6 +144,14 @@ def delayed_cells(out: Path) -> int:
         f"with delay: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 8%)\n"
     )
     return 0
+
+
+def _beside(asked: AskedBase) -> str:
+    base = asked.base
+    return (
+        f"{base.step_us / 1e3:.1f} ms, one device {base.single_us[BATCH] / 1e3:.1f}; two all-reduces in flight take "
+        f"{base.slowdown:.2f} times as long as one, computing beside one {1 + base.gamma:.2f} times"
+    )
 
 
 def _told(asked: AskedBase, predicted_us: float | None, measured_us: float, off: float) -> str:
@@ -155,7 +172,8 @@ def run_cell(cell: ShapedCell, out: Path, hosts: Sequence[Host], interface: str)
     ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
     assert not any(ended), f"{cell.name} failed: read {out}"
     run = RunFolder(out)
-    folder = next(iter(sorted((out / "cells").glob("*/repeat0"))))
+    strategy = "ddp" if len(hosts) > 1 else "single"
+    folder = next(iter(sorted((out / "cells").glob(f"{strategy}-*/repeat0"))))
     planned = next(one.cell for one in run.manifest().plan if one.cell.name == folder.parent.name)
     repeat = run.repeat(planned, 0)
     samples = repeat.samples(repeat.ranks())
@@ -167,7 +185,8 @@ def _started(
 ) -> "subprocess.Popen[str]":
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--nproc-per-node=1"]
     torchrun += [f"--node-rank={number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
-    worker = ["-m", "dpscope.launch.worker", "--strategy", "ddp", "--batch-size", str(BATCH), "--device", "cpu"]
+    strategy = "ddp" if len(hosts) > 1 else "single"
+    worker = ["-m", "dpscope.launch.worker", "--strategy", strategy, "--batch-size", str(BATCH), "--device", "cpu"]
     worker += [
         "--steps",
         "10",

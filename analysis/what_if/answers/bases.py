@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.costs.sources import cost_sources
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
-from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
+from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
+from dpscope.analysis.what_if.answers.beside import beside_of_run, beside_of_traces
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
 from dpscope.analysis.what_if.replay.buckets import Bucketing
@@ -27,9 +27,6 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there
 
-_NO_CONTENTION = (
-    "a calibration under load: computing is taken to be no slower beside a collective, two in flight to share the link"
-)
 TYPICAL = 3  # profiles that a prediction is the mean of
 _LEAST_SPREAD = 0.005
 _ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells
@@ -71,7 +68,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
     job = _joined([job_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
     calibration = read_json_if_there(run.folder.calibration_path, Calibration)
     fitted = None if calibration is None else _fitted(calibration)
-    ratios = contention_of(None if fitted is None else fitted.on_nodes(data.nodes), data.cell.devices)
+    beside = beside_of_run(run, data, job.profiles, None if fitted is None else fitted.on_nodes(data.nodes))
+    job = job.at_slowdown(beside.slowdown)
     options = data.cell.options
     medians = [float(np.median(one)) for one in data.step_samples()]
     windows = data.whole_windows()
@@ -94,9 +92,10 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         largest=max(one.cell.devices for one in run.measured if one.cell.strategy == "ddp"),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
-        gamma=gamma_of(run, data, max(0.0, ratios.compute.value - 1)) if ratios is not None else 0.0,
-        slowdown=max(1.0, ratios.two_in_flight.value) if ratios is not None else 2.0,
-        lacks=job.lacks if ratios is not None else (*job.lacks, _NO_CONTENTION),
+        gamma=beside.gamma,
+        slowdown=beside.slowdown,
+        slowdown_band=beside.slowdown_band,
+        lacks=(*job.lacks, *beside.lacks),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
@@ -125,8 +124,10 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     devices = told.devices or job.devices
     if devices is None:
         raise DpscopeError(f"{paths[0]}: the trace does not tell how many devices the job had; give --base-devices")
+    beside = beside_of_traces(job.profiles)
+    job = job.at_slowdown(beside.slowdown)
     steps = [one.step_us for one in job.profiles]
-    lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
+    lacks = (*job.lacks, *beside.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if told.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
     base = Base(
@@ -141,22 +142,12 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         bucketing=Bucketing(told.bucket_mb),
         kinds=job.kinds,
         lateness=lateness(job.profiles),
+        slowdown=beside.slowdown,
+        slowdown_band=beside.slowdown_band,
         lacks=lacks,
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
     return AskedBase(base, Costs(devices, devices, _traced(job), traced_bounded=bounded))
-
-
-def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
-    """How much slower computing is beside a collective: as calibrated, but no more than this cell's computing is slower than one
-    device's. A calibration computes on every core it has, and a model that waits on its device hardly slows."""
-    single = single_device_baselines(run, data.cell).get(data.cell.batch_size)
-    own, alone = data.whole_windows(), single.whole_windows() if single is not None else pd.DataFrame()
-    if alone.empty or own.empty:
-        return calibrated
-    slower = float(own["compute_us"].mean()) - float(alone["compute_us"].mean())
-    beside = float((own["communication_us"] - own["exposed_us"]).mean())
-    return min(calibrated, max(0.0, slower / beside)) if beside > 0 else calibrated
 
 
 def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:

@@ -10,10 +10,11 @@ import pandas as pd
 from dpscope.analysis.costs.collective_streams import run_collectives
 from dpscope.analysis.traces.reading.event_table import Category, EventTable
 from dpscope.analysis.what_if.profiles.gradients import NODE
-from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
+from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, MeasuredBucket
 from dpscope.profiling.records import range_names as phases
 
 _CORRECTIONS = 40
+_NEAR_US = 0.01  # of a measured end: no further correction
 _QUEUED_US = 50.0  # longer than this after it was ready, a collective waited for another
 
 
@@ -94,7 +95,9 @@ def as_replayed(measured: list[MeasuredBucket], start_gap_us: float, turn_us: fl
     return found
 
 
-def shared_as_replayed(measured: list[MeasuredBucket], start_gap_us: float, servers: int) -> list[MeasuredBucket]:
+def shared_as_replayed(
+    measured: list[MeasuredBucket], start_gap_us: float, servers: int, slowdown: float = SHARES_THE_LINK
+) -> list[MeasuredBucket]:
     """The buckets of several servers with costs at which a replay ends each as nearly as it can where it was measured to end.
 
     What one costs moves the ends of those beside it, so the costs are moved by what the replay misses, time and again.
@@ -104,10 +107,12 @@ def shared_as_replayed(measured: list[MeasuredBucket], start_gap_us: float, serv
     wanted = np.array([one.end_us for one in measured])
     best, least = costs, math.inf
     for _ in range(_CORRECTIONS):
-        _, ends = run_collectives(ready, [0.0] * len(ready), costs.tolist(), servers)
+        _, ends = run_collectives(ready, [0.0] * len(ready), costs.tolist(), servers, slowdown)
         off = wanted - np.array(ends)
         if np.abs(off).max(initial=0.0) < least:
             best, least = costs, float(np.abs(off).max(initial=0.0))
+        if least < _NEAR_US:
+            break
         costs = np.maximum(costs + off / servers, 0.0)
     return [replace(one, cost_us=float(cost)) for one, cost in zip(measured, best, strict=True)]
 

@@ -18,6 +18,7 @@ from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.profiles.cpu import cpu_profile
 from dpscope.analysis.what_if.profiles.device import device_profile
 from dpscope.analysis.what_if.profiles.gradients import INTERPOLATED, UNKNOWN
+from dpscope.analysis.what_if.profiles.shared_link import at_slowdown
 from dpscope.analysis.what_if.replay.buckets import bucket_bytes
 from dpscope.analysis.what_if.replay.step_profile import Gradients, StepProfile
 from dpscope.profiling.store.errors import DpscopeError
@@ -37,6 +38,10 @@ class JobProfile:
         """The profiles whose steps are nearest to the median."""
         middle = float(np.median([one.step_us for one in self.profiles]))
         return tuple(sorted(self.profiles, key=lambda one: abs(one.step_us - middle))[:count])
+
+    def at_slowdown(self, slowdown: float) -> "JobProfile":
+        """With costs alone, if each of two collectives in flight takes so many times as long."""
+        return replace(self, profiles=tuple(at_slowdown(one, slowdown) for one in self.profiles))
 
 
 def job_profile(

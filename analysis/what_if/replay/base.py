@@ -17,6 +17,7 @@ def measured_conditions(profile: StepProfile) -> Conditions:
         transfer_us=tuple(one.cost_us for one in profile.buckets),
         late_us=tuple(one.late_us for one in profile.buckets),
         other_us=tuple(one.cost_us for one in profile.others),
+        slowdown=profile.slowdown,
     )
 
 

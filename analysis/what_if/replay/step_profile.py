@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.stats.arrays import Floats
 
+SHARES_THE_LINK = 2.0  # how many times as long each of two collectives in flight takes, where they share every byte
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -99,6 +100,7 @@ class StepProfile:
     turn_us: float
     exposed_us: float
     servers: int  # collectives in flight at once: 1 stream of NCCL, 2 workers of gloo
+    slowdown: float = SHARES_THE_LINK  # of each of two in flight, with which the buckets' costs were told
     lacks: tuple[str, ...] = ()  # what the trace does not tell, in words
 
     @property

@@ -77,10 +77,11 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
     later = _later_us(base, scenario, place)
     late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
+    latency, transfer = _in_flight(base, scenario, known)
     conditions = Conditions(
         bucket_ends=ends,
-        latency_us=tuple(one.latency_us * scenario.latency_factor for one in known),
-        transfer_us=tuple(one.transfer_us * scenario.transfer_factor for one in known),
+        latency_us=latency,
+        transfer_us=transfer,
         late_us=late if place.devices > 1 else (0.0,) * len(ends),
         other_us=others,
         passes=passes_of(base, scenario),
@@ -90,6 +91,19 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     total = sum(one.total_us for one in known)
     spread = sum(one.spread * one.total_us for one in known) / total if total else 0.0
     return Inputs(compute, conditions, spread, tuple(dict.fromkeys(one.told for one in known)))
+
+
+def _in_flight(base: Base, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What nothing shares, and what those in flight share: latency and bytes, where it is assumed that bytes share the link.
+
+    A measured slowdown is of whole calls and so of both: on a long way a call waits for round trips, which queue behind the other
+    call's bytes.
+    """
+    latency = tuple(one.latency_us * scenario.latency_factor for one in costs)
+    transfer = tuple(one.transfer_us * scenario.transfer_factor for one in costs)
+    if base.slowdown_band is None:
+        return latency, transfer
+    return (0.0,) * len(costs), tuple(wait + move for wait, move in zip(latency, transfer, strict=True))
 
 
 def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) -> tuple[tuple[int, ...], list[float]]:

@@ -7,7 +7,7 @@ from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.base import measured_conditions
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, replay
-from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 
 Buckets = tuple[tuple[int, ...], list[float]]
@@ -73,7 +73,8 @@ class Base:
     traced: Compute = (
         AS_IT_WAS  # by what the trace's times are scaled, so that the replay is as long as the untraced step
     )
-    slowdown: float = 2.0  # how much longer each of two collectives in flight takes than alone
+    slowdown: float = SHARES_THE_LINK  # how many times as long each of two collectives in flight takes
+    slowdown_band: tuple[float, float] | None = None  # where that was measured, of whole calls; None: assumed, of bytes
     lacks: tuple[str, ...] = ()
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
 

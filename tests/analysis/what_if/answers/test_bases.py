@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.what_if.answers.bases import base_of_run, gamma_of, single_steps_us
+from dpscope.analysis.what_if.answers.bases import base_of_run, single_steps_us
+from dpscope.analysis.what_if.answers.beside import gamma_of
 from dpscope.analysis.what_if.answers.own_error import own_errors
 from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions

@@ -87,6 +87,24 @@ def test_contention_counts_for_what_a_scenario_adds() -> None:
     assert said(loaded, devices=4)[0] == pytest.approx(240 + 5)
 
 
+def test_two_in_flight_share_bytes_unless_measured_to_do_otherwise() -> None:
+    """Two workers, 1 MB at 10 GB/s: 100 us alone; ready at 150 and 200, the optimizer takes 10."""
+    workers = replace(BASE, profiles=(replace(PROFILE, servers=2),))
+    link = Links(intra=parse_link("10GB/s"))
+    # assumed: 50 done at 200, then half speed: the first until 300, the second's last 50 alone until 350
+    assert said(workers, links=link)[0] == pytest.approx(360)
+    # a link that one alone does not fill: 150-250, 200-300
+    apart = replace(workers, slowdown=1.0, slowdown_band=(1.0, 1.1))
+    assert said(apart, links=link)[0] == pytest.approx(310)
+    # 2 hops of 20 us each; assumed, they run beside each other and bytes share: the first moves from 190, the second from 240,
+    # when 50 are left, until 340; the second's last 50 until 390
+    far = Links(intra=parse_link("10GB/s"), latency_us=20.0)
+    assert said(workers, links=far)[0] == pytest.approx(400)
+    # measured, it is of whole calls of 140: 50 done at 200, 90 left at 1 / 1.5 until 335; the second's last 50 until 385
+    measured = replace(workers, slowdown=1.5, slowdown_band=(1.4, 1.6))
+    assert said(measured, links=far)[0] == pytest.approx(395)
+
+
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     widths = []
     for devices in (2, 4, 8, 16):
