@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from band_tally import Tally
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the hosts, which tests use too
 
@@ -24,7 +25,7 @@ from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_run
 from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
-from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.delay_relay import DEVICE
 from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_hosts
@@ -57,7 +58,7 @@ class ShapedCell:
         """As a scenario of the base."""
         if self.mbit is None:
             return self.scenario
-        rate = LinkRate(self.mbit / 8e3 * PAYLOAD, f"{self.mbit} Mbit/s", "tc")
+        rate = LinkRate(self.mbit / 8e3 * PAYLOAD, f"{self.mbit} Mbit/s", REACHED_RATE)
         merged = {name: getattr(self.scenario, name) for name in ("bucket_mb", "overlap", "hook", "accumulate")}
         return Scenario(devices=self.hosts, per_node=1, links=Links(inter=rate), jitter=None, **merged)
 
@@ -102,25 +103,26 @@ def main(arguments: Sequence[str]) -> int:
     measure(BASE, out / "base")
     asked = base_of_run(out / "base", None)
     sys.stdout.write(f"base: {asked.base.step_us / 1e3:.1f} ms, {BASE.name}\n")
-    errors, same = [], []
+    errors, same, bands = [], [], Tally()
     for index, cell in enumerate(QUICK if "--quick" in arguments else CELLS):
         predicted = predict(asked.base, cell.asked, asked.costs)
         measured = measure(cell, out / f"cell{index}")
         off = (predicted.step_us or float("nan")) / measured - 1
         errors.append(abs(off))
+        bands.add(predicted.low_us, predicted.high_us, measured)
         same.append(abs(asked.base.step_us / measured - 1))
         sys.stdout.write(f"{cell.name}: {_told(asked, predicted.step_us, measured, off)}\n")
         sys.stdout.flush()
     sys.stdout.write(
         f"{len(errors)} cells: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 4 and 10%) | "
-        f"nothing changes {100 * np.median(same):.1f}%\n"
+        f"nothing changes {100 * np.median(same):.1f}%\n{bands.line('the replay, shaped links')}\n"
     )
     return 0
 
 
 def delayed_cells(out: Path) -> int:
     """Other buckets over a link with a delay, from a base traced there."""
-    errors = []
+    errors, bands = [], Tally()
     for delay_ms in DELAYS_MS:
         with several_hosts(2) as hosts, delayed(hosts, delay_ms) as late:
             for host in late:
@@ -138,10 +140,12 @@ def delayed_cells(out: Path) -> int:
                 measured = run_cell(cell, out / f"delayed{delay_ms}_cell{index}", late, DEVICE)
                 off = (predicted.step_us or float("nan")) / measured - 1
                 errors.append(abs(off))
+                bands.add(predicted.low_us, predicted.high_us, measured)
                 sys.stdout.write(f"{delay_ms} ms, {cell.name}: {_told(asked, predicted.step_us, measured, off)}\n")
                 sys.stdout.flush()
     sys.stdout.write(
         f"with delay: median {100 * np.median(errors):.1f}%, worst {100 * max(errors):.1f}% (wanted <= 8%)\n"
+        f"{bands.line('the replay, links with a delay')}\n"
     )
     return 0
 

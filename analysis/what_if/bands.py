@@ -27,7 +27,7 @@ ASSUMED_GROWTHS = 1.0  # how many counts the floors weigh beside the table's own
 LEAST_GROWTH, MOST_GROWTH = 0.3, 4.0
 WIDEST = math.log(2)  # half a band: few wild rows shall not make it wider than a factor of two
 _PRIOR_WIDTH = 1.0  # of the logarithms of s0 and s1 about the assumed ones
-_NINE_OF_TEN = 1.645  # standard deviations of a normal distribution to each side hold 90%
+NINE_OF_TEN = 1.645  # standard deviations of a normal distribution to each side hold 90%
 _FLOORS = ((1.0, 0.0), (2.0, 0.06), (4.0, 0.12), (FARTHEST, 0.25))
 _FLOOR_POINTS = ([math.log(one) for one, _ in _FLOORS], [half for _, half in _FLOORS])
 _NEARNESS = (
@@ -96,7 +96,7 @@ def _here(off: Floats, shares: Floats) -> Band:
     if len(off) < FEWEST_ROWS:
         seen = off / _scale(np.array(ASSUMED), shares) if len(off) else off
         spread = math.sqrt((ASSUMED_ROWS + float(np.sum(seen**2))) / (ASSUMED_ROWS + len(off)))
-        factor = _NINE_OF_TEN * spread
+        factor = NINE_OF_TEN * spread
         return Band(factor * ASSUMED[0], factor * ASSUMED[1], 0)
 
     def unlikely(logs: Floats) -> float:
@@ -121,11 +121,11 @@ def _growth(band: Band, forward: Errors) -> float:
     for times, ranks in sorted(set(zip(forward.times.tolist(), forward.ranks.tolist(), strict=True))):
         mine = (forward.times == times) & (forward.ranks == ranks)
         none = np.zeros(mine.sum())
-        here = band.half_width(forward.shares[mine], none + 1, none) / _NINE_OF_TEN
-        told = float(np.mean(here**2)) / mine.sum() + float(np.mean((forward.apart[mine] / _NINE_OF_TEN) ** 2))
+        here = band.half_width(forward.shares[mine], none + 1, none) / NINE_OF_TEN
+        told = float(np.mean(here**2)) / mine.sum() + float(np.mean((forward.apart[mine] / NINE_OF_TEN) ** 2))
         beyond = float(np.mean(np.clip(forward.logs[mine], -1.0, 1.0))) ** 2 - told
         nearness = ranks / times / most
-        seen += nearness * max(0.0, beyond) * _NINE_OF_TEN**2
+        seen += nearness * max(0.0, beyond) * NINE_OF_TEN**2
         expected += nearness * floor_of(times) ** 2
     return min(max(math.sqrt(seen / expected), LEAST_GROWTH), MOST_GROWTH)
 

@@ -23,7 +23,9 @@ def whatif(
     cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None,
     devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None,
     per_node: Annotated[_Text, typer.Option(help="devices on a node; unless given, as measured")] = None,
-    inter: Annotated[_Text, typer.Option(help='the link between nodes, such as 100Gb/s or "InfiniBand HDR"')] = None,
+    inter: Annotated[
+        _Text, typer.Option(help='the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"')
+    ] = None,
     intra: Annotated[_Text, typer.Option(help='the link within a node, such as "NVLink 4"')] = None,
     bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 or default")] = None,
     comm_hook: Annotated[_Text, typer.Option(help="how gradients travel: none, fp16, bf16")] = None,
@@ -84,7 +86,7 @@ def _of_table(
         raise DpscopeError(f"{table} is no file; give a CSV table")
     from rich.console import Console
 
-    from dpscope.analysis.text.terminal import print_table
+    from dpscope.analysis.text.terminal import print_sentences, print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if import table_answer as what_if
 
@@ -101,8 +103,8 @@ def _of_table(
         sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
     else:
         console = Console()
-        for sentence in what_if.table_answer_sentences(answer):
-            console.print(sentence, highlight=False)
-        print_table(console, what_if.prediction_table(answer))
-        for said in what_if.error_sentences(answer):
-            console.print(said, highlight=False)
+        sentences = what_if.table_answer_sentences(answer)
+        print_sentences(console, sentences)
+        if not sentences or any(said.low_us is not None for _, said in answer.predictions):
+            print_table(console, what_if.prediction_table(answer))
+        print_sentences(console, what_if.error_sentences(answer))

@@ -2,9 +2,11 @@
 
 from dpscope.profiling.records.stored import Stored
 
+REACHED_RATE = "reached, as the user measured"  # the source of a rate that is no specification
+
 
 class LinkRate(Stored, frozen=True):
-    """What a link is specified to carry in one direction, and who says so."""
+    """What a link is specified to carry in one direction, or reaches, and who says so."""
 
     gb_per_s: float  # 1e9 B/s
     name: str  # such as "NVLink 4 x18"

@@ -10,10 +10,11 @@ from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Scenario
 from dpscope.profiling.machine.link_text import parse_link
-from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.store.errors import DpscopeError
 
 _MOST = 10_000_000
+_REACHED = "reached "
 _MOST_SCENARIOS = 100_000
 
 
@@ -71,10 +72,13 @@ def _whole(word: str, option: str) -> int:
 
 
 def _link(word: str, option: str) -> LinkRate:
+    """By specification, or with the word ``reached`` before it as measured."""
+    reached = word.startswith(_REACHED)
     try:
-        return parse_link(word)
+        link = parse_link(word.removeprefix(_REACHED))
     except ValueError as error:
         raise DpscopeError(f"{option}: {error}") from None
+    return LinkRate(link.gb_per_s, link.name, REACHED_RATE) if reached else link
 
 
 def positive(word: str, option: str, example: str) -> float:

@@ -1,5 +1,6 @@
 """From a run folder, or from anybody's traces, to a base and the costs of its collectives."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.what_if.answers.beside import beside_of_run, beside_of_traces
+from dpscope.analysis.what_if.bands import NINE_OF_TEN
 from dpscope.analysis.what_if.links.costs import Costs
+from dpscope.analysis.what_if.prediction import BAND
 from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import Compute
@@ -28,8 +31,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there
 
 TYPICAL = 3  # profiles that a prediction is the mean of
-_LEAST_SPREAD = 0.005
-_ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells
+_ONE_REPEAT = 0.03  # half a band of a step that one repeat, or a trace alone, tells; assumed
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         devices=data.cell.devices,
         per_node=devices_per_node(data),
         step_us=step_us,
-        spread=_spread(medians),
+        spread=repeats_band(medians),
         exposed_us=_exposed(windows, step_us),
         batch_size=data.cell.batch_size,
         single_us=single_steps_us(run, data),
@@ -92,13 +94,10 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         largest=max(one.cell.devices for one in run.measured if one.cell.strategy == "ddp"),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
-        gamma=beside.gamma,
-        slowdown=beside.slowdown,
-        slowdown_band=beside.slowdown_band,
-        lacks=(*job.lacks, *beside.lacks),
+        lacks=job.lacks,
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
-    base = _as_untraced(base)
+    base = _as_untraced(beside.on(base))
     sources = cost_sources(run.manifest, None, calibration)
     costs = Costs(
         devices=base.devices,
@@ -127,7 +126,7 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     beside = beside_of_traces(job.profiles)
     job = job.at_slowdown(beside.slowdown)
     steps = [one.step_us for one in job.profiles]
-    lacks = (*job.lacks, *beside.lacks, "the untraced step: times are those with the profiler on")
+    lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if told.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
     base = Base(
@@ -136,18 +135,16 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         devices=devices,
         per_node=devices,
         step_us=float(np.median(steps)),
-        spread=max(_ONE_REPEAT, _spread(steps)) if len(steps) > 1 else _ONE_REPEAT,
+        spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
         exposed_us=float(np.mean([one.exposed_us for one in job.profiles])),
         batch_size=told.batch_size,
         bucketing=Bucketing(told.bucket_mb),
         kinds=job.kinds,
         lateness=lateness(job.profiles),
-        slowdown=beside.slowdown,
-        slowdown_band=beside.slowdown_band,
         lacks=lacks,
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
-    return AskedBase(base, Costs(devices, devices, _traced(job), traced_bounded=bounded))
+    return AskedBase(beside.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
 
 
 def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:
@@ -204,11 +201,19 @@ def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
     }
 
 
-def _spread(medians: Sequence[float]) -> float:
-    """Half a 90% band of the median step, in logarithms, from the repeats' medians."""
+def repeats_band(medians: Sequence[float]) -> float:
+    """Half a 90% band, in logarithms, of the median step of one more repeat: a prediction interval by Student's distribution.
+
+    Few repeats tell their deviation badly, so what is assumed of one counts as one degree of freedom.
+    """
     if len(medians) < 2:
         return _ONE_REPEAT
-    return float(max(_LEAST_SPREAD, 1.645 * np.std(np.log(medians), ddof=1) / len(medians) ** 0.5))
+    from scipy.stats import t as student
+
+    count = len(medians)
+    assumed = (_ONE_REPEAT / NINE_OF_TEN) ** 2 / 2  # of one repeat less another
+    variance = (assumed + (count - 1) * float(np.var(np.log(medians), ddof=1))) / count
+    return float(student.ppf((1 + BAND) / 2, count)) * math.sqrt(variance * (1 + 1 / count))
 
 
 def _traced(job: JobProfile) -> dict[tuple[str, float], float]:

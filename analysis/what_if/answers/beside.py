@@ -1,18 +1,20 @@
 """How much computing and collectives beside each other slow a base: as calibrated, as its own transfers tell, or assumed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
-from dpscope.analysis.what_if.profiles.shared_link import slowdown_of
+from dpscope.analysis.what_if.profiles.shared_link import buckets_overlap, slowdown_of
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
+from dpscope.analysis.what_if.scenarios.scenario import Base
 from dpscope.profiling.records.calibration import Calibration
 
 _NO_CONTENTION = "a calibration under load: computing is taken to be no slower beside a collective"
+_UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
 _NOT_TWO = ", two in flight to share the link"
 
 
@@ -20,13 +22,27 @@ _NOT_TWO = ", two in flight to share the link"
 class Beside:
     """`gamma`: how much slower computing is beside a collective; `slowdown`: how much longer each of two in flight takes.
 
-    `slowdown_band` where that was measured; `lacks` is what is assumed, in words.
+    Each with what it may be; `measured`: the slowdown was; `lacks` is what is assumed, in words.
     """
 
     gamma: float
+    gamma_band: tuple[float, float]
     slowdown: float
-    slowdown_band: tuple[float, float] | None
+    slowdown_band: tuple[float, float]
+    measured: bool
     lacks: tuple[str, ...]
+
+    def on(self, base: Base) -> Base:
+        """The base with them."""
+        return replace(
+            base,
+            gamma=self.gamma,
+            gamma_band=self.gamma_band,
+            slowdown=self.slowdown,
+            slowdown_band=self.slowdown_band,
+            slowdown_measured=self.measured,
+            lacks=(*base.lacks, *self.lacks),
+        )
 
 
 def beside_of_run(
@@ -36,17 +52,23 @@ def beside_of_run(
     ratios = contention_of(calibration, data.cell.devices)
     if ratios is None:
         return beside_of_traces(profiles)
-    gamma = gamma_of(run, data, max(0.0, ratios.compute.value - 1))
-    two = ratios.two_in_flight
-    return Beside(gamma, max(1.0, two.value), (max(1.0, two.low), max(1.0, two.high)), ())
+    found = [
+        gamma_of(run, data, max(0.0, one - 1))
+        for one in (ratios.compute.value, ratios.compute.low, ratios.compute.high)
+    ]
+    two = [max(1.0, one) for one in (ratios.two_in_flight.value, ratios.two_in_flight.low, ratios.two_in_flight.high)]
+    return Beside(found[0], (found[1], found[2]), two[0], (two[1], two[2]), True, ())
 
 
 def beside_of_traces(profiles: Sequence[StepProfile]) -> Beside:
-    """Of traces alone."""
+    """Of traces alone: transfers that overlap tell how much they slow each other, and nothing tells of computing."""
     own = slowdown_of(profiles)
     if own is not None:
-        return Beside(0.0, own[0], own[1:], (_NO_CONTENTION,))
-    return Beside(0.0, SHARES_THE_LINK, None, (_NO_CONTENTION + ("" if _one_stream(profiles) else _NOT_TWO),))
+        return Beside(0.0, _UNKNOWN_GAMMA, own[0], own[1:], True, (_NO_CONTENTION,))
+    alone = not any(buckets_overlap(one) for one in profiles)  # else transfers told that they share the link
+    band = (1.0 if alone else SHARES_THE_LINK, SHARES_THE_LINK)
+    told = _NO_CONTENTION + ("" if _one_stream(profiles) else _NOT_TWO)
+    return Beside(0.0, _UNKNOWN_GAMMA, SHARES_THE_LINK, band, False, (told,))
 
 
 def _one_stream(profiles: Sequence[StepProfile]) -> bool:

@@ -1,5 +1,6 @@
 """How wrong the method is on the run's own cells: each other measured cell predicted from the base, and set beside its time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,9 @@ import numpy as np
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import AnyCell
 from dpscope.analysis.what_if.answers.bases import AskedBase, devices_per_node
+from dpscope.analysis.what_if.bands import ASSUMED_ROWS, FEWEST_ROWS, NINE_OF_TEN
 from dpscope.analysis.what_if.prediction import BAND
+from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.records.run import CellOptions
@@ -49,9 +52,14 @@ class OwnErrors:
     def half_band(self) -> float | None:
         """Half a 90% band of the method, in logarithms; None from too few cells."""
         errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
-        if len(errors) < FEWEST:
+        count = len(errors)
+        if count < FEWEST:
             return None
-        return float(np.quantile(errors, min(1.0, BAND * (len(errors) + 1) / len(errors))))  # conformal, as in bands.py
+        if count >= FEWEST_ROWS:
+            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))  # conformal, as in bands.py
+        # as there: few tell the size of what is assumed, which weighs as much as so many of them
+        usual = (ASSUMED_ERROR / NINE_OF_TEN) ** 2
+        return NINE_OF_TEN * math.sqrt((ASSUMED_ROWS * usual + sum(one**2 for one in errors)) / (ASSUMED_ROWS + count))
 
     @property
     def sentence(self) -> str:

@@ -5,7 +5,7 @@ In this order: (1) a calibration at that count, or the base's own transfers; (2)
 question states replaces what was measured on that level, at the efficiency that was measured on the old link, where known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,22 +15,27 @@ from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.costs.node_rates import rate_between
 from dpscope.analysis.what_if.links.carried import carried_us
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
-from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 
 CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
+_BOUND = ", a lower bound"
 # Half a 90% band of a collective's own time, in logarithms, by its source.
 SPREADS = {CALIBRATED: 0.05, TRACED: 0.10, CARRIED: 0.15, HIERARCHY: 0.35, SPECIFIED: 0.35}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective alone on its link: latency, then transfer; `source` one of the above, `told` in words."""
+    """Of one collective alone on its link: latency, then transfer; `source` one of the above, `told` in words.
+
+    `bound`: by a link's specification alone, so it can take longer and no less.
+    """
 
     latency_us: float
     transfer_us: float
     source: str
     told: str
     spread: float  # half a 90% band, in logarithms
+    bound: bool = False
 
     @property
     def total_us(self) -> float:
@@ -195,6 +200,9 @@ class Costs:
         factor = bus_factor(kind, devices)
         if factor is None:
             return f"there is no model of {kind} by a link's rate"
+        at_other_layout = reached is not None
+        if stated.source == REACHED_RATE:
+            reached = (1.0, ", as reached")
         efficiency, how = reached or self._efficiency(kind)
         basis = f"{stated.name}{how}" if reached else f"{stated.name}: specification{how}"
         nodes, inside = -(-devices // per_node), min(per_node, devices)
@@ -211,7 +219,8 @@ class Costs:
             steps = 2 * int(np.ceil(np.log2(nodes)))
             options.append(Cost(steps * latency, 2 * size / rate, flat.source, f"{basis}, tree", 0.0))
         best = min(options, key=lambda one: one.total_us)
-        return replace(best, spread=SPREADS[HIERARCHY if reached else best.source])
+        spread = SPREADS[HIERARCHY if at_other_layout else best.source]
+        return replace(best, spread=spread, bound=best.source == SPECIFIED and how == _BOUND)
 
     def _hierarchy(self, size: float, nodes: int, inside: int, latency: float, rate: float, told: str) -> Cost:
         """Reduce-scatter inside a node, all-reduce of each share between nodes over the node's link, all-gather inside."""
@@ -228,14 +237,14 @@ class Costs:
     def _efficiency(self, kind: str) -> tuple[float, str]:
         """What of a link's specification was reached, where a specification and a measurement of one link are known."""
         if self.specified is None or self.calibration is None:
-            return 1.0, ", a lower bound"
+            return 1.0, _BOUND
         fit = find_fit(self.calibration, kind, self.devices)
         factor = bus_factor(kind, self.devices)
         if fit is None or factor is None or (time := predict_us(fit, fit.largest_bytes).time_us) <= 0:
-            return 1.0, ", a lower bound"
+            return 1.0, _BOUND
         reached = fit.largest_bytes / time / 1e3 * factor / self.specified.gb_per_s
         if not 0.05 < reached <= 1.5:
-            return 1.0, ", a lower bound"
+            return 1.0, _BOUND
         return reached, f" x {reached:.2f}, reached on {self.specified.name}"
 
     def _hop_us(self, kind: str) -> float:
@@ -266,9 +275,13 @@ def _carried(kind: str, size: float, devices: int, fits: list[CollectiveFit]) ->
     total = carried_us({fit.devices: predict_us(fit, size).time_us for fit in fits}, devices)
     latency = carried_us({fit.devices: max(0.0, fit.pieces[0].alpha_us) for fit in fits}, devices)
     told = f"calibrated on {', '.join(map(str, sorted(counts)))} devices and carried to {devices}"
-    spread = SPREADS[CARRIED] * max(1.0, float(np.log2(devices / max(counts))) if devices > max(counts) else 1.0)
     del kind
-    return Cost(min(latency, total), max(0.0, total - latency), CARRIED, told, spread)
+    return Cost(min(latency, total), max(0.0, total - latency), CARRIED, told, carried_spread(devices, counts))
+
+
+def carried_spread(devices: int, counts: Sequence[int]) -> float:
+    """Half a 90% band, in logarithms, of what is carried from these counts: once more for every doubling beyond the second."""
+    return SPREADS[CARRIED] * max(1.0, float(np.log2(devices / max(counts))))
 
 
 def _by_ring(kind: str, here: Cost, measured: int, devices: int) -> Cost | str:

@@ -35,7 +35,7 @@ def slowdown_of(profiles: Sequence[StepProfile]) -> tuple[float, float, float] |
     Of all factors from 1 (none slows another) to 2 (they share every byte) the one with the least mean absolute deviation, in
     logarithms, from a line through the sizes. None where the link shared is as likely, or nothing overlaps.
     """
-    known = [one for one in profiles if one.servers > 1 and _overlap(one)]
+    known = [one for one in profiles if one.servers > 1 and buckets_overlap(one)]
     chosen = known[:: max(1, -(-len(known) // _PROFILES))]
     if not chosen:
         return None
@@ -48,8 +48,8 @@ def slowdown_of(profiles: Sequence[StepProfile]) -> tuple[float, float, float] |
     return _TRIED[int(off.argmin())], float(as_likely.min()), float(as_likely.max())
 
 
-def _overlap(profile: StepProfile) -> bool:
-    """Whether a bucket was ready before the end of the one before."""
+def buckets_overlap(profile: StepProfile) -> bool:
+    """Whether a bucket started before the end of the one before."""
     return any(later.start_us < earlier.end_us for earlier, later in pairwise(profile.buckets))
 
 

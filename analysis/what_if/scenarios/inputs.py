@@ -8,7 +8,7 @@ from dpscope.analysis.what_if.links.costs import Cost, Costs
 from dpscope.analysis.what_if.replay.base import late_us
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, bucket_bytes, bucket_ends
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions
-from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 
 _MOST_CARRIED = (
@@ -34,7 +34,9 @@ class Inputs:
 
     compute: Compute
     conditions: Conditions
-    spread: float  # half a 90% band of the costs, in logarithms
+    below: float  # half a 90% band of the costs, in logarithms, towards cheaper
+    above: float  # and towards dearer
+    slowdowns: tuple[float, float]  # what `conditions.slowdown` may be
     told: tuple[str, ...]
 
 
@@ -72,12 +74,13 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     if reasons:
         return reasons[0]
     known = [one for one in found if isinstance(one, Cost)]
+    stated = (scenario.links.inter if place.nodes > 1 else scenario.links.intra) is not None
     if scenario.links.intra is None and scenario.links.inter is None:
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
     later = _later_us(base, scenario, place)
     late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
-    latency, transfer = _in_flight(base, scenario, known)
+    latency, transfer = _in_flight(base.slowdown_measured and not stated, scenario, known)
     conditions = Conditions(
         bucket_ends=ends,
         latency_us=latency,
@@ -86,14 +89,16 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         other_us=others,
         passes=passes_of(base, scenario),
         gamma=base.gamma,
-        slowdown=base.slowdown,
+        slowdown=SHARES_THE_LINK if stated else base.slowdown,  # by a stated rate each call alone fills the link
     )
-    total = sum(one.total_us for one in known)
-    spread = sum(one.spread * one.total_us for one in known) / total if total else 0.0
-    return Inputs(compute, conditions, spread, tuple(dict.fromkeys(one.told for one in known)))
+    total = max(sum(one.total_us for one in known), 1e-9)
+    above = sum(one.spread * one.total_us for one in known) / total
+    below = sum(one.spread * one.total_us for one in known if not one.bound) / total
+    slowdowns = (SHARES_THE_LINK, SHARES_THE_LINK) if stated else base.slowdown_band
+    return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(one.told for one in known)))
 
 
-def _in_flight(base: Base, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _in_flight(measured: bool, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """What nothing shares, and what those in flight share: latency and bytes, where it is assumed that bytes share the link.
 
     A measured slowdown is of whole calls and so of both: on a long way a call waits for round trips, which queue behind the other
@@ -101,7 +106,7 @@ def _in_flight(base: Base, scenario: Scenario, costs: list[Cost]) -> tuple[tuple
     """
     latency = tuple(one.latency_us * scenario.latency_factor for one in costs)
     transfer = tuple(one.transfer_us * scenario.transfer_factor for one in costs)
-    if base.slowdown_band is None:
+    if not measured:
         return latency, transfer
     return (0.0,) * len(costs), tuple(wait + move for wait, move in zip(latency, transfer, strict=True))
 
@@ -133,6 +138,7 @@ def _as_in_the_run(
         and np.allclose(sizes, measured, rtol=1e-6)
     ):
         factors = [time / one.total_us if one.total_us > 0 else 1.0 for time, one in zip(own, said, strict=True)]
+        said = [replace(one, spread=0.0) for one in said]  # as measured
     else:
         model = [costs.cost("all_reduce", size, base.devices, base.per_node) for size in measured]
         known = [one.total_us for one in model if isinstance(one, Cost)]

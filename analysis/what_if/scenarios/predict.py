@@ -1,18 +1,18 @@
 """The step of a configuration that nobody has run: measured base + (replay of the scenario - replay of the base)."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.what_if.bands import FARTHEST, floor_of
+from dpscope.analysis.what_if.bands import FARTHEST
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Conditions, Prepared, Replayed, replay, replayed_from
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay, replayed_from
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.scenarios.band import Parts, half_band, replay_parts
 from dpscope.analysis.what_if.scenarios.dp import data_parallel
 from dpscope.analysis.what_if.scenarios.inputs import (
     Inputs,
@@ -25,14 +25,10 @@ from dpscope.analysis.what_if.scenarios.inputs import (
 )
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 
-_ASSUMED_ERROR = (
-    0.04  # half a 90% band of the method where no other cell tells it: that of the live experiment without delay
-)
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
 _COUNTS = 0.05  # of the step, from which on a part is named as what bounds it
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
-_GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Answered:
     step_us: float
     exposed_us: float
     bound_by: str
-    spread: float  # of the step, by its costs
+    parts: Parts
     told: tuple[str, ...]
 
 
@@ -120,7 +116,7 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     """The scenario replayed on one profile."""
     if scenario.strategy == "dp":
         said = data_parallel(base, profile, scenario, costs, place_of(base, scenario).devices)
-        return said if isinstance(said, str) else Answered(*said)
+        return said if isinstance(said, str) else Answered(*said[:3], {"costs": (said[3], said[3])}, said[4])
     inputs = inputs_of(base, profile, scenario, costs)
     if isinstance(inputs, str):
         return inputs
@@ -130,25 +126,8 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     step = max(base.step_us + then.step_us - now.step_us, 1.0)
     measured = base.exposed_us if base.exposed_us is not None else now.exposed_us
     exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
-    return Answered(
-        step, exposed, _bound_by(prepared, inputs, then), _cost_spread(prepared, inputs, then, step), inputs.told
-    )
-
-
-def _cost_spread(prepared: Prepared, inputs: Inputs, then: Replayed, step_us: float) -> float:
-    """Half the band that the costs' own errors make in the step, in logarithms."""
-    if not inputs.spread:
-        return 0.0
-    dearer = replayed_from(prepared, _times(inputs.conditions, math.exp(inputs.spread)), then.entered)
-    return math.log1p(max(0.0, dearer - then.step_us) / step_us)
-
-
-def _times(conditions: Conditions, factor: float) -> Conditions:
-    return replace(
-        conditions,
-        latency_us=tuple(one * factor for one in conditions.latency_us),
-        transfer_us=tuple(one * factor for one in conditions.transfer_us),
-    )
+    parts = replay_parts(base, profile, inputs, then, step)
+    return Answered(step, exposed, _bound_by(prepared, inputs, then), parts, inputs.told)
 
 
 def _bound_by(prepared: Prepared, inputs: Inputs, then: Replayed) -> str:
@@ -179,13 +158,14 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
     exposed = float(np.mean([one.exposed_us for one in found]))
     alone = _alone_us(base, scenario)
     times = place.devices / base.largest_count
-    half = _half_width(base, scenario, found, times)
+    share = max(one.exposed_us / one.step_us for one in found)
+    below, above = half_band(base, scenario, [one.parts for one in found], share, times)
     if times > FARTHEST:
         least = min(step - exposed, alone if alone is not None else step) * math.exp(-base.spread)
         return replace(
             asked,
             low_us=least,
-            high_us=(step + exposed) * math.exp(half),
+            high_us=(step + exposed) * math.exp(above),
             reason=f"{times:.0f}x the largest measured count ({base.largest_count}): no number; the range begins without any "
             "exposed communication",
         )
@@ -193,8 +173,8 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
     return replace(
         asked,
         step_us=base.step_us if same else step,
-        low_us=(base.step_us if same else step) * math.exp(-half),
-        high_us=(base.step_us if same else step) * math.exp(half),
+        low_us=(base.step_us if same else step) * math.exp(-below),
+        high_us=(base.step_us if same else step) * math.exp(above),
         exposed_us=exposed,
         efficiency=min(alone / step, 1.5) if alone is not None else None,
         bound_by=found[0].bound_by,
@@ -224,21 +204,6 @@ def _without_others(base: Base, scenario: Scenario) -> float | None:
             prepared.kept[key] = replay(prepared, replace(silent(profile), passes=passes)).step_us
         found.append(base.step_us + prepared.kept[key] - base.replayed(profile).step_us)
     return float(np.mean(found))
-
-
-def _half_width(base: Base, scenario: Scenario, found: Iterable[Answered], times: float) -> float:
-    """Half the 90% band in logarithms: the base's spread, the method's own error, the costs', the distance in devices."""
-    method = base.own_error if base.own_error is not None else _ASSUMED_ERROR
-    parts = [base.spread, 0.0 if scenario == Scenario() else method, max(one.spread for one in found)]
-    exposed = max(one.exposed_us / one.step_us for one in found)
-    parts.append(floor_of(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed)))
-    if scenario.faster != 1.0:
-        parts.append(_GPU_ERROR)
-    if scenario.batch_size is not None and len(base.single_us) < 2 and scenario.batch_size != base.batch_size:
-        parts.append(0.10)  # one batch alone: samples may cost otherwise
-    if not base.lateness.known and scenario.jitter is None and times > 1:
-        parts.append(0.03)
-    return math.sqrt(sum(one**2 for one in parts))
 
 
 def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Place) -> str:

@@ -70,11 +70,13 @@ class Base:
     parameter_bytes: tuple[int, ...] = ()
     buffer_bytes: int = 0
     gamma: float = 0.0  # how much slower computing is while a collective runs
+    gamma_band: tuple[float, float] = (0.0, 0.0)  # what it may be
     traced: Compute = (
         AS_IT_WAS  # by what the trace's times are scaled, so that the replay is as long as the untraced step
     )
     slowdown: float = SHARES_THE_LINK  # how many times as long each of two collectives in flight takes
-    slowdown_band: tuple[float, float] | None = None  # where that was measured, of whole calls; None: assumed, of bytes
+    slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)  # what it may be
+    slowdown_measured: bool = False  # of whole calls; else assumed, of their bytes
     lacks: tuple[str, ...] = ()
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
 
@@ -83,7 +85,7 @@ class Base:
         default_factory=dict, init=False, compare=False, repr=False
     )
     _refused: list[str | None] = field(default_factory=list, init=False, compare=False, repr=False)
-    _replayed: dict[int, Replayed] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _replayed: dict[tuple[int, float], Replayed] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def prepared(self, profile: StepProfile, compute: Compute) -> Prepared:
         """One of the profiles under a compute scale, made once: many scenarios share it."""
@@ -92,14 +94,14 @@ class Base:
             self._prepared[key] = Prepared(profile, compute)
         return self._prepared[key]
 
-    def replayed(self, profile: StepProfile) -> Replayed:
-        """One of the profiles replayed as it was measured, once."""
-        if id(profile) not in self._replayed:
-            alike = replace(measured_conditions(profile), gamma=self.gamma, slowdown=self.slowdown)
-            self._replayed[id(profile)] = replay(
-                self.prepared(profile, self.traced), alike
-            )  # so that contention cancels
-        return self._replayed[id(profile)]
+    def replayed(self, profile: StepProfile, gamma: float | None = None) -> Replayed:
+        """One of the profiles replayed as it was measured, once; under another `gamma` where it is given."""
+        gamma = self.gamma if gamma is None else gamma
+        key = (id(profile), gamma)
+        if key not in self._replayed:
+            alike = replace(measured_conditions(profile), gamma=gamma, slowdown=self.slowdown)
+            self._replayed[key] = replay(self.prepared(profile, self.traced), alike)  # so that contention cancels
+        return self._replayed[key]
 
     def buckets(self, profile: StepProfile, bucketing: Bucketing, hook: str, made: "MadeBuckets") -> Buckets:
         """Ends and bytes of a profile's buckets, worked out once for each rule and hook."""

@@ -1,5 +1,6 @@
 """What is taken from a run's other cells: where they ran, and how much a collective slows computing."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -9,9 +10,9 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.what_if.answers.bases import base_of_run, single_steps_us
+from dpscope.analysis.what_if.answers.bases import base_of_run, repeats_band, single_steps_us
 from dpscope.analysis.what_if.answers.beside import gamma_of
-from dpscope.analysis.what_if.answers.own_error import own_errors
+from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors
 from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.helpers.paths import EXAMPLE_RUN
@@ -86,3 +87,20 @@ def test_one_device_is_that_of_the_base_s_own_precision_and_micro_batches() -> N
         found = single_steps_us(cast(RunData, SimpleNamespace(measured=[*singles, base])), base)
         assert found == pytest.approx({batch: times * asked.base.single_us[batch]})
     assert single_steps_us(cast(RunData, SimpleNamespace(measured=singles)), optioned(asked.cell, 1, amp="fp16")) == {}
+
+
+def test_a_band_of_repeats_holds_one_more_of_them() -> None:
+    assert repeats_band([100.0]) == 0.03  # assumed
+    # Two that are alike: half of the variance that is assumed of one, (0.03 / 1.645)^2 / 2; Student's t of 2, 2.92; sqrt(1.5)
+    assert repeats_band([100.0, 100.0]) == pytest.approx(2.92 * 0.03 / 1.645 * (0.5 / 2 * 1.5) ** 0.5, rel=1e-3)
+    # logarithms 0, 0.1 and 0.2: variance 0.01, twice, and the assumed one once, over 3; t of 3, 2.353; sqrt(4 / 3)
+    assumed = (0.03 / 1.645) ** 2 / 2
+    expected = 2.353 * ((assumed + 2 * 0.01) / 3 * 4 / 3) ** 0.5
+    assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(("errors", "expected"), [([0.1, 0.1], None), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)])
+def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
+    """4% weighs as much as four cells."""
+    cells = tuple(CellError("one", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors)
+    assert OwnErrors(cells).half_band == (None if expected is None else pytest.approx(expected))

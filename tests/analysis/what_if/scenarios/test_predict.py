@@ -1,5 +1,6 @@
 """Predictions from a base made by hand: values by pocket calculation, each source of costs, each refusal."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from tests.helpers.replayed_steps import BASE, BUCKETS, COSTS, PROFILE, profile, works
 
 
@@ -88,21 +90,61 @@ def test_contention_counts_for_what_a_scenario_adds() -> None:
 
 
 def test_two_in_flight_share_bytes_unless_measured_to_do_otherwise() -> None:
-    """Two workers, 1 MB at 10 GB/s: 100 us alone; ready at 150 and 200, the optimizer takes 10."""
+    """Two workers; a MB takes 40 us of latency and 90 of bytes alone; ready at 150 and 200, the optimizer takes 10."""
     workers = replace(BASE, profiles=(replace(PROFILE, servers=2),))
-    link = Links(intra=parse_link("10GB/s"))
-    # assumed: 50 done at 200, then half speed: the first until 300, the second's last 50 alone until 350
-    assert said(workers, links=link)[0] == pytest.approx(360)
-    # a link that one alone does not fill: 150-250, 200-300
-    apart = replace(workers, slowdown=1.0, slowdown_band=(1.0, 1.1))
-    assert said(apart, links=link)[0] == pytest.approx(310)
-    # 2 hops of 20 us each; assumed, they run beside each other and bytes share: the first moves from 190, the second from 240,
-    # when 50 are left, until 340; the second's last 50 until 390
-    far = Links(intra=parse_link("10GB/s"), latency_us=20.0)
-    assert said(workers, links=far)[0] == pytest.approx(400)
-    # measured, it is of whole calls of 140: 50 done at 200, 90 left at 1 / 1.5 until 335; the second's last 50 until 385
-    measured = replace(workers, slowdown=1.5, slowdown_band=(1.4, 1.6))
-    assert said(measured, links=far)[0] == pytest.approx(395)
+    costs = replace(COSTS, traced={("all_reduce", 1e6): 20.0, ("all_reduce", 2e6): 30.0})  # 10 of latency, 10 a MB
+    more = {"latency_factor": 4.0, "transfer_factor": 9.0}
+    # assumed: latencies beside each other, bytes share. The first moves from 190, at 240 it has 40 left and the second begins to
+    # move: both at half speed until 320, when the second has 50 left, until 370
+    assert said(workers, costs, **more)[0] == pytest.approx(380)
+    # a link that one alone does not fill: 150-280, 200-330
+    apart = replace(workers, slowdown=1.0, slowdown_measured=True)
+    assert said(apart, costs, **more)[0] == pytest.approx(340)
+    # measured, it is of whole calls: 80 of 130 left at 200, until 200 + 96; the second's other 50 until 346
+    between = replace(workers, slowdown=1.2, slowdown_measured=True)
+    assert said(between, costs, **more)[0] == pytest.approx(356)
+
+
+def test_a_stated_link_is_filled_by_one_collective_alone() -> None:
+    """Whatever two in flight did on the measured one. 1 MB at 10 GB/s: 50 done at 200, half speed until 300; 50 more, 350."""
+    workers = replace(BASE, profiles=(replace(PROFILE, servers=2),), slowdown=1.0, slowdown_measured=True)
+    assert said(workers, links=Links(intra=parse_link("10GB/s")))[0] == pytest.approx(360)
+
+
+def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> None:
+    """100 us a MB: 150-250, 250-350, optimizer 360; costs e^0.35 times as long are 42 us longer each, both in the open."""
+    certain = replace(BASE, spread=0.0, own_error=0.0)
+
+    def band(link: LinkRate) -> tuple[float, float]:
+        found = predict(certain, Scenario(links=Links(intra=link)), COSTS)
+        assert found.step_us == pytest.approx(360)
+        assert found.low_us is not None
+        assert found.high_us is not None
+        return found.low_us, found.high_us
+
+    assert band(LinkRate(10.0, "fast", "sheet")) == pytest.approx((360, 360 + 200 * math.expm1(0.35)))
+    # as reached: 15% either way
+    assert band(LinkRate(10.0, "fast", REACHED_RATE)) == pytest.approx(
+        (360 + 200 * math.expm1(-0.15), 360 + 200 * math.expm1(0.15))
+    )
+
+
+def test_what_is_assumed_of_collectives_beside_others_widens_the_band() -> None:
+    certain = replace(BASE, spread=0.0, own_error=0.0, profiles=(replace(PROFILE, servers=2),))
+
+    def band(base: Base) -> tuple[float, float]:
+        found = predict(base, Scenario(transfer_factor=5.0), replace(COSTS, traced={("all_reduce", 1e6): 20.0}))
+        assert found.low_us is not None
+        assert found.high_us is not None
+        return found.low_us, found.high_us
+
+    assert band(certain) == pytest.approx((360, 360))  # as above, by costs as measured
+    assert band(replace(certain, slowdown_band=(1.0, 2.0))) == pytest.approx((310, 360))  # or 150-250, 200-300
+    # one stream, 20 us each: on the base 20 of computing lie beside the first, in a scenario of 50 us a bucket 50 do
+    stream = replace(BASE, spread=0.0, own_error=0.0, gamma_band=(0.0, 0.3))
+    found = predict(stream, Scenario(transfer_factor=2.5), COSTS)
+    assert found.step_us == pytest.approx(260)
+    assert (found.low_us, found.high_us) == pytest.approx((260, 260 + 0.3 * (50 - 20)))
 
 
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
