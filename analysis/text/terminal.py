@@ -140,6 +140,12 @@ def folded(text: str, style: str = "") -> Text:
     return Text(text, style=style, overflow="fold")
 
 
+def print_sentences(console: Console, sentences: Iterable[str]) -> None:
+    """As they are, whatever brackets a name holds, each from a line of its own."""
+    for said in sentences:
+        console.print(Trimmed(folded(said)), highlight=False)
+
+
 def print_missing(console: Console, reasons: Iterable[str]) -> None:
     """Why values are missing, once for all tables."""
     console.print()

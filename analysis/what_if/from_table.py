@@ -94,13 +94,14 @@ def _incomparable(rows: Sequence[MeasuredStep], single: SingleDevice) -> str | N
     noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
     for (link, count), group in ratios.items():
         middle, told = float(np.median(group)), f"{count} devices {link if link == 'between nodes' else ''}".strip()
+        if abs(middle) > math.log(_OTHER_UNIT):
+            times = f"{math.exp(middle):,.0f}x" if middle > 0 else f"1/{math.exp(-middle):,.0f} of"
+            return f"{told} take {times} the time of one at the same batch per device: check the units"
         if middle < min(math.log(_IMPOSSIBLE), -2 * noise / math.sqrt(len(group))):
             return (
                 f"{told} take {math.exp(middle):.2f}x the time of one at the same batch per device: a step that gets faster with "
                 "more devices means that something else changed between these rows"
             )
-        if middle > math.log(_OTHER_UNIT):
-            return f"{told} take {math.exp(middle):.0f}x the time of one at the same batch per device: check the units"
     return None
 
 

@@ -36,11 +36,16 @@ class Prediction:
 def answer_sentences(labels: Sequence[str], predictions: Sequence[Prediction]) -> list[str]:
     """What is answered, a sentence a configuration; where there are many, which a table shows better, one of their ends."""
     told = list(zip(labels, predictions, strict=True))
+    reasons = list(
+        dict.fromkeys(str(said.reason) for said in predictions if said.step_us is None and said.low_us is None)
+    )
+    if len(told) > 1 and len(reasons) == 1 and all(said.low_us is None for said in predictions):
+        return [f"None of {len(told)} configurations has a number: {reasons[0]}."]
     if len(told) <= _MOST_SENTENCES:
         return [_answered(label, said) for label, said in told]
     known = sorted((said.step_us, label) for label, said in told if said.step_us is not None)
     if not known:
-        return [f"None of {len(told)} configurations has a number: {predictions[0].reason}."]
+        return [f"None of {len(told)} configurations has a number: {'; '.join(reasons) or predictions[0].reason}."]
     (least, quickest), (most, slowest) = known[0], known[-1]
     some = "all" if len(known) == len(told) else str(len(known))
     ends = (

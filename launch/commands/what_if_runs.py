@@ -10,6 +10,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.analysis.what_if.answers.output import RunAnswer
+    from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def of_run_or_traces(
     _check(question, len(scenarios))
     from rich.console import Console
 
-    from dpscope.analysis.text.terminal import print_table
+    from dpscope.analysis.text.terminal import print_sentences, print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if.answers import bases, output
     from dpscope.analysis.what_if.answers.own_error import with_own_error
@@ -47,6 +48,7 @@ def of_run_or_traces(
         found = bases.base_of_run(paths[0], question.cell)
     else:
         found = bases.base_of_traces(paths, bases.Told(*told))
+    _check_links(question, found.base, [one for _, one in scenarios])
     found, own = with_own_error(found)
     said = output.run_answer(found, own, scenarios)
     if question.output_format == "json":
@@ -57,11 +59,10 @@ def of_run_or_traces(
         console = Console()
         further = _further(said, question)
         first = further if question.solve is not None else output.run_answer_sentences(said)
-        for sentence in first:
-            console.print(sentence, highlight=False)
-        print_table(console, output.run_table(said))
-        for sentence in output.base_sentences(said) + (further if further is not first else []):
-            console.print(sentence, highlight=False)
+        print_sentences(console, first)
+        if any(one.low_us is not None for _, _, one in said.predictions):
+            print_table(console, output.run_table(said))
+        print_sentences(console, output.base_sentences(said) + (further if further is not first else []))
     _write(said, question)
 
 
@@ -87,6 +88,17 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         from dpscope.analysis.what_if.answers.figure import check_figure_name
 
         check_figure_name(question.figure)
+
+
+def _check_links(question: RunQuestion, base: "Base", scenarios: "list[Scenario]") -> None:
+    """Raise DpscopeError for a link that none of the scenarios has."""
+    from dpscope.analysis.what_if.scenarios.inputs import place_of
+
+    places = [place_of(base, one) for one in scenarios]
+    if question.asked.inter is not None and all(one.nodes == 1 for one in places):
+        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
+    if question.asked.intra is not None and all(one.per_node == 1 for one in places):
+        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
 
 
 def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:

@@ -64,8 +64,8 @@ def _worth_table(changes: list[Worth], cell: str) -> TextTable:
     rows = tuple(
         (
             one.change,
-            f"{one.saved_us / 1e3:.2f}",
-            f"{one.low_us / 1e3:.2f} to {one.high_us / 1e3:.2f}",
+            _plain_ms(one.saved_us),
+            f"{_plain_ms(one.low_us)} to {_plain_ms(one.high_us)}",
             "yes" if one.certain else "no",
         )
         for one in changes
@@ -73,6 +73,11 @@ def _worth_table(changes: list[Worth], cell: str) -> TextTable:
     return TextTable(
         f"What one change alone would take off the step of {cell}", ("change", "saves [ms]", "band [ms]", "shown"), rows
     )
+
+
+def _plain_ms(value_us: float) -> str:
+    """Milliseconds; what rounds to nothing has no sign."""
+    return f"{round(value_us / 1e3, 2) + 0.0:.2f}"
 
 
 def _error_table(said: RunAnswer) -> TextTable:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 EfficiencyPoint = tuple[int, float, float, float]  # devices, efficiency and the ends of its band
 _MOST_LINES = 8  # that a reader tells apart
+_LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
 _KINDS = (".png", ".svg", ".pdf")
 
 
@@ -58,7 +59,6 @@ def _lines(said: RunAnswer) -> dict[str, list[EfficiencyPoint]]:
 
 
 def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, float]]) -> "Figure":
-    from dpscope.analysis.figures.colours import COLOURS
     from dpscope.analysis.figures.style import literal, new_figure
 
     drawn, (axes,) = new_figure(rows=9)
@@ -69,9 +69,14 @@ def _drawn(lines: dict[str, list[EfficiencyPoint]], measured: list[tuple[int, fl
         values = [100 * one[1] for one in points]
         axes.plot(devices, values, marker=".", label=literal(called or "predicted") + ", 90% band")
     if measured:
-        axes.plot(*zip(*measured, strict=True), "o", color=COLOURS["ddp"], label="measured")
-    ticks = sorted({point[0] for points in lines.values() for point in points})
-    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None), xticks=ticks)
+        axes.plot(*zip(*measured, strict=True), "o", color="black", fillstyle="none", label="measured")
+    ticks = sorted({point[0] for points in lines.values() for point in points} | {one for one, _ in measured})
+    if ticks[-1] >= _LOGARITHMIC * ticks[0]:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
+    axes.set_xticks(ticks, labels=[str(one) for one in ticks])
+    axes.margins(x=0.05)
     axes.legend(loc="lower left")
     return drawn
 

@@ -104,7 +104,7 @@ def _grounds(said: RunAnswer) -> list[str]:
     """What numbers rest on, or why there is none, each once with its device counts."""
     counts: dict[str, list[int]] = {}
     for _, _, one in said.predictions:
-        counts.setdefault(one.reason or f"rests on {one.rests_on}", []).append(one.devices)
+        counts.setdefault(one.reason or f"rests on: {one.rests_on}", []).append(one.devices)
     return [f"{', '.join(map(str, dict.fromkeys(found)))} devices: {text}" for text, found in counts.items()]
 
 
@@ -116,4 +116,10 @@ def base_sentences(said: RunAnswer) -> list[str]:
         f"Base: {base.name}, {base.devices} devices, {base.step_us / 1e3:.1f} ms a step; {len(base.profiles)} traced steps of "
         f"{replayed / 1e3:.1f} ms are replayed with an error of {100 * replay_error(said.question):+.2f}%."
     )
-    return [one for one in (first, said.own.sentence, lacks_sentence(base)) if one]
+    refused = {one.reason for _, _, one in said.predictions if one.step_us is None}
+    own = said.own.sentence
+    if said.own.cells and not said.own.known and refused.issuperset(one.reason for one in said.own.cells):
+        own = (
+            f"None of this run's {counted(len(said.own.cells), 'other cell')} could be predicted, for the same reason."
+        )
+    return [one for one in (first, own, lacks_sentence(base)) if one]

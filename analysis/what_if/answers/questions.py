@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dpscope.analysis.what_if.links.costs import Costs, Links
-from dpscope.analysis.what_if.prediction import Prediction
+from dpscope.analysis.what_if.prediction import BAND, Prediction
 from dpscope.analysis.what_if.scenarios.inputs import place_of
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 
 SOLVABLE = ("inter", "intra", "faster", "devices", "bucket-mb", "strategy")
@@ -16,6 +17,7 @@ _LEAST_GB_PER_S, _MOST_GB_PER_S = 1e-3, 1e4
 _MOST_FASTER = 1e3
 _CAPS = tuple(0.5 * 512 ** (step / 23) for step in range(24))  # MiB, 0.5 to 256
 _HALVINGS = 40
+_LEAST_SHOWN_US = 50.0  # 0.1 ms, rounded
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,12 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
     def at(value: float) -> Prediction:
         return predict(base, _with(scenario, variable, value), costs)
 
+    place = place_of(base, scenario)
+    if variable == "inter" and place.nodes == 1:
+        why = f"all {counted(place.devices, 'device')} are on one node; ask for intra, or give --per-node"
+        return Solution(variable, None, None, None, f"No answer: no link between nodes is used: {why}.")
+    if variable == "intra" and place.per_node == 1:
+        return Solution(variable, None, None, None, "No answer: no link within a node is used: ask for inter.")
     best = at(ends[1])
     if best.step_us is None:
         return Solution(variable, None, None, None, f"No answer: {best.reason}.")
@@ -73,20 +81,22 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
             None,
             None,
             None,
-            f"{_told(need)} cannot be reached at any {_NOUNS[variable]}: {_shown(best, need)} is the best ({best.bound_by}).",
+            f"{_told(need)} cannot be reached at any {_NOUNS[variable]}: {_shown(best, need)} is the best (bound by "
+            f"{best.bound_by}).",
         )
     value = _bisected(lambda one: _reached(at(one), need), *ends)
     low = _bisected(lambda one: _reached(at(one), need, "low_us"), *ends)
     high = _bisected(lambda one: _reached(at(one), need, "high_us"), *ends) if _reached(best, need, "high_us") else None
+    needs = "a device {}x as fast" if variable == "faster" else "{} GB/s " + _PLACES[variable]
     unit = "x" if variable == "faster" else " GB/s"
-    band = f"{low:.3g} to {f'{high:.3g}' if high is not None else 'no value'}{unit}"
-    devices = place_of(base, scenario).devices
+    most = f"{high:.3g}{unit}" if high is not None else "more than there is"
     return Solution(
         variable,
         value,
         low,
         high,
-        f"{_told(need)} on {devices} devices needs {value:.3g}{unit} of {_NOUNS[variable]} ({band}).",
+        f"{_told(need)} on {counted(place.devices, 'device')} needs {needs.format(f'{value:.3g}')} ({BAND:.0%} band "
+        f"{low:.3g}{unit} to {most}).",
     )
 
 
@@ -100,6 +110,7 @@ def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
     return high
 
 
+_PLACES = {"inter": "between nodes", "intra": "within a node"}
 _NOUNS = {"inter": "bandwidth between nodes", "intra": "bandwidth within a node", "faster": "device speed"}
 
 
@@ -137,8 +148,12 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
             low, high = (middle, high) if one.step_us is not None and _reached(one, need) else (low, middle)
         met = low
     if reason is not None:
-        return Solution("devices", met, None, None, f"{_told(need)} holds up to {met} devices; beyond that: {reason}.")
-    return Solution("devices", met, None, None, f"{_told(need)} holds up to {met} devices, not on {met + 1}.")
+        return Solution(
+            "devices", met, None, None, f"{_told(need)} holds up to {counted(met, 'device')}; beyond that: {reason}."
+        )
+    return Solution(
+        "devices", met, None, None, f"{_told(need)} holds up to {counted(met, 'device')}, not on {met + 1}."
+    )
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
@@ -231,10 +246,13 @@ def worth(base: Base, scenario: Scenario, costs: Costs) -> list[Worth]:
 
 
 def worth_sentence(found: list[Worth], devices: int) -> str:
-    """What is worth most, in one sentence."""
+    """What is worth most, in one sentence; what would not show in its digits is named as worth nothing."""
     if not found:
         return ""
+    shown = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
     said = ", ".join(
-        f"{one.change} {-one.saved_us / 1e3:+.1f} ms" + ("" if one.certain else " (within the error)") for one in found
+        f"{one.change} {-one.saved_us / 1e3:+.1f} ms" + ("" if one.certain else " (within the error)") for one in shown
     )
-    return f"What is worth most on {devices} devices, each alone: {said}."
+    nothing = ", ".join(one.change for one in found if one not in shown)
+    parts = [one for one in (said, f"worth nothing: {nothing}" if nothing else "") if one]
+    return f"What is worth most on {counted(devices, 'device')}, each alone: {'; '.join(parts)}."

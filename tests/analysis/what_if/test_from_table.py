@@ -82,7 +82,8 @@ def test_tables_that_tell_nothing_are_refused() -> None:
     assert "no row of one device" in str(fit_table([row(2, 104), row(4, 105)]))
     assert str(fit_table([row(1, 100), row(2, 104, batch=16)])).startswith("no row of several devices at a batch")
     assert "something else changed" in str(fit_table([row(1, 100), row(2, 80), row(4, 81)]))
-    assert str(fit_table([row(1, 0.1), row(2, 104)])).startswith("2 devices take 1040x the time of one")
+    assert str(fit_table([row(1, 0.1), row(2, 104)])).startswith("2 devices take 1,040x the time of one")
+    assert "2 devices take 1/1,000 of the time of one" in str(fit_table([row(1, 1e5), row(2, 100)]))
 
 
 def test_one_wild_row_refuses_no_table() -> None:

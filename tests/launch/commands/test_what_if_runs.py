@@ -67,6 +67,13 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     assert "the host bounds this step" in refused["predictions"][0]["reason"]
 
 
+def test_where_there_is_no_number_the_reason_stands_once() -> None:
+    refused = whatif(A100, "--devices", "2,4", "--intra", "NVLink 3").stdout
+    assert " ".join(refused.split()).count("the host bounds this step") == 1
+    assert "exposed [ms]" not in refused
+    assert all(line == line.rstrip() for line in refused.splitlines())
+
+
 def test_the_inverse_is_answered_in_a_sentence() -> None:
     text = " ".join(whatif(EXAMPLE_RUN, "--solve", "bucket-mb").stdout.split())
     assert "MiB are alike" in text  # 1,072 bytes of gradients are one bucket, whatever the cap
@@ -77,6 +84,11 @@ def test_the_inverse_is_answered_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["--inter", "100Gb/s"], "--inter changes nothing: all of it is on one node; add --per-node"),
+        (
+            ["--devices", "4", "--per-node", "1", "--intra", "NVLink 3"],
+            "--intra changes nothing: every node has one device",
+        ),
         (["--inter", "100"], "--inter: '100' has no unit: write 100GB/s"),
         (["--jitter", "3"], "--jitter '3' has no unit: write 3%"),
         (["--devices", "0"], "--devices '0': give whole numbers of 1 or more"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.what_if.answers.questions import solve, worth
+from dpscope.analysis.what_if.answers.questions import Worth, solve, worth, worth_sentence
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from tests.helpers.replayed_steps import BASE, COSTS
 
@@ -49,3 +49,17 @@ def test_what_is_worth_most_comes_first() -> None:
     assert saved["twice the GPU"] == pytest.approx(105)
     assert found[0].change == "twice the GPU"
     assert not next(one for one in found if one.change == "no jitter").certain
+
+
+def test_a_link_that_no_device_uses_is_not_solved_for() -> None:
+    one_node = solve(BASE, Scenario(), COSTS, "inter", ("step-ms", 0.240))
+    assert (one_node.value, "all 2 devices are on one node" in one_node.sentence) == (None, True)
+    each_its_own = solve(BASE, Scenario(devices=4, per_node=1), COSTS, "intra", ("step-ms", 0.240))
+    assert (each_its_own.value, "no link within a node" in each_its_own.sentence) == (None, True)
+
+
+def test_what_would_not_show_in_its_digits_is_worth_nothing() -> None:
+    found = [Worth("fast", 2040.0, 2000.0, 2080.0, True), Worth("slow", 0.0, 0.0, 0.0, False)]
+    said = "What is worth most on 1 device, each alone: fast -2.0 ms; worth nothing: slow."
+    assert worth_sentence(found, 1) == said
+    assert worth_sentence(found[1:], 2) == "What is worth most on 2 devices, each alone: worth nothing: slow."
