@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscope.analysis.what_if.answers.asked import AskedText, need_of, scenarios_of
+from dpscope.analysis.what_if.answers.asked import AskedText, check_links, need_of, scenarios_of
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from dpscope.analysis.what_if.answers.output import RunAnswer
-    from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def of_run_or_traces(
         found = bases.base_of_run(paths[0], question.cell)
     else:
         found = bases.base_of_traces(paths, bases.Told(*told))
-    _check_links(question, found.base, [one for _, one in scenarios])
+    check_links(question.asked, found.base, [one for _, one in scenarios])
     found, own = with_own_error(found)
     said = output.run_answer(found, own, scenarios)
     if question.output_format == "json":
@@ -88,17 +87,6 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         from dpscope.analysis.what_if.answers.figure import check_figure_name
 
         check_figure_name(question.figure)
-
-
-def _check_links(question: RunQuestion, base: "Base", scenarios: "list[Scenario]") -> None:
-    """Raise DpscopeError for a link that none of the scenarios has."""
-    from dpscope.analysis.what_if.scenarios.inputs import place_of
-
-    places = [place_of(base, one) for one in scenarios]
-    if question.asked.inter is not None and all(one.nodes == 1 for one in places):
-        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
-    if question.asked.intra is not None and all(one.per_node == 1 for one in places):
-        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
 
 
 def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:

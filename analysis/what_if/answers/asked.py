@@ -8,7 +8,8 @@ from typing import Any
 
 from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
-from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Scenario
+from dpscope.analysis.what_if.scenarios.inputs import place_of
+from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.store.errors import DpscopeError
@@ -55,6 +56,15 @@ def scenarios_of(asked: AskedText) -> list[tuple[dict[str, str], Scenario]]:
             values["hook"] = values.pop("comm_hook")
         found.append(({name: word for name, word, _ in chosen if word is not None}, Scenario(links=links, **values)))
     return found
+
+
+def check_links(asked: AskedText, base: Base, scenarios: Sequence[Scenario]) -> None:
+    """Raise DpscopeError for a link that none of the scenarios has."""
+    places = [place_of(base, one) for one in scenarios]
+    if asked.inter is not None and all(one.nodes == 1 for one in places):
+        raise DpscopeError("--inter changes nothing: all of it is on one node; add --per-node, and --devices beyond it")
+    if asked.intra is not None and all(one.per_node == 1 for one in places):
+        raise DpscopeError("--intra changes nothing: every node has one device; give --inter, or --per-node")
 
 
 def _values(name: str, asked: AskedText) -> list[tuple[str | None, object]]:
