@@ -36,8 +36,9 @@ class EndingSignals:
         if not self._answered:
             self._close()
             return
-        # A child has none of this, from its first moment on: its signals would be told to this process.
-        os.register_at_fork(before=self._leave, after_in_parent=self._take)
+        # A child has none of this: its signals would be told to this process. A fork from the main thread leaves it beforehand;
+        # another thread cannot, but is the main one of the child that it forks.
+        os.register_at_fork(before=self._leave, after_in_parent=self._take, after_in_child=self._leave)
         reading = self._sockets[0]
         threading.Thread(target=self._watch, args=(reading,), name="dpscope signals", daemon=True).start()
 

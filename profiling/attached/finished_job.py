@@ -1,5 +1,6 @@
 """The processes' files become a cell of a run folder, once all of them are there."""
 
+import contextlib
 import fcntl
 import importlib.metadata
 import os
@@ -26,6 +27,7 @@ from dpscope.profiling.records.run import (
     PlannedCell,
     RankResult,
 )
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder, RunFolder, is_run_folder
 
@@ -43,36 +45,59 @@ class SavedPart:
 def finish_job(folder: RepeatFolder, part: SavedPart) -> bool:
     """If every process has saved, make the folder that they share a repeat of its cell and enter that into the manifest.
 
-    Every process calls this after it has saved; where two of them see all files, one of them is first. Returns whether all
-    have saved.
+    Every process calls this after it has saved; where two of them see all files, the one that renames the folder first does it,
+    since not every file system has locks, and some have them for one host alone. Returns whether all have saved.
     """
     run = RunFolder(part.settings.out)
+    whole = RepeatFolder(folder.path.with_name(f"{folder.path.name}-whole"))
     with _alone_in(run.path / CELLS_NAME):
-        if not folder.path.exists():
-            return True
-        ranks = folder.ranks()
-        if len(ranks) < part.world_size or ranks[0].attached is None:
-            return False
-        cell = ranks[0].attached.cell
-        forget_processes(folder)
-        repeat = _free_repeat(run, cell)
-        result = CellResult(cell=cell, repeat=repeat, status="ok", duration_s=_measured_s(ranks))
-        write_json(folder.result_path, result)
-        write_json(run.manifest_path, _manifest_with(run, cell, ranks[0], part))
-        place = run.repeat(cell, repeat).path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(folder.path, place)
+        try:
+            if not folder.path.exists():
+                return True
+            ranks = folder.ranks()
+            if len(ranks) < part.world_size or ranks[0].attached is None:
+                return False
+            os.rename(folder.path, whole.path)
+        except (OSError, DpscopeError):
+            if folder.path.exists():
+                raise
+            return True  # another process has it
+        try:
+            cell = ranks[0].attached.cell
+            write_json(run.manifest_path, _manifest_with(run, cell, ranks[0], part))
+            forget_processes(whole)
+            _become_repeat(run, cell, _measured_s(ranks), whole)
+        except BaseException:
+            os.rename(whole.path, folder.path)
+            raise
     return True
 
 
 @contextmanager
 def _alone_in(path: Path) -> Iterator[None]:
+    """Jobs of one host that enter their cells into a manifest do so one after another, where the file system has locks."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _become_repeat(run: RunFolder, cell: Cell, duration_s: float, whole: RepeatFolder) -> None:
+    """Make a folder the cell's next repeat; another job may take the same one, and the rename tells which was first."""
+    while True:
+        repeat = _free_repeat(run, cell)
+        write_json(whole.result_path, CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s))
+        place = run.repeat(cell, repeat).path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(whole.path, place)
+            return
+        except OSError:
+            if not place.exists():
+                raise
 
 
 def _free_repeat(run: RunFolder, cell: Cell) -> int:

@@ -1,5 +1,6 @@
 """What one process measured of a script becomes the files of a repeat."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -121,19 +122,20 @@ def _batches(seen: Seen) -> Batches:
     devices = seen.told.devices if seen.told.strategy == "dp" else 1  # of this process
     micro_batches = _micro_batches(seen)
     known = option is not None or any(step.first_samples for step in calls)
-    if option is not None:
-        samples, findings = [option * devices] * len(calls), []
-    else:
-        samples = [_samples_of(step, micro_batches) for step in calls]
-        findings = [AttachCode.BATCH_AS_SEEN.finding(_batch_text(max(samples), micro_batches))]
-        if not known:
-            samples, micro_batches = [devices] * len(calls), 1
-            findings = [AttachCode.BATCH_NOT_SEEN.finding("no tensor was seen in the calls of the script's model")]
-    usual = max(set(samples), key=samples.count)
-    if 2 * samples.count(usual) < len(samples):  # of another size in every step: each counts as the mean
-        usual = round(sum(samples) / len(samples))
-        samples = [usual] * len(samples)
+    samples = [_samples_of(step, micro_batches) if option is None else option * devices for step in calls]
+    if not known:
+        samples, micro_batches = [devices] * len(calls), 1
     alone = kept_steps(calls)
+    of_kept = Counter(count for count, one in zip(samples, alone, strict=True) if one)
+    usual, steps = max(of_kept.items(), key=lambda one: (one[1], one[0]))
+    if changing := 2 * steps < of_kept.total():  # of another size in every step: each counts as the mean
+        usual = round(sum(count * times for count, times in of_kept.items()) / of_kept.total())
+        samples = [usual] * len(samples)
+    findings = []
+    if not known:
+        findings = [AttachCode.BATCH_NOT_SEEN.finding("no tensor was seen in the calls of the script's model")]
+    elif option is None:
+        findings = [AttachCode.BATCH_AS_SEEN.finding(_batch_text(usual, changing, micro_batches))]
     kept = [one and count == usual for one, count in zip(alone, samples, strict=True)]
     if left_out := kept.count(False):
         findings.append(
@@ -157,9 +159,10 @@ def _samples_of(step: StepCalls, micro_batches: int) -> int:
     return step.first_samples if micro_batches == 1 else step.samples * micro_batches // step.training
 
 
-def _batch_text(samples: int, micro_batches: int) -> str:
+def _batch_text(samples: int, changing: bool, micro_batches: int) -> str:
     cut = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
-    return f"a step of a process trains on {samples}{cut}, by the first dimension of the first tensor that its model is given"
+    mean = ", the mean of batches that change," if changing else ""
+    return f"a step of a process trains on {samples}{mean}{cut}, by the first dimension of the first tensor its model is given"
 
 
 def _sizes(seen: Seen) -> ParameterSizes:

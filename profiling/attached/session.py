@@ -20,7 +20,7 @@ from dpscope.profiling.attached.unfinished_jobs import HeldFolder, gathering_fol
 from dpscope.profiling.attached.warm_up import WarmUp
 from dpscope.profiling.attached.windows import CountedWindow, TimedWindow, TracedWindow, Window
 from dpscope.profiling.attached.wrapped_models import Constructed, tell_strategy
-from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, stop_counting
+from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
 from dpscope.profiling.store.folders import RepeatFolder
 
 MEASURED = "measured whole"
@@ -138,8 +138,6 @@ class Session:
         told = tell_strategy(modules, warm_up.trained, self._constructed, place.world_size)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
-        for model in told.ddp:
-            stop_counting(model)
         self._folder = gathering_folder(self._settings.out, name_of_job(place))
         self._seen = Seen(
             settings=self._settings,
@@ -156,6 +154,8 @@ class Session:
             own_profiler=self._own_profiler,
             timed=TimedWindow(self._settings.steps, device),
         )
+        for model in told.ddp:
+            stop_counting(model)
         self._window = self._seen.timed
         calls.take()
         self._window.begin()
@@ -251,5 +251,7 @@ class Session:
         self._signals.stop()
         if self._held is not None:
             self._held.release(empty=not self.saved)
+        for model in self._seen.told.ddp if self._seen is not None else ():
+            count_by_default(model)
         self._seen, self._window = None, None
         self._warm_up = WarmUp(self._settings, self._constructed, self.step_ended)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.attached.model_calls import StepCalls
 from dpscope.profiling.attached.own_profiler import OwnProfiler
-from dpscope.profiling.instruments.ddp_counters import StepCounters, count_by_default
+from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.run import DdpCounters, DeviceMemory, TimedBlock
@@ -164,8 +164,6 @@ class CountedWindow:
 
     def end(self) -> None:
         self._traced.end()
-        if self._counting is not None:
-            count_by_default(self._model)
 
 
 def kept_steps(calls: Sequence[StepCalls]) -> list[bool]:

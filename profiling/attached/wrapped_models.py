@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -19,6 +19,12 @@ _HOOKS: dict[str, CommHook] = {
     "powerSGD_hook": "powersgd",
 }
 _MIB = 1 << 20
+_SHARDING: dict[str, CellStrategy] = {  # by FullyShardedDataParallel's `sharding_strategy`, where it is not FULL_SHARD
+    "SHARD_GRAD_OP": "fsdp-no-reshard",
+    "HYBRID_SHARD": "hsdp",
+    "_HYBRID_SHARD_ZERO2": "hsdp",
+    "NO_SHARD": "replicate",
+}
 
 
 class Constructed:
@@ -72,7 +78,7 @@ class ToldStrategy:
 
 
 def tell_strategy(
-    modules: Iterable[nn.Module], trained: Iterable[Tensor], constructed: Constructed, world_size: int
+    modules: Iterable[nn.Module], trained: Collection[Tensor], constructed: Constructed, world_size: int
 ) -> ToldStrategy:
     """The strategy of the models that hold `trained`, the optimizers' parameters: `modules` are the outermost of some."""
     parts = [part for module in modules for part in module.modules()]
@@ -82,8 +88,8 @@ def tell_strategy(
     groups = {one.process_group.size() for one in ddp}
     hook = next((name for one, name in constructed.hooks.items() if name not in _HOOKS), None)
     replicated = [part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1]
-    if any(_is_sharded(part) for part in parts):
-        return ToldStrategy("fsdp", world_size, (), None, None)
+    if (sharded := _told_by_fsdp(parts, trained, world_size)) is not None:
+        return ToldStrategy(sharded, world_size, (), None, None)
     if ddp:
         return ToldStrategy("ddp", world_size, ddp, min(groups), hook)
     if replicated:
@@ -91,9 +97,37 @@ def tell_strategy(
     return ToldStrategy("custom" if world_size > 1 else "single", world_size, (), None, None)
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    """Whether it is a module of either kind of FSDP."""
-    return any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(module).__mro__)
+def _told_by_fsdp(parts: Iterable[nn.Module], trained: Iterable[Tensor], world_size: int) -> CellStrategy | None:
+    """What the outermost module of either kind of FSDP is, None without one.
+
+    Told by names: a script that uses neither must not wait for their imports. `fully_shard` does not tell whether it frees
+    parameters after the forward pass.
+    """
+    for part in parts:
+        kinds = {kind.__name__ for kind in type(part).__mro__}
+        if "ReplicateModule" in kinds:  # torch's newer composable replicate, which is an FSDPModule, too
+            return "replicate"
+        if "FullyShardedDataParallel" in kinds:
+            sharding = str(getattr(part.sharding_strategy, "name", ""))
+            return _SHARDING.get(sharding, "fsdp") if world_size > 1 else "fsdp"  # torch makes it NO_SHARD on one rank
+        if "FSDPModule" in kinds:
+            return "hsdp" if _in_replicas(trained) else "fsdp"
+    return None
+
+
+def _in_replicas(trained: Iterable[Any]) -> bool:
+    """Whether all distributed tensors are copied along one dimension of their mesh, and cut along another."""
+    copied: set[int] | None = None
+    cut = False
+    for tensor in trained:
+        placements = getattr(tensor, "placements", ())
+        if not placements:
+            continue
+        sizes = tensor.device_mesh.shape
+        own = {at for at, one in enumerate(placements) if one.is_replicate() and sizes[at] > 1}
+        copied = own if copied is None else copied & own
+        cut = cut or any(not one.is_replicate() and sizes[at] > 1 for at, one in enumerate(placements))
+    return bool(copied) and cut
 
 
 def options_of(told: ToldStrategy, constructed: Constructed, micro_batches: int, amp: Amp | None) -> CellOptions:

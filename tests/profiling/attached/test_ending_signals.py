@@ -101,3 +101,39 @@ def test_a_signal_to_a_child_of_the_script_ends_the_child_alone(monkeypatch: pyt
     finally:
         signals.stop()
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.process
+def test_a_signal_to_a_child_forked_in_another_thread_ends_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a thread that fetches batches does when it starts a loader's workers."""
+    ended: list[str] = []
+    killed: list[int] = []
+    children: list[int] = []
+    monkeypatch.setattr("dpscope.profiling.attached.ending_signals._end_by", killed.append)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signals = EndingSignals(ended.append)
+    signals.listen()
+    reading, writing = os.pipe()
+
+    def fork() -> None:
+        if (child := os.fork()) == 0:
+            os.write(writing, b"1")
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+
+    try:
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        os.read(reading, 1)
+        os.kill(children[0], signal.SIGTERM)
+        _, status = os.waitpid(children[0], 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    finally:
+        signals.stop()
+        for other in threading.enumerate():
+            if other.name == "dpscope signals":
+                other.join(5)
+        signal.signal(signal.SIGTERM, before)
+    assert (ended, killed) == ([], [])

@@ -3,8 +3,6 @@
 import gc
 import os
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,59 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.report.comparison_tables import summary_table
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.profiling.attached.session import Session
-from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.watch import Active, watch_steps
 from dpscope.profiling.attached.wrapped_models import Constructed
-from dpscope.profiling.records.run import Cell, RankResult
-from dpscope.profiling.store.folders import RepeatFolder, RunFolder
-
-WARMUP, TIMED = 5, 4
-WHOLE = WARMUP + TIMED + 4  # two steps under a tracer that discards, one traced and the one before it
-
-
-@contextmanager
-def attached(out: Path, notes: list[str], **settings: object) -> Iterator[Session]:
-    chosen = {"warmup_steps": WARMUP, "steps": TIMED, "traced_steps": 1, **settings}
-    session = Session(AttachSettings(out=out, script="train.py", **chosen), notes.append)  # type: ignore[arg-type]
-    session.listen()
-    try:
-        yield session
-    finally:
-        session.close("the script ended")
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        return outputs
-
-
-def loss_of(model: nn.Module, samples: int) -> Tensor:
-    loss: Tensor = model(torch.ones(samples, 3)).sum()
-    return loss
-
-
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, samples: int = 8, micro_batches: int = 1
-) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for _ in range(micro_batches):
-            loss_of(model, samples // micro_batches).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
-def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
-    """The only cell of a run, its only repeat and the only process of it."""
-    (planned,) = RunFolder(out).manifest().plan
-    ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
-    (rank,) = repeat.ranks()
-    return planned.cell, repeat, rank, repeat.samples([rank])
+from dpscope.profiling.records.run import RankResult
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.attached_scripts import TIMED, WARMUP, WHOLE, Net, attached, loss_of, measured, train
 
 
 def codes(rank: RankResult) -> set[str]:
@@ -226,6 +176,42 @@ def test_short_last_batches_are_left_out_and_ever_changing_ones_count_as_their_m
                 train(model, optimizer, 1, size)
     assert measured(tmp_path / "last")[2].blocks[0].samples == 24
     assert measured(tmp_path / "changing")[0].batch_size == 6
+    assert batch_told(measured(tmp_path / "changing")[2]).startswith(
+        "a step of a process trains on 6, the mean of batches"
+    )
+
+
+def batch_told(rank: RankResult) -> str:
+    (told,) = [finding.message for finding in rank.findings if finding.code == "batch_as_seen"]
+    return told
+
+
+def test_one_larger_batch_is_not_told_as_the_usual_one(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for step in range(WHOLE):
+            train(model, optimizer, 1, 16 if step == WARMUP + 1 else 8)
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.batch_size, rank.blocks[0].steps) == (8, TIMED - 1)
+    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 2, 3]
+    assert batch_told(rank).startswith("a step of a process trains on 8, by the first dimension")
+
+
+def test_the_usual_batch_is_that_of_a_step_that_is_kept(tmp_path: Path) -> None:
+    """Of two timed steps the first holds a validation: the other one is what was measured, on its own batch."""
+    with attached(tmp_path, [], steps=2):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WARMUP)
+        with torch.no_grad():
+            loss_of(model.eval(), 100)
+        model.train()
+        train(model, optimizer, 1, 8)
+        train(model, optimizer, 5, 4)
+    cell, _, rank, samples = measured(tmp_path)
+    assert (cell.batch_size, rank.blocks[0].steps, rank.blocks[0].samples) == (4, 1, 4)
+    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [1]
 
 
 def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Scripts of one process, run in the test's own and attached to, and what is found of them in the run folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from dpscope.profiling.attached.session import Session
+from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.records.run import Cell, RankResult
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
+
+WARMUP, TIMED = 5, 4
+WHOLE = WARMUP + TIMED + 4  # two steps under a tracer that discards, one traced and the one before it
+
+
+@contextmanager
+def attached(out: Path, notes: list[str], **settings: object) -> Iterator[Session]:
+    chosen = {"warmup_steps": WARMUP, "steps": TIMED, "traced_steps": 1, **settings}
+    session = Session(AttachSettings(out=out, script="train.py", **chosen), notes.append)  # type: ignore[arg-type]
+    session.listen()
+    try:
+        yield session
+    finally:
+        session.close("the script ended")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def loss_of(model: nn.Module, samples: int) -> Tensor:
+    loss: Tensor = model(torch.ones(samples, 3)).sum()
+    return loss
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, samples: int = 8, micro_batches: int = 1
+) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            loss_of(model, samples // micro_batches).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
+    """The only cell of a run, its only repeat and the only process of it."""
+    (planned,) = RunFolder(out).manifest().plan
+    ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
+    (rank,) = repeat.ranks()
+    return planned.cell, repeat, rank, repeat.samples([rank])
