@@ -1,10 +1,13 @@
 """The machine's checks alone, in seconds: what would keep a run from starting, or make it mean less."""
 
 import os
+import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +45,7 @@ def run_doctor() -> list[Check]:
     """Run every check; each stands for itself, so that one failure does not hide another."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     checks: list[Callable[[], Check]] = [
+        _torch,
         _devices,
         _driver,
         _device_health,
@@ -74,6 +78,18 @@ def _cuda_usable() -> bool:
     return torch.cuda.is_available()
 
 
+def _torch() -> Check:
+    """A container's own torch is never replaced, whatever dpscope needs."""
+    import torch
+
+    (needed,) = (found for line in requires("dpscope") or () if (found := re.match(r"torch>=(\d+)\.(\d+)", line)))
+    least, (major, minor) = needed.groups(), str(torch.__version__).split(".")[:2]
+    detail = f"torch {torch.__version__} on Python {platform.python_version()}; dpscope needs torch {'.'.join(least)} or newer"
+    if (int(major), int(minor)) < (int(least[0]), int(least[1])):
+        return Check("torch", "failed", detail, f"install torch {'.'.join(least)} or newer, or a newer container")
+    return Check("torch", "ok", detail)
+
+
 def _devices() -> Check:
     try:
         devices = resolve_devices("auto")
@@ -93,8 +109,8 @@ def _driver() -> Check:
     import torch
 
     driver = driver_version(open_nvml())
-    platform = platform_version(torch.version)
-    built = f"torch {torch.__version__}, built for {platform if torch.version.cuda is None else f'CUDA {platform}'}"
+    built_for = platform_version(torch.version)
+    built = f"torch {torch.__version__}, built for {built_for if torch.version.cuda is None else f'CUDA {built_for}'}"
     if torch.version.hip is not None and _cuda_usable():
         return Check("driver", "ok", f"torch uses AMD's driver, NVML does not know it; {built}")
     if present_gpus() is None:

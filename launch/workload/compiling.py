@@ -22,8 +22,8 @@ def compile_model(model: nn.Module, cell: Cell) -> None:
     """Have a model compiled when it first runs, as a cell's options say; called before it is wrapped.
 
     Under DDP and `replicate` torch cuts the graph by their buckets (DDPOptimizer, torch/_dynamo/backends/distributed.py), so
-    that a bucket is reduced while the backward pass of the next part runs. Under FSDP each block is compiled by itself, and
-    what is left of the model around the blocks: each is gathered by hooks between the graphs.
+    that a bucket is reduced while the backward pass of the next part runs; not under torch 2.8's `replicate`. Under FSDP each
+    block is compiled by itself, and what is left of the model around the blocks: each is gathered by hooks between the graphs.
     """
     mode = cell.options.compile
     if mode == "off":

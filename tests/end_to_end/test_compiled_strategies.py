@@ -4,7 +4,11 @@ By torch.compile's backend aot_eager, which captures graphs and cuts them as ind
 takes a compiler a minute.
 """
 
+import inspect
+import sys
+
 import pytest
+from torch.distributed._composable.replicate import replicate
 
 from tests.end_to_end.strategy_job import Job, run_job
 
@@ -18,6 +22,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "replicate": {"all_reduce": GRADIENTS},
     "fsdp": {"all_gather": GATHERED, "reduce_scatter": 2 * (FIRST + 2 * WIDE + PADDED_LAST)},  # by its hook in bf16
 }
+# torch's older `replicate`, 2.8's among them, does not tell torch.compile of its buckets: the graph stays whole.
+CUTS = "_active_ddp_module" in inspect.getsource(sys.modules[replicate.__module__])
 NAMES = [f"{layer}.{name}" for layer in ("0", "1.0", "2.0", "3") for name in ("weight", "bias")]
 
 
@@ -33,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     [
         ("single", 1, 1),
         ("ddp", 1, 3),  # buckets close once they hold 1 MiB: the last two layers, the second, the first
-        ("replicate", 1, 2),  # DDP's own: 1 MiB, then 25 MiB
+        ("replicate", 1, 2 if CUTS else 1),  # DDP's own: 1 MiB, then 25 MiB
         ("fsdp", 4, 4),  # a graph for each block
     ],
 )

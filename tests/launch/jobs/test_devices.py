@@ -50,6 +50,19 @@ def test_cuda_without_any_gpu_is_an_error() -> None:
     assert resolve_devices("auto").kind == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.8.0", "ok"), ("2.10.0a0+nv25", "ok"), ("3.0", "ok"), ("2.7.1+cu128", "failed"), ("1.13.1", "failed")],
+)
+def test_the_doctor_tells_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    check = doctor._torch()
+    assert check.status == status
+    assert check.detail.startswith(f"torch {version} on Python ")
+    assert check.detail.endswith("; dpscope needs torch 2.8 or newer")
+    assert ("install torch 2.8 or newer" in check.next_step) == (status == "failed")
+
+
 def test_the_doctor_looks_at_everything() -> None:
     checks = {check.name: check for check in run_doctor()}
     named = {"devices", "driver", "backends", "all-reduce", "peer access", "shared memory", "tracer", "disk"}
