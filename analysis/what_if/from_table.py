@@ -146,7 +146,7 @@ def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool 
     if single is True or (single is None and place.ranks == 1):
         return _on_one_device(fit, asked, batch_size)
     row = MeasuredStep(place, batch_size, 0.0, None, single=False)
-    forecasts, share = fit.fitted.forecast(row)
+    ((forecasts, share),) = fit.fitted.forecasts([row])
     trust, alone, largest = fit.trust[level(place)], fit.single.at(batch_size), fit.largest(level(place))
     assert alone is not None
     step = combined_us(forecasts, trust)

@@ -40,17 +40,29 @@ class FittedRows:
             found.setdefault((row.batch_size, level(row.placement)), []).append(row)
         return found
 
-    def forecast(self, asked: MeasuredStep) -> tuple[dict[str, float], float]:
-        """Every forecast of one configuration, microseconds, and the share that the model says is exposed."""
-        design, link = design_of([asked], self.single), level(asked.placement)
-        modelled, exposed = float(self.model.step_us(design)[0]), float(self.model.exposed_us(design)[0])
-        found = {MODEL: modelled}
-        if asked.placement.ranks > 1:
-            alone, ranks = float(design.alone_us[0]), asked.placement.ranks
-            found |= simple_forecasts(self.alike.get((asked.batch_size, link), []), alone, ranks)
-            further = self.growths[link].step_us(alone, asked.batch_size, ranks)
-            found |= {POWER: further} if further is not None else {}
-        return found, exposed / modelled
+    @cached_property
+    def _simple(self) -> dict[tuple[int, str, int], dict[str, float]]:
+        """What was forecast without the model, by batch, link and devices: many rows ask for the same."""
+        return {}
+
+    def forecasts(self, asked: Sequence[MeasuredStep]) -> list[tuple[dict[str, float], float]]:
+        """Of each configuration every forecast, microseconds, and the share that the model says is exposed."""
+        design = design_of(asked, self.single)
+        modelled, exposed = self.model.step_us(design), self.model.exposed_us(design)
+        return [
+            ({MODEL: float(step), **self._without_model(row, float(alone))}, float(late / step))
+            for row, alone, step, late in zip(asked, design.alone_us, modelled, exposed, strict=True)
+        ]
+
+    def _without_model(self, asked: MeasuredStep, alone_us: float) -> dict[str, float]:
+        batch, link, ranks = asked.batch_size, level(asked.placement), asked.placement.ranks
+        if ranks == 1:
+            return {}
+        if (batch, link, ranks) not in self._simple:
+            found = simple_forecasts(self.alike.get((batch, link), []), alone_us, ranks)
+            further = self.growths[link].step_us(alone_us, batch, ranks)
+            self._simple[batch, link, ranks] = found if further is None else {**found, POWER: further}
+        return self._simple[batch, link, ranks]
 
 
 def design_of(rows: Sequence[MeasuredStep], single: SingleDevice) -> Design:
@@ -87,5 +99,5 @@ def _hindcasts(
     asked = [row for row in held if level(row.placement) in links]
     if not asked or not any(row.placement.ranks > 1 for row in kept):
         return []
-    fitted = FittedRows.of(kept, single)
-    return [Hindcast(row, *fitted.forecast(row), largest) for row in asked]
+    forecasts = FittedRows.of(kept, single).forecasts(asked)
+    return [Hindcast(row, *one, largest) for row, one in zip(asked, forecasts, strict=True)]

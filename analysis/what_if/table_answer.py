@@ -1,7 +1,7 @@
 """`dpscope whatif TABLE.csv`: configurations that nobody ran, from a table of measured steps, with the method's own error."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -10,12 +10,13 @@ from dpscope.analysis.what_if.forecasts import LINKS
 from dpscope.analysis.what_if.from_table import TableFit, fit_table, link_rate, predict_step
 from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences
 from dpscope.analysis.what_if.score import Score, score
+from dpscope.analysis.what_if.series import Identity, comparable, measures, series_of, without
 from dpscope.analysis.what_if.step_table import MeasuredStep, Placement, read_step_table
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
-Identity = tuple[tuple[str, str], ...]
 _ALL = "all series"
+_MOST_SERIES = 4  # that a sentence names
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TableAnswer:
     predictions: tuple[tuple[str, Prediction], ...]
     own_errors: Mapping[str, Score]
     scores: Mapping[str, Score]
-    truths_us: tuple[float, ...] = ()
+    truths_us: tuple[float | None, ...] = ()  # none where no row of the other table has its time
     rates: tuple["LinkRateTold", ...] = ()
 
     def as_json(self) -> str:
@@ -62,7 +63,8 @@ class TableAnswer:
 
 def ask_table(path: Path, question: Question, gradient_bytes: float | None = None) -> TableAnswer:
     """Predictions of every series of a table at the configurations asked for. Raises DpscopeError for an unreadable table."""
-    fits = _fits(read_step_table(path))
+    rows = read_step_table(path)
+    fits = _fits(without(rows, measures(rows)))
     predictions = []
     for identity, (rows, fit) in fits.items():
         for batch in question.batch_sizes or _usual_batches(rows):
@@ -73,49 +75,35 @@ def ask_table(path: Path, question: Question, gradient_bytes: float | None = Non
 
 
 def score_table(path: Path, measured: Path, gradient_bytes: float | None = None) -> TableAnswer:
-    """Every row of `measured` predicted from the table alone, in its order, and set beside its time."""
-    rows, truths = _comparable(read_step_table(path), read_step_table(measured))
+    """Every row of `measured` predicted from the table alone, in its order, and set beside its time where it has one."""
+    rows, truths = comparable(read_step_table(path), read_step_table(measured, times=False))
     fits = _fits(rows)
     predictions = []
     for truth in truths:
-        fit = fits[truth.identity][1] if truth.identity in fits else f"{path} has no rows of {_label(truth.identity)}"
+        fit = fits[truth.identity][1] if truth.identity in fits else _no_series(path, fits, truth.identity)
         said = _predict(fit, truth.placement, truth.batch_size, truth.single)
         predictions.append((_label(truth.identity), said))
     scores = {}
     for identity, (_, fit) in fits.items():
-        mine = [index for index, truth in enumerate(truths) if truth.identity == identity]
+        mine = [index for index, truth in enumerate(truths) if truth.identity == identity and truth.step_us > 0]
         if mine and isinstance(fit, TableFit):
             scores[_label(identity)] = score(fit, [predictions[i][1] for i in mine], [truths[i] for i in mine])
-    times = tuple(truth.step_us for truth in truths)
+    times = tuple(truth.step_us or None for truth in truths) if any(truth.step_us for truth in truths) else ()
     return TableAnswer(tuple(predictions), _own_errors(fits), scores, times, _rates(fits, gradient_bytes))
 
 
-def _comparable(
-    rows: Sequence[MeasuredStep], truths: Sequence[MeasuredStep]
-) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
-    """Without the columns that only one of two tables has, where they tell nothing apart: all of its rows say the same."""
-    kept = []
-    for mine, others in ((rows, truths), (truths, rows)):
-        known = {name for row in others for name, _ in row.identity}
-        values: dict[str, set[str]] = {}
-        for row in mine:
-            for name, value in row.identity:
-                values.setdefault(name, set()).add(value)
-        dropped = {name for name, found in values.items() if name not in known and len(found) == 1}
-        kept.append(
-            [replace(row, identity=tuple(one for one in row.identity if one[0] not in dropped)) for row in mine]
-        )
-    batches = {row.batch_size for row in rows}
-    if len(batches) == 1:  # a table of one batch speaks of that one
-        kept[1] = [row if row.batch_size else replace(row, batch_size=min(batches)) for row in kept[1]]
-    return kept[0], kept[1]
+def _no_series(path: Path, fits: Collection[Identity], identity: Identity) -> str:
+    known = [_label(one) for one in fits]
+    if known == [_ALL]:
+        return f"{path} has no rows of {_label(identity)}: its columns do not tell what it is of"
+    listed = "; ".join(known[:_MOST_SERIES]) + (
+        f" and {len(known) - _MOST_SERIES} more" if len(known) > _MOST_SERIES else ""
+    )
+    return f"{path} has no rows of {_label(identity)}; it has {listed}"
 
 
 def _fits(rows: Sequence[MeasuredStep]) -> dict[Identity, tuple[list[MeasuredStep], TableFit | str]]:
-    series: dict[Identity, list[MeasuredStep]] = {}
-    for row in rows:
-        series.setdefault(row.identity, []).append(row)
-    return {identity: (mine, fit_table(mine)) for identity, mine in series.items()}
+    return {identity: (mine, fit_table(mine)) for identity, mine in series_of(rows).items()}
 
 
 def _rates(
@@ -188,7 +176,7 @@ def prediction_table(answer: TableAnswer) -> TextTable:
         *(("measured [ms]", "error [%]") if truths else ()),
     )
     rows = tuple(
-        _cells(series, said, truths[index] if truths else None, several)
+        _cells(series, said, truths[index] if truths else None, bool(truths), several)
         for index, (series, said) in enumerate(answer.predictions)
     )
     return TextTable(
@@ -196,14 +184,14 @@ def prediction_table(answer: TableAnswer) -> TextTable:
     )
 
 
-def _cells(series: str, said: Prediction, truth: float | None, several: bool) -> tuple[str, ...]:
+def _cells(series: str, said: Prediction, truth: float | None, beside: bool, several: bool) -> tuple[str, ...]:
     off = f"{100 * (said.step_us / truth - 1):+.1f}" if said.step_us is not None and truth else "NA"
     return (
         *((series,) if several else ()),
         *(str(said.devices), str(said.nodes), "NA" if said.batch_size is None else str(said.batch_size)),
         *(_ms(said.step_us), _band(said), _ms(said.exposed_us)),
         "NA" if said.efficiency is None else f"{100 * said.efficiency:.1f}",
-        *((_ms(truth), off) if truth is not None else ()),
+        *((_ms(truth), off) if beside else ()),
     )
 
 

@@ -26,7 +26,7 @@ def _holds_run(path: Path) -> bool:
 
 
 def _of_table(values: OptionValues) -> bool:
-    return bool(values["paths"][0].suffix == ".csv")
+    return bool(values["paths"][0].suffix.lower() in (".csv", ".tsv"))
 
 
 def _of_run(values: OptionValues) -> bool:

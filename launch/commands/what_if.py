@@ -12,7 +12,7 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from dpscope.analysis.what_if.answers.asked import AskedText
 
-_TABLE = ".csv"
+_TABLES = (".csv", ".tsv")
 _Text = str | None
 
 
@@ -59,7 +59,7 @@ def whatif(
     for path in paths:
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
-    if paths[0].suffix == _TABLE:
+    if paths[0].suffix.lower() in _TABLES:
         _of_table(paths, asked, measured, gradient_bytes, output_format)
         return
     from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.what_if.series import measures, series_of, without
 from dpscope.analysis.what_if.step_table import Placement, read_step_table
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -60,9 +61,58 @@ def test_what_cannot_be_read_is_one_line_that_names_the_place(tmp_path: Path) ->
         "ranks,step_ms,nodes\n2,5,3\n": "3 nodes for 2 ranks",
         "ranks,step_ms,nodes,gpus_per_node\n8,5,2,134\n": "gpus_per_node 134 names 3 nodes, nodes says 2",
         "ranks,step_ms,sync_ms\n2,5,4100\n": "line 2: sync_ms 4100 is more than step_ms 5",
-        "": "is no CSV table",
+        "": "is no CSV table: it is empty",
+        "ranks,step_ms\n\n# two devices\n2,5,7\n": "line 4 has 3 cells for 2 columns",
+        "ranks,step_s\n2,0.1\n": "give step_s as step_ms, in milliseconds",
+        'ranks,step_ms\n2,"5\n': "close every quotation mark on its line",
     }
     for text, said in cases.items():
         with pytest.raises(DpscopeError, match=said) as refused:
             read_step_table(table(tmp_path, text))
         assert "\n" not in str(refused.value)
+
+
+def test_tables_as_other_programs_save_them(tmp_path: Path) -> None:
+    # Line ends, a byte order mark, semicolons with decimal commas, tabs, spaces and capitals in headings, blank lines, quotes.
+    (plain,) = read_step_table(table(tmp_path, "ranks,batch_per_rank,step_ms\n2,8,103.5\n"))
+    for text in (
+        "ranks,batch_per_rank,step_ms\r\n2,8,103.5\r\n",
+        "\ufeffranks,batch_per_rank,step_ms\n2,8,103.5\n",
+        "ranks;batch_per_rank;step_ms\n2;8;103,5\n",
+        "ranks\tbatch_per_rank\tstep_ms\n2\t8\t103.5\n",
+        " Ranks , Batch_per_rank , STEP_MS \n\n 2 , 8.0 , 103.5 ,\n\n",
+        '"ranks","batch_per_rank","step_ms"\n"2","8","103.5"\n',
+        "ranks,batch_per_rank,step_ms,sync_ms,nodes\n2,8,103.5,NA,nan\n",
+    ):
+        assert read_step_table(table(tmp_path, text)) == [plain], text
+
+
+def test_times_that_are_not_asked_for_may_be_missing(tmp_path: Path) -> None:
+    path = table(tmp_path, "ranks,step_ms\n2,\n4,NA\n8,105\n")
+    assert [row.step_us for row in read_step_table(path, times=False)] == [0.0, 0.0, 105e3]
+    path = table(tmp_path, "ranks\n2\n")
+    assert [row.placement.ranks for row in read_step_table(path, times=False)] == [2]
+
+
+def test_columns_that_are_no_settings_tell_no_series_apart(tmp_path: Path) -> None:
+    # A run's number and a measured rate differ in every row; the model is what the rows are of.
+    text = "run,rate,model,ranks,step_ms\n1,9.5,a,1,100\n2,9.1,a,2,104\n3,8.8,b,1,50\n4,8.2,b,2,52\n"
+    rows = read_step_table(table(tmp_path, text))
+    assert measures(rows) == {"run", "rate"}
+    assert list(series_of(without(rows, measures(rows)))) == [(("model", "a"),), (("model", "b"),)]
+
+
+def test_one_device_without_a_network_is_of_every_network(tmp_path: Path) -> None:
+    rows = read_step_table(
+        table(tmp_path, "network,ranks,step_ms\n,1,100\nslow,2,140\nslow,4,160\nfast,2,104\nfast,4,105\n")
+    )
+    found = series_of(rows)
+    assert [dict(name)["network"] for name in found] == ["slow", "fast"]
+    assert [[row.placement.ranks for row in mine] for mine in found.values()] == [[1, 2, 4], [1, 2, 4]]
+
+
+def test_a_strategy_of_its_own_is_a_series_of_its_own(tmp_path: Path) -> None:
+    rows = read_step_table(table(tmp_path, "strategy,ranks,step_ms\nsingle,1,100\nddp,2,104\nfsdp,2,130\n"))
+    found = series_of(rows)
+    assert sorted(dict(name).get("strategy", "ddp") for name in found) == ["ddp", "fsdp"]
+    assert all(mine[0].step_us == 100e3 for mine in found.values())

@@ -46,6 +46,18 @@ def test_measured_rows_are_predicted_in_their_order(tmp_path: Path) -> None:
     assert "1 of 2 rows predicted" in text
 
 
+def test_predictions_do_not_depend_on_the_times_of_the_rows_predicted(tmp_path: Path) -> None:
+    known, held = tmp_path / "known.csv", tmp_path / "held.csv"
+    known.write_text("ranks,step_ms\n1,100\n2,104\n4,106\n")
+    said = []
+    for text in ("ranks,step_ms\n8,110\n4,106\n", "ranks,step_ms\n8,5\n4,\n", "ranks\n8\n4\n"):
+        held.write_text(text)
+        said.append(json.loads(whatif(known, "--measured", held, "--format", "json").stdout))
+    assert said[0]["predictions"] == said[1]["predictions"] == said[2]["predictions"]
+    assert [one["score"].get("all series", {}).get("rows") for one in said] == [2, 1, None]
+    assert "measured [ms]" not in printed(known, "--measured", held)
+
+
 def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     nothing = tmp_path / "none.csv"
     cases = {
