@@ -33,7 +33,9 @@ def whatif(
     accumulate: Annotated[_Text, typer.Option(help="micro-batches of a step, of the measured size")] = None,
     overlap: Annotated[_Text, typer.Option(help="off: one bucket, reduced after backward")] = None,
     strategy: Annotated[_Text, typer.Option(help="ddp, or dp for DataParallel in its place")] = None,
-    faster: Annotated[_Text, typer.Option(help="how much faster the device computes, such as 1.7")] = None,
+    faster: Annotated[
+        _Text, typer.Option(help='how much faster the device computes, such as 1.7, or another GPU: "H100 SXM5"')
+    ] = None,
     jitter: Annotated[_Text, typer.Option(help="how late a rank is, of the step, such as 3%")] = None,
     solve: Annotated[
         _Text, typer.Option(help="find: inter, intra, faster, devices (with --need), bucket-mb, strategy")

@@ -10,6 +10,7 @@ from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
 from dpscope.analysis.what_if.scenarios.inputs import place_of
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed, like_names
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.store.errors import DpscopeError
@@ -52,6 +53,8 @@ def scenarios_of(asked: AskedText) -> list[tuple[dict[str, str], Scenario]]:
     for chosen in product(*lists):
         values: dict[str, Any] = {name: value for name, _, value in chosen if value is not None}
         links = Links(intra=values.pop("intra", None), inter=values.pop("inter", None))
+        if isinstance(values.get("faster"), GpuSpeed):
+            values["gpu"] = values.pop("faster")
         if "comm_hook" in values:
             values["hook"] = values.pop("comm_hook")
         found.append(({name: word for name, word, _ in chosen if word is not None}, Scenario(links=links, **values)))
@@ -102,6 +105,19 @@ def positive(word: str, option: str, example: str) -> float:
     return value
 
 
+def _device(word: str, option: str) -> float | GpuSpeed:
+    """A factor, or the name of a GPU."""
+    if not any(letter.isalpha() for letter in word.lower().replace("e", "").replace("nan", "").replace("inf", "")):
+        return positive(word, option, '1.7, or a GPU\'s name such as "H100 SXM5"')
+    found = gpu_speed(word)
+    if found is None:
+        known = ", ".join(like_names(word))
+        raise DpscopeError(
+            f"{option} {word!r}: no GPU of that name is known here; give a factor such as 1.7, or one of {known}"
+        )
+    return found
+
+
 def _bucket(word: str, option: str) -> float | str:
     return DEFAULT_BUCKET if word == DEFAULT_BUCKET else positive(word, option, "25 (MiB), or default")
 
@@ -139,7 +155,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "accumulate": _whole,
     "overlap": _switch,
     "strategy": _one_of("ddp", "dp"),
-    "faster": lambda word, option: positive(word, option, "1.7"),
+    "faster": _device,
     "jitter": _share,
 }
 

@@ -90,6 +90,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         hook=options.comm_hook,
         accumulate=options.accumulate,
         kinds=job.kinds,
+        device_name=job.device_name,
         lateness=lateness(job.profiles),
         largest=max(one.cell.devices for one in run.measured if one.cell.strategy == "ddp"),
         parameter_bytes=tuple(tensors),
@@ -140,6 +141,7 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         batch_size=told.batch_size,
         bucketing=Bucketing(told.bucket_mb),
         kinds=job.kinds,
+        device_name=job.device_name,
         lateness=lateness(job.profiles),
         lacks=lacks,
     )

@@ -18,6 +18,7 @@ from dpscope.analysis.what_if.profiles.gradients import (
     ends_of,
     ready_gradients,
 )
+from dpscope.analysis.what_if.profiles.kernel_bounds import kernel_bounds
 from dpscope.analysis.what_if.replay.max_plus import NEVER
 from dpscope.analysis.what_if.replay.step_profile import Gradients, OtherCollective, StepProfile, Works
 
@@ -34,6 +35,7 @@ class _Launched:
     launch_us: np.ndarray
     start_us: np.ndarray
     end_us: np.ndarray
+    bounds: np.ndarray
 
 
 def device_profile(
@@ -85,7 +87,9 @@ def _launched(attribution: Attribution, step: int, began: float) -> _Launched:
     ends = np.maximum.accumulate(np.maximum(events.end_us[rows], began)) if len(rows) else np.empty(0)
     before = np.concatenate(([began], ends[:-1])) if len(rows) else ends
     starts = np.minimum(np.maximum(events.start_us[rows], before), ends)
-    return _Launched(launch, starts, ends)  # what another stream does meanwhile takes no time of its own
+    return _Launched(
+        launch, starts, ends, kernel_bounds(events.names)[events.name[rows]]
+    )  # what another stream does meanwhile takes no time of its own
 
 
 def _before(works: _Launched, when: float) -> int:
@@ -167,6 +171,7 @@ def _works(
             sync_us=wait.sync_us,
             needs=needs,
             by_samples=np.arange(count) < (gradients.after[-1] if len(gradients.after) else count),
+            bounds=works.bounds,
         ),
         wait.before_us - began,
     )

@@ -33,6 +33,7 @@ class JobProfile:
     devices: int | None
     kinds: frozenset[str]
     lacks: tuple[str, ...]
+    device_name: str | None = None  # of all ranks' GPUs; None where traces name none, or several kinds
 
     def typical(self, count: int = 1) -> tuple[StepProfile, ...]:
         """The profiles whose steps are nearest to the median."""
@@ -68,8 +69,18 @@ def job_profile(
     largest = matched["group_size"].max() if len(matched) else pd.NA
     devices = sizes[0] if sizes else int(largest) if pd.notna(largest) else None
     return JobProfile(
-        tuple(profiles), len(attributions), devices, kinds, tuple(_lacks(attributions, profiles, devices))
+        tuple(profiles),
+        len(attributions),
+        devices,
+        kinds,
+        tuple(_lacks(attributions, profiles, devices)),
+        _device_name(attributions),
     )
+
+
+def _device_name(attributions: Sequence[Attribution]) -> str | None:
+    names = {name for one in attributions if one.on_device for name in one.trace.device_names}
+    return names.pop() if len(names) == 1 else None
 
 
 def with_bytes(profile: StepProfile, gradient_bytes: float) -> StepProfile:

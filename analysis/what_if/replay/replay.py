@@ -58,11 +58,15 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Compute:
-    """What is done to the compute of a step: works that samples make longer, all kernels, the host's own time; each a factor."""
+    """What is done to the compute of a step: works that samples make longer, all kernels, the host's own time; each a factor.
+
+    `by_bound`: on another GPU, a factor for the works of each bound; empty on the same.
+    """
 
     by_samples: float = 1.0
     device: float = 1.0
     host: float = 1.0
+    by_bound: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ class Prepared:
 def scaled(works: Works, compute: Compute) -> Works:
     """The works with their kernels' times scaled."""
     factor = compute.device * np.where(works.by_samples, compute.by_samples, 1.0)
+    if compute.by_bound and works.bounds is not None:
+        factor = factor * np.array(compute.by_bound)[works.bounds]
     return works if np.all(factor == 1.0) else replace(works, device_us=works.device_us * factor)
 
 

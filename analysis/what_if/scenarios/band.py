@@ -59,7 +59,7 @@ def half_band(
         spread, method = (spread, 0.0) if alike or spread > base.own_error else (0.0, base.own_error)
     distance = floor_of(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
     both = [spread, 0.0 if alike else method, distance]
-    if scenario.faster != 1.0:
+    if scenario.faster != 1.0 or scenario.gpu is not None:
         both.append(_GPU_ERROR)
     if scenario.batch_size is not None and len(base.single_us) < 2 and scenario.batch_size != base.batch_size:
         both.append(_ONE_BATCH)

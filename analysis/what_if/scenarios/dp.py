@@ -1,5 +1,7 @@
 """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device."""
 
+from dataclasses import replace
+
 from dpscope.analysis.what_if.links.costs import Cost, Costs
 from dpscope.analysis.what_if.replay.base import silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
@@ -35,9 +37,9 @@ def data_parallel(
     total = moved[0].total_us + moved[1].total_us
     now = base.replayed(profile).step_us
     then = _alone(profile, compute)
-    free = _alone(profile, Compute(compute.by_samples, compute.device, 0.0))
+    free = _alone(profile, replace(compute, host=0.0))
     if then - free > _HOST_BOUND * then:
-        then = _alone(profile, Compute(compute.by_samples, compute.device, compute.host * devices))
+        then = _alone(profile, replace(compute, host=compute.host * devices))
     step = base.step_us + then - now + total
     told = (f"DataParallel by its formula; {moved[0].told}",)
     return (

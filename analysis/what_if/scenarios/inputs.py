@@ -10,6 +10,7 @@ from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, buc
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 
 _MOST_CARRIED = (
     3.0  # by how much a run's own collectives may differ from their calibration before that is not carried on
@@ -196,7 +197,9 @@ def step_batch(base: Base, scenario: Scenario) -> int | None:
 def compute_of(base: Base, scenario: Scenario) -> Compute | str:
     """How compute changes with the batch and the device: t(b) by the measured batches of one device, else by samples."""
     wanted, own = micro_batch(base, scenario), base.batch_size // base.accumulate if base.batch_size else None
-    factor = 1.0
+    factor, by_bound = 1.0, _by_bound(base, scenario)
+    if isinstance(by_bound, str):
+        return by_bound
     if scenario.batch_size is not None:
         if own is None or wanted is None:
             return "the base's batch is not known: give --base-batch-size"
@@ -205,7 +208,25 @@ def compute_of(base: Base, scenario: Scenario) -> Compute | str:
         by_samples=factor,
         device=base.traced.device / scenario.faster,
         host=scenario.host_factor * base.traced.host,
+        by_bound=by_bound,
     )
+
+
+def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
+    """What kernels take on the asked GPU over what they take on the base's, by what bounds them; or why that is not known."""
+    asked = scenario.gpu
+    if asked is None:
+        return ()
+    if not all(profile.on_device for profile in base.profiles):
+        return f"the base computed on a CPU, so its times tell nothing of {asked.title}: trace it on a GPU"
+    if base.device_name is None:
+        return (
+            f"the traces do not name the base's GPU, so what {asked.title} changes is not known: give --faster a factor"
+        )
+    own = gpu_speed(base.device_name)
+    if own is None:
+        return f"no specification of the base's {base.device_name} is known here: give --faster a factor, such as 1.7"
+    return tuple(own.rate(bound) / asked.rate(bound) for bound in BOUNDS)
 
 
 def single_us(base: Base, batch: int) -> float:

@@ -9,6 +9,7 @@ from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Compute, Prepared, Replayed, replay
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
+from dpscope.profiling.machine.gpu_speed import GpuSpeed
 
 Buckets = tuple[tuple[int, ...], list[float]]
 """The last gradient of each bucket, and the bytes that each sends."""
@@ -35,6 +36,7 @@ class Scenario:
     accumulate: int | None = None
     strategy: str | None = None  # ddp, dp
     faster: float = 1.0
+    gpu: GpuSpeed | None = None  # on which it computes in the base's place
     links: Links = AS_MEASURED
     jitter: float | None = None
     transfer_factor: float = 1.0
@@ -78,6 +80,7 @@ class Base:
     slowdown_band: tuple[float, float] = (SHARES_THE_LINK, SHARES_THE_LINK)  # what it may be
     slowdown_measured: bool = False  # of whole calls; else assumed, of their bytes
     lacks: tuple[str, ...] = ()
+    device_name: str | None = None  # of the GPU that computed; None where the traces name none
     host_cores: int | None = None  # of a host whose processes compute on its cores; None where devices compute
 
     _prepared: dict[tuple[int, Compute], Prepared] = field(default_factory=dict, init=False, compare=False, repr=False)

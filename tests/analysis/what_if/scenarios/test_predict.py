@@ -12,6 +12,7 @@ from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBuck
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from dpscope.profiling.machine.gpu_speed import HALF, HOST_LINK, MEMORY, TF32, gpu_speed
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from tests.helpers.replayed_steps import BASE, BUCKETS, COSTS, PROFILE, profile, works
@@ -70,6 +71,38 @@ def test_micro_batches_and_batches() -> None:
 
 def test_a_faster_device_shortens_compute_alone() -> None:
     assert said(faster=2.0)[0] == pytest.approx(100 + 20 + 5)
+
+
+A100 = "NVIDIA A100-SXM4-40GB"
+ON_DEVICE = replace(
+    profile(
+        replace(works([100.0, 50.0, 50.0, 10.0], [1.0] * 4), bounds=np.array([TF32, HALF, MEMORY, HOST_LINK])),
+        after=[2, 3],
+        ends=(0, 1),
+        first_host_us=0.0,
+    ),
+    buckets=BUCKETS,
+    step_us=230.0,
+)
+
+
+def test_another_gpu_scales_each_kernel_by_what_bounds_it() -> None:
+    # A100 to H100: TF32 156 / 495 TFLOP/s, half 312 / 989, memory 1555 / 3350 GB/s; a copy from the host takes as long as before:
+    # 31.5, 15.8, 23.2 and 10 us. Buckets are ready at 47.3 and 70.5 us and take 20: 90.5, and the last 10.
+    base = replace(BASE, profiles=(ON_DEVICE,), device_name=A100)
+    found = predict(base, Scenario(gpu=gpu_speed("H100 SXM")), COSTS)
+    assert found.step_us == pytest.approx(100.5, abs=0.2)
+    assert found.low_us is not None
+    assert found.low_us < 100.5 * 0.89  # published predictors err by 12%
+    assert predict(base, Scenario(gpu=gpu_speed(A100)), COSTS).step_us == pytest.approx(230.0)
+
+
+def test_another_gpu_is_refused_where_the_base_does_not_name_its_own() -> None:
+    asked = gpu_speed("H100 SXM5")
+    assert "computed on a CPU" in reason(gpu=asked)
+    unnamed = replace(BASE, profiles=(ON_DEVICE,))
+    assert "do not name the base's GPU" in reason(unnamed, gpu=asked)
+    assert "no specification of the base's GTX 970" in reason(replace(unnamed, device_name="GTX 970"), gpu=asked)
 
 
 def test_lateness_grows_with_the_ranks() -> None:

@@ -1,0 +1,41 @@
+"""Names of GPUs as torch, the driver and people write them."""
+
+import pytest
+
+from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, like_names
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5"),
+        ("H100 SXM", "H100 SXM5"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM4 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2"),
+        ("Tesla T4", "T4"),
+        ("A100", None),  # of several memories: which one is not said
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A10G", None),
+        (None, None),
+    ],
+)
+def test_names(name: str | None, title: str | None) -> None:
+    found = gpu_speed(name)
+    assert (found.title if found else None) == title
+
+
+def test_a_gpu_without_tf32_computes_it_in_single_precision() -> None:
+    old, new = gpu_speed("V100 SXM2"), gpu_speed("A100 SXM4 80GB")
+    assert old is not None
+    assert new is not None
+    assert new.rate(TF32) / old.rate(TF32) == pytest.approx(156 / 15.7)
+    assert new.rate(MEMORY) / old.rate(MEMORY) == pytest.approx(2039 / 900)
+
+
+def test_every_title_is_a_name_and_close_names_are_told() -> None:
+    assert all(gpu_speed(one.title) is one for one in GPU_SPEEDS)
+    assert like_names("A100") == ["A100 SXM4 40GB", "A100 SXM4 80GB", "A100 PCIe 40GB", "A100 PCIe 80GB"]
+    assert like_names("H100 SMX") == ["H100 SXM5", "H100 PCIe"]
+    assert len(like_names("Radeon")) == len(GPU_SPEEDS)
