@@ -59,10 +59,11 @@ def _created(events: EventTable, rows: IntColumn) -> FloatColumn:
 
 
 def creators(events: EventTable, rows: IntColumn) -> IntColumn:
-    """The `c10d` operator (an event's row) that created each range; -1 for those whose operators are not as many.
+    """The `c10d` operator (an event's row) that created each range; -1 where that is not told.
 
     The operators of a kind and size and its ranges are in the same order, that of creation. gloo carries out a
-    reduce-scatter as an all-reduce of the whole, and names it so.
+    reduce-scatter as an all-reduce of the whole, and names it so. Where they are not as many, since a worker had not closed its
+    last range when the tracer stopped, a range that began within an operator is that one's (torch up to 2.11).
     """
     found = np.full(len(rows), -1, dtype=np.int64)
     kinds = [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names]
@@ -77,11 +78,24 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
         own = np.flatnonzero(of_kind[events.name[rows]])
         operators = np.flatnonzero(operator & events.has_name(of_kind))
         if len(operators) != len(own):
+            found[own] = _around(events, rows[own], operators)
             continue
         own, operators = _in_order(events, own, rows[own]), _in_order(events, operators, operators)
         if (events.start_us[operators] <= events.end_us[rows[own]]).all():
             found[own] = operators
     return found
+
+
+def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntColumn:
+    """The operator during which each range began; -1 for none, and for those that several ranges began in."""
+    if not len(operators):
+        return np.full(len(rows), -1, dtype=np.int64)
+    operators = operators[np.argsort(events.start_us[operators], kind="stable")]
+    place = np.searchsorted(events.start_us[operators], events.start_us[rows], side="right") - 1
+    chosen = operators[np.maximum(place, 0)]
+    within = (place >= 0) & (events.start_us[rows] <= events.end_us[chosen])
+    alone = np.bincount(place[within], minlength=len(operators))[np.maximum(place, 0)] == 1
+    return np.where(within & alone, chosen, -1)
 
 
 def _in_order(events: EventTable, places: IntColumn, rows: IntColumn) -> IntColumn:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.traffic_check import check_traffic
@@ -190,8 +191,6 @@ def test_a_lost_device_is_incomplete(tmp_path: Path) -> None:
 
 
 def test_dp_host_needs_every_replica_in_every_range() -> None:
-    import pandas as pd
-
     cell = Cell(strategy="dp-host", devices=2, batch_size=4)
     sizes = ParameterSizes(parameter_count=1, parameter_bytes=4, gradient_bytes=4, buffer_bytes=0)
     steps = pd.DataFrame({"rank": [0, 0], "step": [1, 2]})
@@ -202,3 +201,17 @@ def test_dp_host_needs_every_replica_in_every_range() -> None:
     del ranges["dpscope::dp_gather#1"]
     (finding,) = check_traffic(cell, sizes, steps, pd.DataFrame(), [ranges], pd.DataFrame()).findings
     assert "dpscope::dp_gather#1" in finding.message
+
+
+def test_a_range_that_was_not_closed_in_the_last_step_of_a_cpu_trace_is_no_loss() -> None:
+    """Its workers may still hold it when the tracer stops; in an earlier step it is lost."""
+    sizes = sizes_of(ddp_trace(0, 2))
+    steps = pd.DataFrame(
+        {"rank": [0, 0, 1, 1], "device": [pd.NA] * 4, "step": [2, 3, 2, 3], "partial_window": [False, True] * 2}
+    )
+    collectives = pd.DataFrame(
+        {"rank": [0, 0, 1], "step": [2, 3, 2], "kind": ["all_reduce"] * 3, "bytes": [sizes.gradient_bytes] * 3}
+    )
+    assert check_traffic(DDP, sizes, steps, collectives, [], pd.DataFrame()).findings == ()
+    (finding,) = check_traffic(DDP, sizes, steps.assign(partial_window=False), collectives, [], pd.DataFrame()).findings
+    assert "the trace shows none (rank 1, step 3)" in finding.message
