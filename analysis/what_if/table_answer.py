@@ -221,9 +221,9 @@ def _band(said: Prediction) -> str:
 
 
 def table_answer_sentences(answer: TableAnswer) -> list[str]:
-    """The answer in words; none beside measured rows, where the score says more."""
+    """The answer in words; beside measured rows, how well they were predicted."""
     if answer.truths_us:
-        return []
+        return [f"{_of(name)}{_scored(one)}" for name, one in answer.scores.items()]
     several = len({series for series, _ in answer.predictions}) > 1
     batches = len({said.batch_size for _, said in answer.predictions}) > 1
     labels = [
@@ -236,34 +236,36 @@ def table_answer_sentences(answer: TableAnswer) -> list[str]:
 
 
 def error_sentences(answer: TableAnswer) -> list[str]:
-    """How wrong the method was: on the table's own rows, each device count left out in turn, and on the truths given."""
+    """How wrong the method was on the table's own rows, each device count left out in turn; the rates of its links."""
     said = [
-        f"{name}: leaving each device count out in turn, {one.rows} measured rows are predicted with a median error of "
-        f"{_percent(one.step_error)}, worst {_percent(one.worst_step_error)} (perfect scaling: "
+        f"{_of(name)}{'L' if name == _ALL else 'l'}eaving each device count out in turn, {one.rows} measured rows are predicted "
+        f"with a median error of {_percent(one.step_error)}, worst {_percent(one.worst_step_error)} (perfect scaling: "
         f"{_percent(one.rules['perfect scaling'])})."
         for name, one in answer.own_errors.items()
     ]
-    said += [_rate_sentence(one) for one in answer.rates]
-    for name, one in answer.scores.items():
-        said.append(f"{name}: {_scored(one)}")
-    return said
+    return said + [_rate_sentence(one) for one in answer.rates]
+
+
+def _of(series: str) -> str:
+    return "" if series == _ALL else f"{series}: "
 
 
 def _rate_sentence(one: LinkRateTold) -> str:
     if one.gb_per_s is None:
-        return f"{one.series}: {one.link} the gradients' transfer hides under computing, so these rows do not tell its rate."
-    return f"{one.series}: {one.link} the gradients travel at {one.gb_per_s:.3g} GB/s (bus bandwidth), estimated from the fit."
+        return f"{_of(one.series)}{one.link} the gradients' transfer hides under computing, so these rows do not tell its rate."
+    return f"{_of(one.series)}{one.link} the gradients travel at {one.gb_per_s:.3g} GB/s (bus bandwidth), estimated from the fit."
 
 
 def _scored(one: Score) -> str:
     if one.declined == one.rows:
-        return f"none of {counted(one.rows, 'row')} predicted, for the reasons above."
-    rules = ", ".join(f"{rule} {_percent(off)}" for rule, off in one.rules.items())
+        return f"none of {counted(one.rows, 'row')} predicted, for the reasons below."
+    rules = ", ".join(f"{rule} {_percent(off)}" for rule, off in one.rules.items() if off is not None)
+    exposed = "" if one.exposed_error is None else f", of exposed communication: {_percent(one.exposed_error)}"
     return (
-        f"{one.rows - one.declined} of {one.rows} rows predicted. Median error of the step {_percent(one.step_error)} (worst "
-        f"{_percent(one.worst_step_error)}), of the overhead t_N - t_1 {_percent(one.overhead_error)}, of exposed communication "
-        f"{_percent(one.exposed_error)}. {_percent(one.inside)} of the truths lie in the {BAND:.0%} bands; their median half "
-        f"width is {_percent(one.half_width)}. Simple rules on the same rows: {rules}. {_against_rules(one)}"
+        f"{one.rows - one.declined} of {one.rows} rows predicted, the step with a median error of {_percent(one.step_error)} "
+        f"(worst {_percent(one.worst_step_error)}). {_against_rules(one)} {_percent(one.inside)} of the truths lie in the "
+        f"{BAND:.0%} bands, whose median half width is {_percent(one.half_width)}. Median error of the overhead t_N - t_1: "
+        f"{_percent(one.overhead_error)}{exposed}. Simple rules on the same rows: {rules}."
     )
 
 
@@ -274,8 +276,8 @@ def _against_rules(one: Score) -> str:
         return ""
     best = min(known, key=lambda rule: known[rule])
     if known[best] < one.step_error:
-        return f"'{best}' does better here than this prediction."
-    return f"The best of them, '{best}', errs {known[best] / one.step_error:.1f}x as much." if one.step_error else ""
+        return f"'{best}' does better here: {_percent(known[best])}."
+    return f"The best simple rule, '{best}', errs {_percent(known[best])}."
 
 
 def _percent(share: float | None) -> str:
