@@ -23,7 +23,7 @@ from dpscope.analysis.runs.variant_savings import single_device_baselines, strat
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.records.run import Manifest
+from dpscope.profiling.records.run import Cell, Manifest
 from dpscope.profiling.records.trace_codes import TraceCode
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
@@ -105,6 +105,9 @@ class Comparison:
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
+    variants: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by cell, of those with other options than their strategy's
 
 
 def compare(
@@ -150,6 +153,11 @@ def compare(
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),
         costs=strategy_costs(run.measured, rows, spreads.step),
+        variants={
+            name: data.cell.variant
+            for name, data in run.cells.items()
+            if isinstance(data.cell, Cell) and data.cell.variant
+        },
     )
 
 

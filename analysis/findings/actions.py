@@ -2,22 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dpscope.analysis.comparison.columns import VALUE_RANGE
 from dpscope.analysis.comparison.row import CellValues, number
+from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.text.units import show_time
 
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
 _TOLD_SHARE = 0.05  # of the exposed communication: a smaller part of it is counted as transfer
 BATCH_GAIN = 1.1  # throughput of a larger batch over this one's before it is advised
 
+Confidence = Literal["shown", "not_shown", "no_interval", "traced_means", "timed_steps", "not_measured"]
+"""What an answer rests on: an interval that excludes chance, or holds it, or none; traced or timed steps without one; nothing."""
+
 
 @dataclass(frozen=True)
 class Action:
-    """`text` says the action and its bound; `measured` whether the bound was measured in this run."""
+    """`text` says the action and its bound, `confidence` what the bound rests on."""
 
     text: str
-    measured: bool
+    confidence: Confidence
 
 
 @dataclass(frozen=True)
@@ -54,41 +59,47 @@ class _Part:
 
 
 def best_action(
-    rows: Sequence[CellValues], chosen: CellValues, slower: bool, straggler: str | None, on_device: bool
+    rows: Sequence[CellValues],
+    chosen: CellValues,
+    slower: bool,
+    straggler: str | None,
+    on_device: bool,
+    of_script: bool = False,
 ) -> Action:
     """The one action worth most for the chosen cell.
 
     `rows` are all measured cells, `slower` whether the chosen one was shown to be slower than one device, `straggler` the rank
-    that is waited for, where one is named. On a CPU, idle time is a core's that others took: nothing is advised about it.
+    that is waited for, where one is named; `of_script` whether dpscope's own options are of no use. On a CPU, idle time is a
+    core's that others took: nothing is advised about it.
     """
-    larger = _larger_batch(rows, chosen)
+    larger = _larger_batch(rows, chosen, of_script)
     if larger is not None:
         return larger
     if slower:
         return Action(
             "Train on one device, or try a larger batch or model: this step is too short to share "
             f"({show_time(number(chosen, 'step_us'))}).",
-            measured=True,
+            "shown",
         )
     step = number(chosen, "traced_step_us")
-    parts = _parts(chosen, straggler, on_device) if step else []
+    parts = _parts(chosen, straggler, on_device, of_script) if step else []
     if not step or not parts:
-        return Action("No action: the trace does not tell where the step's time goes.", measured=False)
+        return Action("No action: the trace does not tell where the step's time goes.", "not_measured")
     part = max(parts, key=lambda one: one.us)
     share = part.us / step
     if share < WORTH_DOING:
         return Action(
             f"Nothing stands out: the largest part that could be removed, {part.what}, is {show_time(part.us)} "
             f"({share:.1%} of the step).",
-            measured=True,
+            "traced_means",
         )
     return Action(
         f"{part.advice} At most {show_time(part.us)} of a {show_time(step)} step ({share:.0%}) can be saved.",
-        measured=True,
+        "traced_means",
     )
 
 
-def _larger_batch(rows: Sequence[CellValues], chosen: CellValues) -> Action | None:
+def _larger_batch(rows: Sequence[CellValues], chosen: CellValues, of_script: bool) -> Action | None:
     """A larger batch per device of the same strategy and devices, where it was measured to train clearly more samples."""
     rate, batch = number(chosen, "samples_per_s"), number(chosen, "batch_size")
     if rate is None or batch is None:
@@ -107,12 +118,12 @@ def _larger_batch(rows: Sequence[CellValues], chosen: CellValues) -> Action | No
     gain = (number(best, "samples_per_s") or 0.0) / rate
     return Action(
         f"Raise the batch to {best['batch_size']} per device: it was measured to train {gain:.2f}x as many samples per "
-        "second. Check that accuracy holds (dpscope train).",
-        measured=True,
+        f"second. Check that accuracy holds{'' if of_script else ' (dpscope train)'}.",
+        "timed_steps",
     )
 
 
-def _parts(chosen: CellValues, straggler: str | None, on_device: bool) -> list[_Part]:
+def _parts(chosen: CellValues, straggler: str | None, on_device: bool, of_script: bool) -> list[_Part]:
     exposed, told = number(chosen, "exposed_us"), split_exposed(chosen)
     loaded, unloaded = number(chosen, "step_us"), number(chosen, "step_without_wait_us")
     idle = number(chosen, "idle_us")
@@ -123,7 +134,8 @@ def _parts(chosen: CellValues, straggler: str | None, on_device: bool) -> list[_
         for_it = told.waiting + (told.broadcasts if straggler else 0.0)  # a late rank is waited for in broadcasts, too
         parts.append(_Part(for_it, f"Find out why {late} late; no faster link helps.", "waiting"))
     if told is not None and told.broadcasts and not straggler:
-        advice = "Try DDP without broadcasts of buffers (--broadcast-buffers off measures it): every step waits for rank 0 there."
+        how = in_a_script("--broadcast-buffers off") if of_script else "--broadcast-buffers off measures it"
+        advice = f"Try DDP without broadcasts of buffers ({how}): every step waits for rank 0 there."
         parts.append(_Part(told.broadcasts, advice, "broadcasts of buffers"))
     if exposed is not None:
         transfer = exposed if told is None else told.transfer

@@ -6,19 +6,19 @@ that were measured and, there, the batch per device at which the strategies were
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
-from dpscope.analysis.findings.actions import Action, best_action, split_exposed
+from dpscope.analysis.findings.actions import Confidence, best_action, split_exposed
+from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import sentence, show_time
 
 _DECIDING_REPEATS = 5
-Confidence = Literal["shown", "not_shown", "no_interval"]
+_GAIN = "The gain over one device"
 
 STAND_IN = (
     "This is a stand-in run on a CPU: it shows how the strategies work and says nothing about GPUs "
@@ -38,12 +38,15 @@ _CONFIDENCE_WORDS: Mapping[Confidence, str] = {
     "shown": f"{CONFIDENCE:.0%} interval excludes chance",
     "not_shown": "within chance",
     "no_interval": "one repeat or fewer than five steps: no interval",
+    "traced_means": "means of the traced steps, no interval",
+    "timed_steps": "medians and rates of the timed steps, no interval",
+    "not_measured": "not measured",
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`question` as people ask it, `text` the answer with its number, `confidence` whether chance is excluded: of `about`."""
+    """`question` as people ask it, `text` the answer with its number, `confidence` what that rests on: of `about`."""
 
     question: str
     text: str
@@ -126,7 +129,7 @@ def _largest_case(comparison: Comparison) -> list[CellValues]:
         default=None,
     )
     case = [row for row in several if size and _pair(row) == (size[0], size[2])]
-    plain = [row for row in case if row["cell"] == f"{row['strategy']}-d{row['devices']}-b{row['batch_size']}"]
+    plain = [row for row in case if not comparison.variants.get(str(row["cell"]))]
     return plain or case
 
 
@@ -137,9 +140,9 @@ def _pair(row: CellValues) -> tuple[float, float]:
 def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, CellValues | None]:
     question = "Which strategy?"
     if comparison.of_traces:
-        return Answer(question, ONE_JOB, "no_interval"), case[0] if case else None
+        return Answer(question, ONE_JOB, "not_measured"), case[0] if case else None
     if not case:
-        return Answer(question, NOT_COMPARED, "no_interval"), None
+        return Answer(question, NOT_COMPARED, "not_measured"), None
     names = {str(row["cell"]): row for row in case}
     gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
     chosen = _faster_than_ddp(comparison, names, _faster(names, gap)) or min(
@@ -149,11 +152,11 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
     where = f"on {chosen['devices']} devices"
     if chosen.get("steps_per_s") is None:  # told instead of samples where the batch is not known
         where += f" at batch {chosen['batch_size']} per device"
-    between = f" {_gap_sentence(gap)}" if gap else ""
+    between = f" {gap_sentence(gap)}" if gap else ""
     if speedup is None or speedup.value is None:
-        said = f"{_name(chosen)} {where} " + _beside_itself(comparison, chosen)
-        return Answer(question, said + between, "no_interval"), chosen
-    times = f"{speedup.value:.2f}x the throughput of one device by median steps{_range(speedup)}"
+        beside, confidence = _beside_itself(comparison, chosen)
+        return Answer(question, f"{_name(chosen)} {where} {beside}{between}", confidence), chosen
+    times = f"{speedup.value:.2f}x the throughput of one device by median steps{range_said(speedup)}"
     shown = verdict(speedup)
     if shown == "below":
         said = f"Do not parallelise at this size: {_name(chosen)} {where} gives {times}."
@@ -161,14 +164,14 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
         said = f"Use {_recommended(gap, chosen)}: {where} it gives {times}."
     else:
         said = f"Not decided: {_name(chosen)} {where} gives {times}."
-    return Answer(question, said + between, _confidence(speedup), "The gain over one device"), chosen
+    return Answer(question, said + between, _confidence(speedup), _GAIN), chosen
 
 
 def _faster(names: Mapping[str, CellValues], gap: StrategyGap | None) -> CellValues | None:
     """The faster of DP and DDP, DDP where no difference is shown: it is the one that torch keeps developing."""
     if gap is None:
         return None
-    return names[gap.dp] if _gap_verdict(gap) == "below" else names[gap.ddp]
+    return names[gap.dp] if verdict(gap.ratio) == "below" else names[gap.ddp]
 
 
 def _faster_than_ddp(
@@ -186,33 +189,8 @@ def _faster_than_ddp(
 
 
 def _recommended(gap: StrategyGap | None, chosen: CellValues) -> str:
-    undecided = gap is not None and _gap_verdict(gap) not in ("above", "below") and chosen["cell"] in (gap.dp, gap.ddp)
+    undecided = gap is not None and verdict(gap.ratio) not in ("above", "below") and chosen["cell"] in (gap.dp, gap.ddp)
     return f"DDP or {gap.dp_label}, whichever is simpler" if undecided and gap else _name(chosen)
-
-
-def _gap_verdict(gap: StrategyGap) -> str:
-    return verdict(gap.ratio)
-
-
-def _gap_sentence(gap: StrategyGap) -> str:
-    ratio, dp = gap.ratio, gap.dp_label
-    if ratio.value is None:
-        return ""
-    shown = verdict(ratio)
-    if shown == "above":
-        return f"DDP's step is {ratio.value:.2f}x as fast as {dp}'s{_range(ratio)}."
-    if shown == "below":
-        return f"{dp}'s step is {1 / ratio.value:.2f}x as fast as DDP's{_range(_inverse(ratio))}."
-    if ratio.low is None:
-        return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but one repeat cannot show it: use --repeats 3."
-    return f"No difference between {dp} and DDP is shown (step ratio {ratio.value:.2f}, {_bounds(ratio)})."
-
-
-def _inverse(ratio: Estimate) -> Estimate:
-    assert ratio.value
-    assert ratio.low
-    assert ratio.high
-    return Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
 
 
 def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
@@ -222,29 +200,29 @@ def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
     return points[0][1].speedup if points else None
 
 
-def _beside_itself(comparison: Comparison, chosen: CellValues) -> str:
+def _beside_itself(comparison: Comparison, chosen: CellValues) -> tuple[str, Confidence]:
     """Where no single device was measured: over one device under the same strategy, as a script under torchrun has it."""
     alone = str(chosen["cell"]).replace(f"-d{chosen['devices']}-", "-d1-", 1)
     step_us = next((_measured(row, "step_us") for row in _rows(comparison) if row["cell"] == alone), None)
     if step_us is None:
-        return "was not measured beside one device, so its gain is not known."
+        return "was not measured beside one device, so its gain is not known.", "not_measured"
     times = _measured(chosen, "devices") * step_us / _measured(chosen, "step_us")
     name = _name(chosen)
-    return (
-        f"gives {times:.2f}x the throughput of one device under {name} by median steps; a device without {name} was not "
-        "measured, so its gain over that is not known."
+    said = (
+        f"gives {times:.2f}x the throughput of one device under {name} by median steps; a device without {name} was not"
     )
+    return f"{said} measured, so its gain over that is not known.", "timed_steps"
 
 
 def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | None) -> Answer:
     question = "What does communication cost?"
     if chosen is None:
         nothing = NOT_SEVERAL if comparison.of_traces else "Nothing was measured on several devices."
-        return Answer(question, nothing, "no_interval")
+        return Answer(question, nothing, "not_measured")
     total, exposed, step = (number(chosen, name) for name in ("communication_us", "exposed_us", "traced_step_us"))
     if total is None or exposed is None or not step:
         said = f"It was not measured: the trace of {chosen['cell']} does not show it."
-        return Answer(question, said, "no_interval")
+        return Answer(question, said, "not_measured")
     what = "dp-host's host copies take" if chosen["strategy"] == "dp-host" else f"{_name(chosen)}'s communication takes"
     if chosen["strategy"] == "other":
         what = "Communication takes"
@@ -254,7 +232,7 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
         "exposed, not hidden behind compute"
     )
     bounds = interval_of(chosen, "added_exposed_us")
-    confidence: Confidence = "no_interval" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
+    confidence: Confidence = "traced_means" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
     if bounds is not None:
         low = f"{show_time(bounds.low)} to" if bounds.low > 0 else "up to"
         said += f" ({CONFIDENCE:.0%} interval over repeats {low} {show_time(bounds.high)})"
@@ -277,31 +255,24 @@ def _action(
 ) -> Answer:
     question = "What to do?"
     if chosen is None and comparison.of_traces:
-        return Answer(question, "Trace a job on several devices, every rank of it.", "no_interval")
+        return Answer(question, "Trace a job on several devices, every rank of it.", "not_measured")
     if chosen is None:
         command = "dpscope attach" if comparison.of_script else "dpscope run"
-        return Answer(question, f"Measure two or more devices: {command} --devices 1,2.", "no_interval")
+        return Answer(question, f"Measure two or more devices: {command} --devices 1,2.", "not_measured")
     speedup = _speedup(comparison, str(chosen["cell"]))
     shown = None if speedup is None else verdict(speedup)
-    action: Action = best_action(_rows(comparison), chosen, shown == "below", straggler, on_device)
+    not_dpscopes = comparison.of_script or comparison.of_traces
+    action = best_action(_rows(comparison), chosen, shown == "below", straggler, on_device, not_dpscopes)
+    if speedup is None or shown in ("above", "below"):
+        return Answer(question, action.text, action.confidence)
     wanted = max(_DECIDING_REPEATS, 2 * repeats)
-    more = "" if shown in (None, "above", "below") else f"Measure more repeats before deciding (--repeats {wanted}). "
-    return Answer(question, more + action.text, "shown" if action.measured and not more else "not_shown")
+    more = f"Measure more repeats before deciding (--repeats {wanted})."
+    return Answer(question, f"{more} {action.text}", _confidence(speedup), _GAIN)
 
 
 def _confidence(estimate: Estimate) -> Confidence:
     shown = verdict(estimate)
     return "no_interval" if shown == "too_few_samples" else "not_shown" if shown == "no_difference_shown" else "shown"
-
-
-def _range(estimate: Estimate) -> str:
-    return f" ({_bounds(estimate)})"
-
-
-def _bounds(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.count} steps, no interval"
-    return f"{CONFIDENCE:.0%} interval {estimate.low:.2f} to {estimate.high:.2f}"
 
 
 def _name(row: CellValues) -> str:

@@ -14,7 +14,7 @@ _TOO_SMALL = (
     "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
 )
 _NAMED = 4  # buckets in a message
-_REDUCES_EARLY = ("ddp", "replicate", *SHARDED)
+REDUCES_EARLY = ("ddp", "replicate", *SHARDED)
 
 
 def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -96,7 +96,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             "compile each block by itself",
             of_script=True,
         )
-    elif evidence.data.cell.strategy in _REDUCES_EARLY or evidence.sharded:
+    elif evidence.data.cell.strategy in REDUCES_EARLY or evidence.sharded:
         yield OverlapReason(
             "late_buckets",
             text,
@@ -117,7 +117,9 @@ def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     buckets = evidence.buckets
     if not evidence.several or buckets[["done", "transfer_us"]].isna().any().any():
         return
-    compute, needed = evidence.means["compute_us"], float(buckets["transfer_us"].sum())
+    # `done` is a share of what is computed before the optimizer, which waits for all gradients and hides none.
+    compute = evidence.means["compute_us"] - evidence.means["optimizer_us"]
+    needed = float(buckets["transfer_us"].sum())
     left = compute * (1 - float(buckets["done"].iloc[0]))
     if left >= MOST * needed or (_ready_late(evidence) and compute >= MOST * needed):
         return

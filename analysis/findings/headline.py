@@ -5,7 +5,7 @@ from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, Sc
 from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.strategy_costs import sharding_headline
 from dpscope.analysis.findings.strategy_gaps import gap_finding
-from dpscope.analysis.stats.samples import verdict
+from dpscope.analysis.stats.samples import unshown, verdict
 
 _NOTHING = "No comparison could be made; see the findings."
 
@@ -59,7 +59,7 @@ def _times(point: ScalingPoint) -> str:
     value, low, high = speedup.value, speedup.low, speedup.high
     assert value is not None
     if shown == "too_few_samples" or low is None or high is None:
-        return f"{_compared(value)}, but one repeat, or fewer than five steps, cannot show it"
+        return f"{_compared(value)}, but {unshown(speedup)}"
     interval = f"95% interval {low:.2f} to {high:.2f}, {speedup.count} steps"
     if shown == "above":
         return f"{_compared(value)} (median steps; {interval})"

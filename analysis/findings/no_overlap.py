@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from dpscope.analysis.findings.bucket_reasons import bucket_reasons, buckets_told, little_computing
+from dpscope.analysis.findings.bucket_reasons import REDUCES_EARLY, bucket_reasons, buckets_told, little_computing
 from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason, overlap_evidence
+from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import CellData
@@ -16,14 +17,6 @@ LITTLE = 0.3  # of communication that is hidden: below it the reasons are told..
 WORTH_TELLING = 0.05  # ...where at least this much of a step is exposed
 _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that something waits for
 _NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
-_ARGUMENTS = (
-    ("--bucket-mb ", "DDP's bucket_cap_mb="),
-    ("--bucket-mb", "DDP's bucket_cap_mb"),
-    ("--broadcast-buffers off", "DDP's broadcast_buffers=False"),
-    ("--static-graph", "DDP's static_graph"),
-    ("--strategy fsdp-no-reshard", "reshard_after_forward=False"),
-    ("--nccl-engine default,legacy", "and without TORCH_DIST_USE_NCCL2=0"),
-)
 
 
 def no_overlap_finding(data: CellData) -> list[Finding]:
@@ -41,18 +34,26 @@ def no_overlap_finding(data: CellData) -> list[Finding]:
     if not reasons:
         when = buckets_told(evidence)
         seen = f" (buckets ready: {when} of the step's compute)" if when else ""
-        return [RunCode.NO_OVERLAP.finding(f"{told}, and the traces do not show why{seen}", severity="info")]
+        return [
+            RunCode.NO_OVERLAP.finding(
+                f"{told}, and the traces do not show why{seen}", _to_try(evidence), severity="info"
+            )
+        ]
     because = "; ".join(reason.text for reason in reasons)
     severity: Severity = "warning" if data.on_device or any(reason.of_script for reason in reasons) else "info"
-    advice = reasons[0].advice if data.knows_options else _in_a_script(reasons[0].advice)
+    advice = reasons[0].advice if data.knows_options else in_a_script(reasons[0].advice)
     return [RunCode.NO_OVERLAP.finding(f"{told}, because {because}", advice, severity)]
 
 
-def _in_a_script(advice: str) -> str:
-    """Advice with torch's own arguments in place of dpscope's options, which a script does not have."""
-    for option, argument in _ARGUMENTS:
-        advice = advice.replace(option, argument)
-    return advice
+def _to_try(evidence: Evidence) -> str:
+    """What may tell the reason where the traces do not."""
+    if evidence.sharded:
+        return "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
+    if evidence.data.cell.strategy not in REDUCES_EARLY:
+        return "see what runs beside each collective on all ranks' timelines: dpscope merge makes one trace of them"
+    if not evidence.data.knows_options:
+        return "try several values of DDP's bucket_cap_mb"
+    return "compare --overlap on,off and several values of --bucket-mb"
 
 
 def overlap_reasons(data: CellData) -> list[OverlapReason]:

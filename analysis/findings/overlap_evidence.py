@@ -14,7 +14,7 @@ LITTLE_BESIDE = (
 MOST = 0.5  # a part that most of the whole is in
 
 _OF_BUCKETS = ("bytes", "done", "transfer_us", "compiled_share")
-_OPTIONAL = ("exposed_wait_us", "unlaunched_us")  # of steps: not known of every trace
+_OPTIONAL = ("exposed_wait_us", "unlaunched_us", "optimizer_us")  # of steps: not known of every trace
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     And what the calibration lacks to predict the run's cells. `shared_cores`: communicating and computing share a CPU.
     """
     for values, off, single in _cells_off(comparison):
-        yield _off_finding(values, off, single, shared_cores)
+        yield _off_finding(values, off, single, shared_cores, comparison.of_script or comparison.of_traces)
     yield from _lacking(comparison)
     yield from _other_engines(comparison)
 
@@ -116,17 +116,22 @@ def _other_engines(comparison: Comparison) -> Iterator[Finding]:
             )
 
 
-def _off_finding(values: CellValues, off: list[str], single: list[CollectivePrediction], shared_cores: bool) -> Finding:
+def _off_finding(
+    values: CellValues, off: list[str], single: list[CollectivePrediction], shared_cores: bool, of_script: bool
+) -> Finding:
     calibrated = values["prediction_source"] == "calibration"
     said = "; ".join([*(_said(values, name) for name in off), *([_said_of_each(single)] if single else [])])
     why = likely_reasons(values, off, [one.relative_error or 0.0 for one in single], shared_cores)
     why += dict.fromkeys(f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated)
+    compared = (
+        "see in the table of collectives which of them are off"
+        if of_script
+        else "compare with a cell whose communication does not overlap compute (--overlap off)"
+    )
     return RunCode.PREDICTION_OFF.finding(
         message=f"{values['cell']}: predicted from the {'calibration' if calibrated else 'link specification'}: "
         f"{said}. Likely reasons: {'; '.join(why) if why else 'nothing in this run explains it'}",
-        next_step="compare with a cell whose communication does not overlap compute (--overlap off)"
-        if calibrated
-        else "calibrate on this machine and predict from that",
+        next_step=compared if calibrated else "calibrate on this machine and predict from that",
         severity="warning" if calibrated else "info",
     )
 
@@ -143,9 +148,10 @@ def _counts(one: CollectivePrediction, transfer_us: float | None) -> bool:
 def _said(values: CellValues, name: str) -> str:
     error, predicted = number(values, f"predicted_{name}_error"), number(values, f"predicted_{name}_us")
     assert error is not None
-    assert predicted is not None
     what = "exposed communication" if name == "exposed" else "transfers"
-    return f"{what} {show_time(predicted)} a step, measured {show_time(predicted / (1 + error))} ({error:+.0%})"
+    of_all = name == "transfer" and values["strategy"] == "dp"  # of whose communication no part is matched
+    measured = number(values, "communication_us" if of_all else f"{name}_us")
+    return f"{what} {show_time(predicted)} a step, measured {show_time(measured)} ({error:+.0%})"
 
 
 def _said_of_each(single: list[CollectivePrediction]) -> str:

@@ -58,7 +58,11 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
         *_cells_not_measured(run),
         *repeat_findings(run),
         *(gap_finding(gap) for gap in comparison.gaps if gap.ratio.value is not None),
-        *(strategy_cost_finding(cost) for cost in comparison.costs if cost.ratio.value is not None),
+        *(
+            strategy_cost_finding(cost, comparison.of_script)
+            for cost in comparison.costs
+            if cost.ratio.value is not None
+        ),
         *_per_row(comparison),
         *prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu"),
         *scaling_findings(comparison),

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
 from dpscope.analysis.comparison.strategy_costs import StrategyCost
-from dpscope.analysis.stats.samples import verdict
+from dpscope.analysis.findings.script_advice import in_a_script
+from dpscope.analysis.stats.samples import unshown, verdict
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.profiling.records.finding import Finding
@@ -15,10 +18,11 @@ _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimi
 _NAMES = {str(key): name for key, name in STRATEGY_NAMES.items()}
 
 
-def strategy_cost_finding(cost: StrategyCost) -> Finding:
-    """What a strategy costs beside the plainer one; both were measured."""
+def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Finding:
+    """What a strategy costs beside the plainer one; both were measured, `of_script` by attaching to a script."""
     code = RunCode.DDP_ALONE if cost.alone else RunCode.STRATEGY_COST
-    return code.finding(f"{_where(cost)}: {cost_sentence(cost)}")
+    found = code.finding(f"{_where(cost)}: {cost_sentence(cost)}")
+    return msgspec.structs.replace(found, next_step=in_a_script(found.next_step)) if of_script else found
 
 
 def sharding_headline(costs: Sequence[StrategyCost]) -> str:
@@ -40,7 +44,9 @@ def cost_sentence(cost: StrategyCost) -> str:
     shown = verdict(cost.ratio)
     before = ", before anything is communicated" if cost.alone else ""
     if low is None or high is None:
-        said = f"{name} looks {_percent(ratio)} {_slower(ratio)} per step than {other}{before}, but one repeat cannot show it"
+        said = (
+            f"{name} looks {_percent(ratio)} {_slower(ratio)} per step than {other}{before}, but {unshown(cost.ratio)}"
+        )
     elif shown == "above":
         interval = f"95% interval {_percent(low)} to {_percent(high)}, {cost.ratio.count} steps"
         said = f"{name} takes {_percent(ratio)} more time per step than {other}{before} ({interval})"

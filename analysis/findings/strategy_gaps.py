@@ -1,9 +1,9 @@
 """DP against DDP in words: which one is faster, and where the difference lies."""
 
 from dpscope.analysis.comparison.compare import GAP_PARTS, StrategyGap
-from dpscope.analysis.stats.samples import verdict
+from dpscope.analysis.stats.samples import CONFIDENCE, FEWEST_SAMPLES, Estimate, unshown, verdict
 from dpscope.analysis.text.units import show_time
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 _NAMES = dict(zip(GAP_PARTS, ("exposed communication", "host copies", "compute", "idle"), strict=True))
@@ -17,9 +17,7 @@ def gap_finding(gap: StrategyGap) -> Finding:
     shown, count = verdict(gap.ratio), gap.ratio.count
     if low is None or high is None:
         looks = f"{gap.dp_label} looks {ratio:.2f}x slower" if ratio >= 1 else f"DDP looks {1 / ratio:.2f}x slower"
-        return RunCode.STRATEGIES_NOT_COMPARED.finding(
-            f"{where}: {looks}, but one repeat, or fewer than five steps, cannot show it"
-        )
+        return RunCode.STRATEGIES_NOT_COMPARED.finding(f"{where}: {looks}, but {unshown(gap.ratio)}")
     interval = f"95% interval {low:.2f} to {high:.2f}, {count} steps"
     if shown == "above":
         said = f"DDP's step is {ratio:.2f}x as fast as {gap.dp_label}'s"
@@ -50,3 +48,40 @@ def _advice(gap: StrategyGap) -> str:
 
 def _signed(microseconds: float) -> str:
     return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
+
+
+def gap_sentence(gap: StrategyGap) -> str:
+    """Which of DP and DDP is faster, in a sentence; empty where it is not known."""
+    ratio, dp = gap.ratio, gap.dp_label
+    if ratio.value is None:
+        return ""
+    shown = verdict(ratio)
+    if shown == "above":
+        return f"DDP's step is {ratio.value:.2f}x as fast as {dp}'s{range_said(ratio)}."
+    if shown == "below":
+        return f"{dp}'s step is {1 / ratio.value:.2f}x as fast as DDP's{range_said(_inverse(ratio))}."
+    if ratio.low is None:
+        return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {unshown(ratio)}: use {_to_show(ratio)}."
+    return f"No difference between {dp} and DDP is shown (step ratio {ratio.value:.2f}, {_bounds(ratio)})."
+
+
+def _to_show(ratio: Estimate) -> str:
+    return f"--steps {FEWEST_SAMPLES} or more" if ratio.count < FEWEST_SAMPLES else "--repeats 3"
+
+
+def _inverse(ratio: Estimate) -> Estimate:
+    assert ratio.value
+    assert ratio.low
+    assert ratio.high
+    return Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
+
+
+def range_said(estimate: Estimate) -> str:
+    """An estimate's interval in brackets, or that there is none."""
+    return f" ({_bounds(estimate)})"
+
+
+def _bounds(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{counted(estimate.count, 'step')}, no interval"
+    return f"{CONFIDENCE:.0%} interval {estimate.low:.2f} to {estimate.high:.2f}"

@@ -76,7 +76,7 @@ class Report:
             caveat=self.answers.caveat,
             answers=(which.text, cost.text, action.text),
             summary=self.summary,
-            first_rows=first_rows(_cells(self.comparison), self.answers.cells),
+            first_rows=first_rows(_cells(self.comparison), self.answers.cells, self.comparison.variants),
             tables=tuple(terminal_tables(self.tables)),
             missing=self.missing,
             findings=self.findings,

@@ -32,12 +32,14 @@ class PrintedReport:
         return not any(finding.severity == "error" for finding in self.findings)
 
 
-def first_rows(cells: Sequence[tuple[str, str, int, int]], answered: Collection[str]) -> tuple[int, ...]:
+def first_rows(
+    cells: Sequence[tuple[str, str, int, int]], answered: Collection[str], variants: Collection[str] = ()
+) -> tuple[int, ...]:
     """The rows of a run's first table, by number, that a terminal shows: those of which the answers speak, and a few more.
 
     `cells` are its rows: name, strategy, devices, batch per device. `answered` are the cells of the answers, shown with one
-    device's at their batch. Then come other cells, plain ones first, and last DDP on one device, which says what the wrapper
-    costs and nothing of several devices.
+    device's at their batch. Then come other cells, those that are no `variants` first, and last DDP on one device, which says
+    what the wrapper costs and nothing of several devices.
     """
     batches = {batch for cell, _, _, batch in cells if cell in answered}
 
@@ -45,8 +47,7 @@ def first_rows(cells: Sequence[tuple[str, str, int, int]], answered: Collection[
         cell, strategy, devices, batch = cells[index]
         if cell in answered or (cell == f"single-d1-b{batch}" and batch in batches):
             return 0
-        plain = cell == f"{strategy}-d{devices}-b{batch}"
-        return 3 if devices == 1 and strategy != "single" else 1 if plain else 2
+        return 3 if devices == 1 and strategy != "single" else 2 if cell in variants else 1
 
     ranked = sorted(range(len(cells)), key=rank)
     most = min(MOST_ANSWERED, max(MOST_ROWS, sum(rank(index) == 0 for index in ranked)))

@@ -7,7 +7,7 @@ import msgspec
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import AnyCell, knows_batch
-from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, verdict
+from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, unshown, verdict
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -109,10 +109,7 @@ def _finding(saving: VariantSaving, device_type: str) -> Finding:
     amount = f"{show_time(abs(saved.value))} a step, {abs(share.value):.1%} of the step without it"
     shown = verdict(saved, even=0.0)
     if saved.low is None or saved.high is None or share.low is None or share.high is None:
-        message = (
-            f"{pair}: {what} seems to save {_signed(saved.value)} a step, but one repeat, or fewer than five "
-            "steps, cannot show it"
-        )
+        message = f"{pair}: {what} seems to save {_signed(saved.value)} a step, but {unshown(saved)}"
         return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "

@@ -161,6 +161,11 @@ def chance_above(ratio: Estimate) -> float | None:
     return float(ndtr(middle / half * ndtri(_UPPER)))
 
 
+def unshown(estimate: Estimate) -> str:
+    """Why an estimate without an interval shows nothing, such as ``one repeat cannot show it``."""
+    return f"{'fewer than five steps' if estimate.count < FEWEST_SAMPLES else 'one repeat'} cannot show it"
+
+
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
     """Median over all repeats' samples, None without any."""
     kept = [repeat for repeat in repeats if len(repeat)]

@@ -12,7 +12,7 @@ from torch import nn
 from dpscope.launch.workload.gpt import build_gpt
 from dpscope.launch.workload.model_names import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
 from dpscope.launch.workload.small_resnet import SmallResNet
-from dpscope.launch.workload.tasks import BuiltModel, told_model
+from dpscope.launch.workload.tasks import BuiltModel, checked_count, checked_shape, told_model
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -155,7 +155,9 @@ def _users_model(name: str) -> BuiltModel:
     if isinstance(made, nn.Module):
         return BuiltModel(model=made, input_shape=(3, 32, 32), classes=10)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
-        return BuiltModel(model=made[0], input_shape=tuple(made[1]), classes=int(made[2]))
+        told = f"--model {name}: {function_name}()"
+        shape, classes = checked_shape(told, made[1]), checked_count(told, "the number of classes", made[2])
+        return BuiltModel(model=made[0], input_shape=shape, classes=classes)
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "
         "return a torch.nn.Module, (module, shape of a sample, number of classes), or a dictionary: see docs/own-model.md"

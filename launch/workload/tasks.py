@@ -1,5 +1,6 @@
 """A training beyond classifying images: its own batches, loss and optimizer, told by a user's function or brought here."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter], float], Optimizer]
 """From parameters and the learning rate to an optimizer."""
 
 _KEYS = ("module", "input_shape", "classes", "make_batch", "loss", "optimizer", "tokens")
+_SHOWN = 60  # characters of a value in a message
 _TRIED = 3  # samples of the batch that a function is tried with
 
 
@@ -49,18 +51,50 @@ def told_model(name: str, made: Mapping[str, Any]) -> BuiltModel:
         raise DpscopeError(
             f"{function}: a loss of its own needs make_batch, which provides its targets; add make_batch"
         )
+    shape, classes, tokens = (made.get(key) for key in ("input_shape", "classes", "tokens"))
     built = BuiltModel(
         model=made["module"],
-        input_shape=tuple(made.get("input_shape") or (3, 32, 32)),
-        classes=int(made.get("classes") or 10),
+        input_shape=(3, 32, 32) if shape is None else checked_shape(function, shape),
+        classes=10 if classes is None else checked_count(function, "classes", classes),
         make_batch=made.get("make_batch"),
         loss=made.get("loss"),
         make_optimizer=made.get("optimizer"),
-        tokens=made.get("tokens"),
+        tokens=None if tokens is None else checked_count(function, "tokens", tokens),
     )
     if built.make_batch is not None:
         _check_batch(function, built.make_batch)
     return built
+
+
+def checked_shape(function: str, value: object) -> tuple[int, ...]:
+    """The shape of a sample that a user's function returned; raises DpscopeError unless it is one or more whole numbers."""
+    sizes = [_whole(one) for one in value] if isinstance(value, tuple | list) else []
+    known = tuple(one for one in sizes if one is not None)
+    if not sizes or len(known) < len(sizes):
+        raise DpscopeError(
+            f"{function}: input_shape is {_shown(value)}; give the shape of a sample without the batch, such as (3, 32, 32)"
+        )
+    return known
+
+
+def checked_count(function: str, key: str, value: object) -> int:
+    """How many there are of something by a user's function; raises DpscopeError unless it is a whole number, at least 1."""
+    if (count := _whole(value)) is None:
+        raise DpscopeError(f"{function}: {key} is {_shown(value)}; give a whole number, 1 or more")
+    return count
+
+
+def _whole(value: object) -> int | None:
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return count if count > 0 and not isinstance(value, bool) else None
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _check_batch(function: str, make_batch: MakeBatch) -> None:

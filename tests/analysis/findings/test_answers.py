@@ -1,6 +1,7 @@
 """The three answers of a run: which strategy, what communication costs, what to do. Numbers by hand."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
@@ -109,6 +110,49 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
     assert said.action.text.startswith("Hide or shrink the transfers")
 
 
+def test_a_script_is_given_torchs_argument_and_no_option_of_dpscopes() -> None:
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
+    of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), of_script=True)
+    action = answer(of_script, "cuda").action.text
+    assert action.startswith("Try DDP without broadcasts of buffers (DDP's broadcast_buffers=False): every step waits")
+
+
+def test_what_an_action_rests_on_is_said() -> None:
+    """Its bound is a mean of traced steps, which no interval is given of; what is not decided is said of the gain."""
+    means = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert means.action.basis == "means of the traced steps, no interval"
+    assert means.which.basis == "The gain over one device: 95% interval excludes chance"
+    assert means.cost.basis == "means of the traced steps, no interval"
+    slower = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(0.7, 0.6, 0.8, 60)}), "cuda")
+    assert slower.action.basis == "95% interval excludes chance"
+    undecided = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, 0.9, 1.3, 60)}), "cuda")
+    assert undecided.action.text.startswith("Measure more repeats before deciding (--repeats 5). ")
+    assert undecided.action.basis == "The gain over one device: within chance"
+    once = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, None, None, 60)}), "cuda")
+    assert once.action.basis == "The gain over one device: one repeat or fewer than five steps: no interval"
+    untraced = {"traced_step_us": None, "communication_us": None, "exposed_us": None, "idle_us": None}
+    unknown = answer(comparison(SINGLE, cell("ddp", 4, 32, **untraced), speedups={"ddp-d4-b32": FASTER}), "cuda")
+    assert unknown.action.basis == "not measured"
+
+
+def test_why_a_gap_has_no_interval_is_told() -> None:
+    def said(count: int) -> str:
+        ratio = Estimate(1.3, None, None, count)
+        return answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=ratio), "cuda").which.text
+
+    assert said(4).endswith("but fewer than five steps cannot show it: use --steps 5 or more.")
+    assert said(5).endswith("but one repeat cannot show it: use --repeats 3.")
+
+
+def test_variants_over_several_nodes_do_not_compete_with_the_plain_cells() -> None:
+    plain = cell("ddp", 4, 32) | {"cell": "ddp-d4-n2-b32"}
+    variant = cell("ddp", 4, 32, step_us=90e3) | {"cell": "ddp-d4-n2-b32-hook-fp16"}
+    variants = {"ddp-d4-n2-b32-hook-fp16": "hook-fp16"}
+    assert answer(replace(comparison(plain, variant), variants=variants), "cuda").cells == ("ddp-d4-n2-b32",)
+    alone = replace(comparison(variant), variants=variants)
+    assert answer(alone, "cuda").cells == ("ddp-d4-n2-b32-hook-fp16",)
+
+
 def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
     """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, where it is named: 14 of 100 ms."""
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
@@ -129,7 +173,7 @@ def test_lost_communication_is_not_called_none() -> None:
     row = cell("ddp", 4, 32, communication_us=None, exposed_us=None)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
     assert said.cost.text == "It was not measured: the trace of ddp-d4-b32 does not show it."
-    assert said.cost.confidence == "no_interval"
+    assert said.cost.confidence == "not_measured"
 
 
 def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
@@ -151,9 +195,9 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
 def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
     small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_min=990, samples_per_s_max=1010)
     large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_min=1480, samples_per_s_max=1520)
-    said = answer(
-        comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda"
-    ).action.text
+    answered = answer(comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda").action
+    said = answered.text
+    assert answered.basis == "medians and rates of the timed steps, no interval"
     assert said.startswith(
         "Raise the batch to 64 per device: it was measured to train 1.50x as many samples per second."
     )
@@ -171,7 +215,7 @@ def test_one_device_alone_answers_nothing() -> None:
     said = answer(comparison(SINGLE), "cuda")
     assert "none can be recommended" in said.which.text
     assert said.action.text == "Measure two or more devices: dpscope run --devices 1,2."
-    assert {one.confidence for one in said.all} == {"no_interval"}
+    assert {one.confidence for one in said.all} == {"not_measured"}
 
 
 def test_without_a_single_device_the_same_strategy_on_one_is_what_it_is_set_beside() -> None:

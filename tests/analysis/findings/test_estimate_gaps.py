@@ -1,5 +1,7 @@
 """Reasons with their numbers, from a row's measured values; findings about predictions that are off."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from dpscope.analysis.comparison.columns import NAMES
@@ -18,6 +20,7 @@ VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
     "hidden_us": 280.0,
     "exposed_us": 420.0,
     "wait_us": 70.0,
+    "transfer_us": 600.0,
     "same_local_batch_us": 500.0,
     "same_local_batch_low_us": 490.0,
     "same_local_batch_high_us": 510.0,
@@ -96,6 +99,12 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
     assert "transfers 300.0 µs a step, measured 600.0 µs (-50%)" in finding.message
     assert "contention: 40% of communication ran under compute, and compute takes 60.0 µs longer" in finding.message
     assert "small messages" not in finding.message
+    assert "--overlap off" in finding.next_step
+    (of_script,) = prediction_findings(replace(comparison(VALUES), of_script=True))
+    assert "--" not in of_script.next_step
+    nothing = VALUES | {"predicted_exposed_us": 0.0, "predicted_exposed_error": -1.0, "exposed_us": 420.0}
+    (finding,) = prediction_findings(comparison(nothing))
+    assert "exposed communication 0.0 µs a step, measured 420.0 µs (-100%)" in finding.message
     (shared,) = prediction_findings(comparison(VALUES), shared_cores=True)
     assert "cores shared with computing: 40% of communication ran under compute" in shared.message
     assert "contention" not in shared.message

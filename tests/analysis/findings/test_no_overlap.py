@@ -69,6 +69,27 @@ def test_where_the_trace_shows_no_reason_that_is_said() -> None:
         "4.00 MB at 20%, 4.00 MB at 50%, 4.00 MB at 90% of the step's compute)"
     )
     assert finding.severity == "info"
+    assert finding.next_step == "compare --overlap on,off and several values of --bucket-mb"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "advised"),
+    [
+        ("ddp", "try several values of DDP's bucket_cap_mb"),
+        ("fsdp", "try blocks of other sizes for fully_shard"),
+        ("custom", "dpscope merge makes one trace"),
+    ],
+)
+def test_where_no_reason_is_shown_a_script_is_given_no_option_that_attach_lacks(
+    strategy: CellStrategy, advised: str
+) -> None:
+    data = planted(cell(strategy), EVEN, (0.2, 0.5, 0.9))
+    attached = AttachedProcess(cell=cell(strategy), reduction_known=True)
+    ranks = tuple((repeat, msgspec.structs.replace(one, attached=attached)) for repeat, one in data.ranks)
+    (finding,) = no_overlap_finding(replace(data, ranks=ranks))
+    assert "the traces do not show why" in finding.message
+    assert advised in finding.next_step
+    assert "--" not in finding.next_step
 
 
 def test_one_bucket() -> None:
@@ -112,6 +133,9 @@ def test_little_computing_is_left_for_long_transfers() -> None:
     assert names(planted(cell(), EVEN, (0.3, 0.6, 1.0), compute_us=11e3)) == []  # 7.7 ms are left
     assert names(planted(cell(), EVEN, (0.9, 0.95, 1.0))) == ["late_buckets"]
     assert names(planted(cell(), EVEN, (0.9, 0.95, 1.0), compute_us=5e3)) == ["late_buckets", "little_computing"]
+    # 20 ms of it are the optimizer's, which waits for the last gradient: 10 ms x (1 - 0.3).
+    (reason,) = overlap_reasons(planted(cell(), EVEN, (0.3, 0.6, 1.0), compute_us=30e3, optimizer_us=20e3))
+    assert reason.text.startswith("only 7.00 ms of compute is left when the first bucket is ready")
 
 
 def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:

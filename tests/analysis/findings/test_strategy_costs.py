@@ -44,7 +44,9 @@ def test_what_is_not_shown_is_not_said() -> None:
         == "no difference in step time between FSDP and DDP is shown (ratio 1.02, 95% interval 0.97 to 1.07, 60 steps)"
     )
     once = cost_sentence(cost(Estimate(1.5, None, None, 4), None))
-    assert once == "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it"
+    assert once == "FSDP looks 50.0% slower per step than DDP, but fewer than five steps cannot show it"
+    enough = cost_sentence(cost(Estimate(1.5, None, None, 5), None))
+    assert enough == "FSDP looks 50.0% slower per step than DDP, but one repeat cannot show it"
 
 
 def test_ddp_alone_says_that_nothing_is_communicated() -> None:
@@ -94,6 +96,7 @@ def test_a_run_pairs_each_strategy_with_the_plainer_one_alike() -> None:
         measured("replicate", 2, 1900.0, 480),
     )
     comparison = compare(run)
+    assert comparison.variants == {"ddp-d2-b8-accumulate-2": "accumulate-2"}
     pairs = {(one.cell, one.against): one for one in comparison.costs}
     assert set(pairs) == {
         ("ddp-d1-b8", "single-d1-b8"), ("fsdp-d2-b8", "ddp-d2-b8"), ("replicate-d2-b8", "ddp-d2-b8"),

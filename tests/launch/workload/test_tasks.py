@@ -1,5 +1,6 @@
 """Models with batches, losses and optimizers of their own, in one process: what each strategy trains on and computes."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,45 @@ def test_mistakes_are_named(function: str, said: str) -> None:
         build_model(f"own_batches:{function}")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"input_shape": 5}, "input_shape is 5; give the shape of a sample without the batch, such as (3, 32, 32)"),
+        ({"input_shape": "3x32"}, "input_shape is '3x32'; give the shape"),
+        ({"input_shape": (3, "32")}, "input_shape is (3, '32'); give the shape"),
+        ({"input_shape": (3, 0)}, "input_shape is (3, 0); give the shape"),
+        ({"input_shape": ()}, "input_shape is (); give the shape"),
+        ({"classes": "ten"}, "classes is 'ten'; give a whole number, 1 or more"),
+        ({"classes": 0}, "classes is 0; give a whole number"),
+        ({"classes": True}, "classes is True; give a whole number"),
+        ({"tokens": "128"}, "tokens is '128'; give a whole number"),
+        ({"tokens": torch.ones(40, 2)}, "tokens is tensor([[1., 1.], [1., 1.],"),
+        ((nn.Identity(), 5, 10), "input_shape is 5; give the shape"),
+        ((nn.Identity(), (3, 8), 2.5), "the number of classes is 2.5; give a whole number"),
+    ],
+    ids=str,
+)
+def test_what_is_no_shape_and_no_number_is_named_in_one_line(
+    told: dict[str, object] | tuple[object, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"module": nn.Identity(), **told} if isinstance(told, dict) else told
+    monkeypatch.setattr("os.getcwd", lambda: made)
+    with pytest.raises(DpscopeError) as caught:
+        build_model("os:getcwd")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("--model os:getcwd: getcwd(): ")
+    assert "\n" not in str(caught.value)
+
+
+def test_shapes_and_numbers_of_other_kinds_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: (nn.Identity(), torch.Size((3, 8)), np.int64(7)))
+    built = build_model("os:getcwd")
+    assert (built.input_shape, built.classes) == ((3, 8), 7)
+    monkeypatch.setattr("os.getcwd", lambda: {"module": nn.Identity(), "input_shape": [1, 8], "classes": None})
+    built = build_model("os:getcwd")
+    assert (built.input_shape, built.classes, built.tokens) == ((1, 8), 10, None)
 
 
 def test_settings_that_would_do_nothing_are_refused() -> None:
