@@ -91,7 +91,8 @@ def _check(question: RunQuestion, scenarios: int) -> None:
 
 def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:
     """The inverse question's answer, or what is worth most on the most devices that have a number."""
-    from dpscope.analysis.what_if.answers.questions import solve, worth, worth_sentence
+    from dpscope.analysis.what_if.answers.questions import solve
+    from dpscope.analysis.what_if.answers.worth import worth, worth_sentence
 
     base, costs = said.question.base, said.question.costs
     answered = [one for one in said.predictions if one[2].step_us is not None] or said.predictions

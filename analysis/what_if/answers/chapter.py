@@ -8,7 +8,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_loaded
 from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, run_answer, run_table
 from dpscope.analysis.what_if.answers.own_error import with_own_error
-from dpscope.analysis.what_if.answers.questions import Worth, worth
+from dpscope.analysis.what_if.answers.worth import TWICE_AS_FAST, Worth, worth
 from dpscope.analysis.what_if.scenarios.predict import refusal
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
@@ -104,8 +104,11 @@ def _error_table(said: RunAnswer) -> TextTable:
 
 
 def _advice(changes: list[Worth], question: AskedBase) -> str | None:
-    """Only with the method's error on this run's own cells, and of changes that a user can make."""
-    shown = [one for one in changes if one.certain and one.change in _CAN_BE_DONE]
+    """Only with the method's error on this run's own cells, and of what is no property of the device.
+
+    Each is the most that a faster link, fewer collectives, ranks alike or a host that does less could save.
+    """
+    shown = [one for one in changes if one.certain and one.change != TWICE_AS_FAST]
     if question.base.own_error is None or not shown:
         return None
     best = shown[0]
@@ -113,6 +116,3 @@ def _advice(changes: list[Worth], question: AskedBase) -> str | None:
         f"Replayed: {best.change} alone would take {best.saved_us / 1e3:.1f} ms ({best.low_us / 1e3:.1f} to "
         f"{best.high_us / 1e3:.1f}) off the {question.base.step_us / 1e3:.1f} ms of {question.base.name}."
     )
-
-
-_CAN_BE_DONE = ("infinite bandwidth", "zero latency", "no jitter", "no host gaps")

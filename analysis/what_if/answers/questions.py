@@ -1,4 +1,4 @@
-"""The other way round: which bandwidth, bucket, device count or speed reaches a target; and what is worth most."""
+"""The other way round: which bandwidth, bucket, device count or speed reaches a target."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.prediction import BAND, Prediction
+from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.inputs import place_of
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
@@ -15,9 +16,8 @@ from dpscope.profiling.records.links import LinkRate
 SOLVABLE = ("inter", "intra", "faster", "devices", "bucket-mb", "strategy")
 _LEAST_GB_PER_S, _MOST_GB_PER_S = 1e-3, 1e4
 _MOST_FASTER = 1e3
-_CAPS = tuple(0.5 * 512 ** (step / 23) for step in range(24))  # MiB, 0.5 to 256
+_CAPS = tuple(0.5 * 512 ** (step / 92) for step in range(93))  # MiB, 0.5 to 256, 7% apart
 _HALVINGS = 40
-_LEAST_SHOWN_US = 50.0  # 0.1 ms, rounded
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,29 @@ def solve(
         return _strategies(base, scenario, costs)
     if variable not in SOLVABLE or need is None:
         raise ValueError(f"{variable} with {need}: choose from {', '.join(SOLVABLE)}, and give a target")
+    if (why := _no_use(base, scenario, variable, need)) is not None:
+        return Solution(variable, None, None, None, f"No answer: {why}.")
     if variable == "devices":
         return _most_devices(base, scenario, costs, need)
     return _least(base, scenario, costs, variable, need)
+
+
+def _no_use(base: Base, scenario: Scenario, variable: str, need: tuple[str, float]) -> str | None:
+    """Why no value of the variable can reach the target; None where one may."""
+    place = place_of(base, scenario)
+    if variable == "inter" and place.nodes == 1:
+        return (
+            f"{counted(place.devices, 'device')} on one node use no link between nodes: give --devices and --per-node "
+            "that make several"
+        )
+    if variable == "intra" and place.per_node == 1:
+        return "with one device on a node no link within one is used"
+    if variable == "faster" and need[0] == "efficiency":
+        return (
+            "a faster device shortens the step and lowers the efficiency, as communication takes as long as before: give "
+            "--need step-ms=..."
+        )
+    return None
 
 
 def _reached(said: Prediction, need: tuple[str, float], bound: str = "step_us") -> bool:
@@ -62,42 +82,39 @@ def _reached(said: Prediction, need: tuple[str, float], bound: str = "step_us") 
 def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tuple[str, float]) -> Solution:
     """By bisection, more of the variable never being slower."""
     ends = (1.0, _MOST_FASTER) if variable == "faster" else (_LEAST_GB_PER_S, _MOST_GB_PER_S)
+    devices = counted(place_of(base, scenario).devices, "device")
 
-    def at(value: float) -> Prediction:
+    def at(value: float | None) -> Prediction:
         return predict(base, _with(scenario, variable, value), costs)
 
-    place = place_of(base, scenario)
-    if variable == "inter" and place.nodes == 1:
-        why = f"all {counted(place.devices, 'device')} are on one node; ask for intra, or give --per-node"
-        return Solution(variable, None, None, None, f"No answer: no link between nodes is used: {why}.")
-    if variable == "intra" and place.per_node == 1:
-        return Solution(variable, None, None, None, "No answer: no link within a node is used: ask for inter.")
-    best = at(ends[1])
+    now, best = at(None), at(ends[1])
+    met = _reached(now, need)
+    said = f"{_told(need)} on {devices} "
+    if met:
+        said += f"is already met with the {_NOUNS[variable]} as measured: {_shown(now, need)}"
+    if met and not _reached(best, need):  # the host bounds the step, say
+        return Solution(variable, None, None, None, f"{said}.")
     if best.step_us is None:
         return Solution(variable, None, None, None, f"No answer: {best.reason}.")
     if not _reached(best, need):
+        told = f"{_shown(best, need)} is the best (bound by {best.bound_by})"
         return Solution(
-            variable,
-            None,
-            None,
-            None,
-            f"{_told(need)} cannot be reached at any {_NOUNS[variable]}: {_shown(best, need)} is the best (bound by "
-            f"{best.bound_by}).",
+            variable, None, None, None, f"{_told(need)} cannot be reached at any {_NOUNS[variable]}: {told}."
         )
     value = _bisected(lambda one: _reached(at(one), need), *ends)
     low = _bisected(lambda one: _reached(at(one), need, "low_us"), *ends)
     high = _bisected(lambda one: _reached(at(one), need, "high_us"), *ends) if _reached(best, need, "high_us") else None
+    if variable == "faster" and met:
+        return Solution(variable, 1.0, None, high, f"{said}.")
+    if value == ends[0]:  # the search's own end is no answer
+        told = f"any {_NOUNS[variable]} from {value:.3g} GB/s on is enough"
+        return Solution(variable, None, None, high, f"{said}; {told}." if met else f"{said}is met: {told}.")
     needs = "a device {}x as fast" if variable == "faster" else "{} GB/s " + _PLACES[variable]
     unit = "x" if variable == "faster" else " GB/s"
+    least = f"{'under ' if low == ends[0] and variable != 'faster' else ''}{low:.3g}{unit}"
     most = f"{high:.3g}{unit}" if high is not None else "more than there is"
-    return Solution(
-        variable,
-        value,
-        low,
-        high,
-        f"{_told(need)} on {counted(place.devices, 'device')} needs {needs.format(f'{value:.3g}')} ({BAND:.0%} band "
-        f"{low:.3g}{unit} to {most}).",
-    )
+    told = f"{needs.format(f'{value:.3g}')} ({BAND:.0%} band {least} to {most})"
+    return Solution(variable, value, low, high, f"{said}; {told} would do." if met else f"{said}needs {told}.")
 
 
 def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
@@ -114,10 +131,11 @@ _PLACES = {"inter": "between nodes", "intra": "within a node"}
 _NOUNS = {"inter": "bandwidth between nodes", "intra": "bandwidth within a node", "faster": "device speed"}
 
 
-def _with(scenario: Scenario, variable: str, value: float) -> Scenario:
+def _with(scenario: Scenario, variable: str, value: float | None) -> Scenario:
+    """The scenario with that much of the variable; None is as measured."""
     if variable == "faster":
-        return replace(scenario, faster=value)
-    link = LinkRate(value, f"{value:.3g} GB/s", "asked")
+        return replace(scenario, faster=1.0 if value is None else value)
+    link = None if value is None else LinkRate(value, f"{value:.3g} GB/s", "asked")
     links = Links(link, scenario.links.inter) if variable == "intra" else Links(scenario.links.intra, link)
     return replace(scenario, links=links)
 
@@ -128,55 +146,65 @@ def _told(need: tuple[str, float]) -> str:
 
 def _shown(said: Prediction, need: tuple[str, float]) -> str:
     if need[0] == "step-ms" or said.efficiency is None:
-        return f"{(said.step_us or 0.0) / 1e3:.1f} ms"
+        return _ms(said)
     return f"{100 * said.efficiency:.1f}%"
 
 
+def _ms(said: Prediction) -> str:
+    return f"{(said.step_us or 0.0) / 1e3:.3g} ms"
+
+
 def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str, float]) -> Solution:
-    """The largest count that still meets the target, of the doubled ones and those between, as far as numbers go."""
-    met, reason = 1, None
-    count = 2
-    while (said := predict(base, replace(scenario, devices=count), costs)).step_us is not None and _reached(said, need):
-        met, count = count, count * 2
-    if said.step_us is None:
-        reason = said.reason
-    elif count > 2:
-        low, high = met, count
-        while high - low > 1:
-            middle = (low + high) // 2
-            one = predict(base, replace(scenario, devices=middle), costs)
-            low, high = (middle, high) if one.step_us is not None and _reached(one, need) else (low, middle)
-        met = low
-    if reason is not None:
-        return Solution(
-            "devices", met, None, None, f"{_told(need)} holds up to {counted(met, 'device')}; beyond that: {reason}."
-        )
-    return Solution(
-        "devices", met, None, None, f"{_told(need)} holds up to {counted(met, 'device')}, not on {met + 1}."
-    )
+    """The largest count that still meets the target, as far as numbers go; more devices never being faster."""
+
+    def at(count: int) -> Prediction:
+        return predict(base, replace(scenario, devices=count), costs)
+
+    alone = at(1)
+    if alone.step_us is None:
+        return Solution("devices", None, None, None, f"No answer: {alone.reason}.")
+    if not _reached(alone, need):
+        told = f"{_told(need)} is met on no count: one device takes {_ms(alone)}."
+        return Solution("devices", None, None, None, told)
+    met, over = 1, 2
+    while _reached(at(over), need):
+        met, over = over, 2 * over
+    while over - met > 1:
+        middle = (met + over) // 2
+        met, over = (middle, over) if _reached(at(middle), need) else (met, middle)
+    beyond = at(over)
+    why = f", not on {over}: {_shown(beyond, need)}" if beyond.step_us is not None else f"; on {over}: {beyond.reason}"
+    return Solution("devices", met, None, None, f"{_told(need)} holds up to {counted(met, 'device')}{why}.")
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
-    """The caps that cannot be told from the best: what makes no difference beyond the method's error is one flat region."""
+    """The caps around the best that cannot be told from it: differences within the method's error make one flat region."""
     said = [(cap, predict(base, replace(scenario, bucket_mb=cap), costs)) for cap in _CAPS]
-    known = [(cap, one.step_us, one) for cap, one in said if one.step_us is not None]
+    known = [(cap, one.step_us) for cap, one in said if one.step_us is not None]
     if not known:
         return Solution("bucket-mb", None, None, None, f"No answer: {said[0][1].reason}.")
-    cap, least, _ = min(known, key=lambda one: one[1])
-    error = base.own_error if base.own_error is not None else 0.02
-    flat = [one for one, step, _ in known if step <= least * (1 + min(error, 0.02))]
+    best = min(range(len(known)), key=lambda place: known[place][1])
+    cap, least = known[best]
+    error, whence = (base.own_error, "shown") if base.own_error is not None else (ASSUMED_ERROR, "assumed")
+    alike = least * (1 + error)
+    first = last = best
+    while first > 0 and known[first - 1][1] <= alike:
+        first -= 1
+    while last + 1 < len(known) and known[last + 1][1] <= alike:
+        last += 1
     usual = predict(base, replace(scenario, bucket_mb=DEFAULT_BUCKET), costs).step_us
     gain = (
         f"; the default (1 MiB, then 25) takes {100 * (usual / least - 1):.1f}% longer than the best" if usual else ""
     )
-    within = usual is not None and usual <= least * (1 + min(error, 0.02))
-    said_so = " Keep the default: the difference is within the error." if within else ""
+    said_so = " Keep the default: the difference is within the error." if usual is not None and usual <= alike else ""
+    low, high = known[first][0], known[last][0]
     return Solution(
         "bucket-mb",
         cap,
-        min(flat),
-        max(flat),
-        f"Buckets of {min(flat):.3g} to {max(flat):.3g} MiB are alike{gain}.{said_so}",
+        low,
+        high,
+        f"Buckets of {low:.3g} to {high:.3g} MiB are alike, within the {100 * error:.2g}% that this method's error is {whence} "
+        f"to be{gain}.{said_so}",
     )
 
 
@@ -207,52 +235,3 @@ def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
         f"DataParallel is faster nowhere from {rows[0][0]} to {rows[-1][0]} devices; it comes closest on {closest[0]}, "
         f"{closest[1]:.2f}x DDP's step.",
     )
-
-
-@dataclass(frozen=True)
-class Worth:
-    """What one change alone takes off the step, in microseconds; `certain` where that is more than the method's error."""
-
-    change: str
-    saved_us: float
-    low_us: float
-    high_us: float
-    certain: bool
-
-
-def worth(base: Base, scenario: Scenario, costs: Costs) -> list[Worth]:
-    """What is worth most, each alone, the largest first; empty where the scenario itself has no number."""
-    now = predict(base, scenario, costs)
-    if now.step_us is None:
-        return []
-    # infinite bandwidth as good as: 0 would leave no cost to tell a band by
-    changes = {
-        "infinite bandwidth": replace(scenario, transfer_factor=0.0),
-        "zero latency": replace(scenario, latency_factor=0.0),
-        "no jitter": replace(scenario, lateness_factor=0.0),
-        "no host gaps": replace(scenario, host_factor=0.0),
-        "twice the GPU": replace(scenario, faster=2 * scenario.faster),
-    }
-    error = base.own_error if base.own_error is not None else 0.04
-    found = []
-    for name, changed in changes.items():
-        said = predict(base, changed, costs)
-        if said.step_us is None:
-            continue
-        saved = now.step_us - said.step_us
-        off = error * abs(saved) + base.spread * abs(saved) + (0.12 * said.step_us if "GPU" in name else 0.0)
-        found.append(Worth(name, saved, saved - off, saved + off, saved - off > error * now.step_us))
-    return sorted(found, key=lambda one: -one.saved_us)
-
-
-def worth_sentence(found: list[Worth], devices: int) -> str:
-    """What is worth most, in one sentence; what would not show in its digits is named as worth nothing."""
-    if not found:
-        return ""
-    shown = [one for one in found if abs(one.saved_us) >= _LEAST_SHOWN_US]
-    said = ", ".join(
-        f"{one.change} {-one.saved_us / 1e3:+.1f} ms" + ("" if one.certain else " (within the error)") for one in shown
-    )
-    nothing = ", ".join(one.change for one in found if one not in shown)
-    parts = [one for one in (said, f"worth nothing: {nothing}" if nothing else "") if one]
-    return f"What is worth most on {counted(devices, 'device')}, each alone: {'; '.join(parts)}."

@@ -10,7 +10,7 @@ import pytest
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.what_if.answers.bases import AskedBase
 from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, _advice, chapter_of
-from dpscope.analysis.what_if.answers.questions import Worth
+from dpscope.analysis.what_if.answers.worth import TWICE_AS_FAST, Worth
 from tests.helpers.paths import ROOT
 from tests.helpers.replayed_steps import BASE, COSTS
 
@@ -69,7 +69,7 @@ def _found(own_error: float | None, *changes: Worth) -> str | None:
 
 
 def test_advice_needs_the_methods_own_error_and_a_change_that_can_be_made() -> None:
-    faster = Worth("twice the GPU", 9_000.0, 8_000.0, 10_000.0, certain=True)
+    faster = Worth(TWICE_AS_FAST, 9_000.0, 8_000.0, 10_000.0, certain=True)
     link = Worth("infinite bandwidth", 4_000.0, 3_500.0, 4_500.0, certain=True)
     unsure = Worth("zero latency", 100.0, -10.0, 210.0, certain=False)
     said = _found(0.02, faster, link, unsure)

@@ -1,10 +1,15 @@
 """Inverse questions on the base of test_predict.py, answered by pocket calculation too."""
 
+from dataclasses import replace
+
 import pytest
 
-from dpscope.analysis.what_if.answers.questions import Worth, solve, worth, worth_sentence
+from dpscope.analysis.what_if.answers.questions import solve
+from dpscope.analysis.what_if.links.costs import Costs
+from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
+from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
-from tests.helpers.replayed_steps import BASE, COSTS
+from tests.helpers.replayed_steps import BASE, COSTS, profile, works
 
 
 def test_the_bandwidth_that_a_step_needs() -> None:
@@ -41,25 +46,73 @@ def test_buckets_are_a_flat_region() -> None:
     assert "8.7% longer" in found.sentence  # 250 against 230
 
 
-def test_what_is_worth_most_comes_first() -> None:
-    found = worth(BASE, Scenario(), COSTS)
-    assert {one.change for one in found} >= {"infinite bandwidth", "zero latency", "no jitter", "twice the GPU"}
-    saved = {one.change: one.saved_us for one in found}
-    assert saved["infinite bandwidth"] == pytest.approx(20)
-    assert saved["twice the GPU"] == pytest.approx(105)
-    assert found[0].change == "twice the GPU"
-    assert not next(one for one in found if one.change == "no jitter").certain
+def test_buckets_beyond_a_worse_cap_are_not_alike() -> None:
+    """Gradients of 1 MB ready at 20, 30, 40 and 200: alone or 3 and 1, the last 20 us are exposed (230); 2 and 2, 40 us (250)."""
+    measured = tuple(
+        MeasuredBucket(1e6, ready, start, start + 20, 0.0, 20.0)
+        for ready, start in ((20.0, 20.0), (30.0, 40.0), (40.0, 60.0), (200.0, 200.0))
+    )
+    made = profile(works([10.0, 10.0, 10.0, 10.0, 160.0, 10.0]), after=[2, 3, 4, 5], ends=(0, 1, 2, 3), step_us=230.0)
+    base = replace(BASE, profiles=(replace(made, buckets=measured),))
+    found = solve(base, Scenario(), COSTS, "bucket-mb")
+    assert found.low == 0.5
+    assert found.high == pytest.approx(0.954, rel=0.07)  # 2 and 2 up to 1.907 MiB; 3 and 1 up to 2.861
+    assert "alike, within the 4% that this method's error is assumed to be" in found.sentence
+    told = solve(replace(base, own_error=0.1), Scenario(), COSTS, "bucket-mb")
+    assert told.high == pytest.approx(2.861, rel=0.07)
+    assert "within the 10% that this method's error is shown to be" in told.sentence
+    assert "Keep the default" in told.sentence
 
 
-def test_a_link_that_no_device_uses_is_not_solved_for() -> None:
-    one_node = solve(BASE, Scenario(), COSTS, "inter", ("step-ms", 0.240))
-    assert (one_node.value, "all 2 devices are on one node" in one_node.sentence) == (None, True)
-    each_its_own = solve(BASE, Scenario(devices=4, per_node=1), COSTS, "intra", ("step-ms", 0.240))
-    assert (each_its_own.value, "no link within a node" in each_its_own.sentence) == (None, True)
+def test_a_target_that_is_met_needs_nothing() -> None:
+    for variable, noun in (("intra", "bandwidth within a node"), ("faster", "device speed")):
+        found = solve(BASE, Scenario(), COSTS, variable, ("step-ms", 0.235))
+        assert f"A step of 0.235 ms on 2 devices is already met with the {noun} as measured: 0.23 ms" in found.sentence
+    assert found.value == 1.0
+    # 235 = 200 + 25 + 10: 1 MB in 25 us
+    assert solve(BASE, Scenario(), COSTS, "intra", ("step-ms", 0.235)).value == pytest.approx(40, rel=0.01)
 
 
-def test_what_would_not_show_in_its_digits_is_worth_nothing() -> None:
-    found = [Worth("fast", 2040.0, 2000.0, 2080.0, True), Worth("slow", 0.0, 0.0, 0.0, False)]
-    said = "What is worth most on 1 device, each alone: fast -2.0 ms; worth nothing: slow."
-    assert worth_sentence(found, 1) == said
-    assert worth_sentence(found[1:], 2) == "What is worth most on 2 devices, each alone: worth nothing: slow."
+def test_a_link_that_is_not_used_is_no_answer() -> None:
+    for variable, scenario, expected in (
+        ("inter", Scenario(), "2 devices on one node use no link between nodes"),
+        ("intra", Scenario(devices=4, per_node=1), "with one device on a node no link within one is used"),
+    ):
+        found = solve(BASE, scenario, COSTS, variable, ("step-ms", 0.235))
+        assert (found.value, expected in found.sentence) == (None, True)
+
+
+def test_the_end_of_the_search_is_no_bandwidth() -> None:
+    # At 0.001 GB/s each MB takes 1.5 s on four nodes: 3 s for two, which are met in 10; and 3 s but for what is hidden
+    nodes = Scenario(devices=4, per_node=1)
+    found = solve(BASE, nodes, COSTS, "inter", ("step-ms", 10_000.0))
+    assert found.value is None
+    assert (
+        "A step of 10000 ms on 4 devices is met: any bandwidth between nodes from 0.001 GB/s on is enough"
+        in found.sentence
+    )
+    found = solve(BASE, nodes, COSTS, "inter", ("step-ms", 2_990.0))
+    assert found.value == pytest.approx(0.001, rel=0.01)
+    assert "band under 0.001 GB/s to " in found.sentence
+
+
+def test_a_faster_device_is_no_way_to_efficiency() -> None:
+    assert "lowers the efficiency" in solve(BASE, Scenario(), COSTS, "faster", ("efficiency", 0.95)).sentence
+
+
+def test_one_device_may_be_too_many() -> None:
+    found = solve(BASE, Scenario(), COSTS, "devices", ("step-ms", 0.2))
+    assert found.value is None
+    assert found.sentence == "A step of 0.2 ms is met on no count: one device takes 0.21 ms."
+
+
+def test_the_last_count_that_meets_a_target_is_told_with_why_not_the_next() -> None:
+    told = solve(BASE, Scenario(), COSTS, "devices", ("step-ms", 0.22))
+    assert told.sentence == "A step of 0.22 ms holds up to 1 device, not on 2: 0.23 ms."
+    one_rank = replace(BASE, lateness=Lateness())
+    told = solve(one_rank, Scenario(), COSTS, "devices", ("step-ms", 0.235))
+    assert "holds up to 2 devices; on 3: one rank was read" in told.sentence
+    three = replace(BASE, devices=3, per_node=3)  # eight times three is the last count with a number
+    told = solve(three, Scenario(), Costs(3, 3, COSTS.traced), "devices", ("step-ms", 10.0))
+    assert told.value == 24
+    assert "on 25: 8x the largest measured count (3)" in told.sentence
