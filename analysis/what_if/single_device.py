@@ -8,7 +8,7 @@ import numpy as np
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.what_if.step_table import MeasuredStep
 
-_BATCH_REACH = 2.0  # times the measured batches that t_1 is carried on
+BATCH_REACH = 2.0  # times the measured batches that t_1 is carried on
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SingleDevice:
             return float(self.step_us[0]) if batch_size == least else None
         if least <= batch_size <= most:
             return float(np.interp(batch_size, self.batches, self.step_us))
-        if not least / _BATCH_REACH <= batch_size <= most * _BATCH_REACH:
+        if not least / BATCH_REACH <= batch_size <= most * BATCH_REACH:
             return None
         pair = slice(0, 2) if batch_size < least else slice(-2, None)
         slope, start = np.polyfit(self.batches[pair], self.step_us[pair], 1)

@@ -137,7 +137,7 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         per_node=devices,
         step_us=float(np.median(steps)),
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
-        exposed_us=float(np.mean([one.exposed_us for one in job.profiles])),
+        exposed_us=_known_mean([one.exposed_us for one in job.profiles]),
         batch_size=told.batch_size,
         bucketing=Bucketing(told.bucket_mb),
         kinds=job.kinds,
@@ -147,6 +147,12 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
     return AskedBase(beside.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
+
+
+def _known_mean(values_us: Sequence[float]) -> float | None:
+    """None where any of them is unknown: the rest need not be like it."""
+    mean = float(np.mean(values_us))
+    return None if math.isnan(mean) else mean
 
 
 def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:

@@ -7,7 +7,7 @@ from dpscope.analysis.what_if.replay.base import silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
 from dpscope.analysis.what_if.replay.replay import Compute, Prepared, replay
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
-from dpscope.analysis.what_if.scenarios.inputs import compute_of
+from dpscope.analysis.what_if.scenarios.inputs import compute_of, passes_of, place_of
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 
 _CHUNK_BYTES = 10 * 1024 * 1024  # torch/nn/parallel/comm.py
@@ -16,12 +16,15 @@ _HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one inte
 
 def data_parallel(
     base: Base, profile: StepProfile, scenario: Scenario, costs: Costs, devices: int
-) -> tuple[float, float, str, float, tuple[str, ...]] | str:
-    """Step, exposed communication, what bounds it, its spread and what it rests on; or the reason why it is not known.
+) -> tuple[float, float, dict[str, float], float, tuple[str, ...]] | str:
+    """Step, exposed communication, what else holds it up, its spread and what it rests on; or the reason why it is not known.
 
-    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB; the optimizer on
-    one device. Source: torch/nn/parallel/replicate.py and comm.py, as in `dp_transfer_us`.
+    Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB, in every
+    micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
+    `dp_transfer_us`.
     """
+    if place_of(base, scenario).nodes > 1:
+        return f"DataParallel is one process, on one node: it cannot drive {devices} devices of several"
     compute = compute_of(base, scenario)
     if isinstance(compute, str):
         return compute
@@ -34,26 +37,27 @@ def data_parallel(
     )
     if isinstance(moved[0], str) or isinstance(moved[1], str):
         return f"DataParallel: {moved[0] if isinstance(moved[0], str) else moved[1]}"
-    total = moved[0].total_us + moved[1].total_us
+    passes = passes_of(base, scenario)
+    total = (moved[0].total_us + moved[1].total_us) * passes * base.accumulate
     now = base.replayed(profile).step_us
-    then = _alone(profile, compute)
-    free = _alone(profile, replace(compute, host=0.0))
+    then = _alone(profile, compute, passes)
+    free = _alone(profile, replace(compute, host=0.0), passes)
     if then - free > _HOST_BOUND * then:
-        then = _alone(profile, replace(compute, host=compute.host * devices))
+        then = _alone(profile, replace(compute, host=compute.host * devices), passes)
     step = base.step_us + then - now + total
     told = (f"DataParallel by its formula; {moved[0].told}",)
     return (
         step,
         total,
-        "communication" if total > 0.05 * step else "compute",
+        {},
         moved[0].spread * total / step + 0.1,
         told,
     )
 
 
-def _alone(profile: StepProfile, compute: Compute) -> float:
+def _alone(profile: StepProfile, compute: Compute, passes: int) -> float:
     """The step without any collective."""
-    return replay(Prepared(profile, compute), silent(profile)).step_us
+    return replay(Prepared(profile, compute), replace(silent(profile), passes=passes)).step_us
 
 
 def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:

@@ -10,6 +10,7 @@ from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, buc
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions
 from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.analysis.what_if.single_device import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
 
 _MOST_CARRIED = (
@@ -171,18 +172,29 @@ def _later_us(base: Base, scenario: Scenario, place: Place) -> float:
     return base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
 
 
-def passes_of(base: Base, scenario: Scenario) -> int:
-    """Passes beside those in the base's own trace, which shows all its micro-batches."""
+def uneven(base: Base, scenario: Scenario) -> str | None:
+    """Why the micro-batches asked for cannot be made of the base's step; None where they can."""
     wanted = scenario.accumulate or base.accumulate
-    return max(1, wanted // base.accumulate)
+    if wanted % base.accumulate:
+        return (
+            f"the base's step is {base.accumulate} micro-batches, which its trace does not tell apart: give --accumulate "
+            f"{base.accumulate} or a multiple of it, or take a cell without accumulation as the base"
+        )
+    if scenario.batch_size is not None and scenario.batch_size % wanted:
+        return f"{scenario.batch_size} samples cannot be cut into {wanted} equal micro-batches: give a multiple of {wanted}"
+    return None
+
+
+def passes_of(base: Base, scenario: Scenario) -> int:
+    """How many times all the micro-batches of the base's own trace are run; see `uneven`."""
+    return (scenario.accumulate or base.accumulate) // base.accumulate
 
 
 def micro_batch(base: Base, scenario: Scenario) -> int | None:
     """Samples of one forward pass per device."""
-    own = base.batch_size // base.accumulate if base.batch_size else None
     if scenario.batch_size is None:
-        return own
-    return max(1, scenario.batch_size // (scenario.accumulate or base.accumulate))
+        return base.batch_size // base.accumulate if base.batch_size else None
+    return scenario.batch_size // (scenario.accumulate or base.accumulate)
 
 
 def step_batch(base: Base, scenario: Scenario) -> int | None:
@@ -195,15 +207,18 @@ def step_batch(base: Base, scenario: Scenario) -> int | None:
 
 
 def compute_of(base: Base, scenario: Scenario) -> Compute | str:
-    """How compute changes with the batch and the device: t(b) by the measured batches of one device, else by samples."""
-    wanted, own = micro_batch(base, scenario), base.batch_size // base.accumulate if base.batch_size else None
-    factor, by_bound = 1.0, _by_bound(base, scenario)
+    """How compute changes with the batch and the device; the reason why it is not known."""
+    by_bound = _by_bound(base, scenario)
     if isinstance(by_bound, str):
         return by_bound
+    factor: float | str = 1.0
     if scenario.batch_size is not None:
+        wanted, own = micro_batch(base, scenario), micro_batch(base, Scenario())
         if own is None or wanted is None:
             return "the base's batch is not known: give --base-batch-size"
-        factor = single_us(base, wanted) / single_us(base, own) if len(base.single_us) > 1 else wanted / own
+        factor = _samples_factor(base, wanted, own)
+    if isinstance(factor, str):
+        return factor
     return Compute(
         by_samples=factor,
         device=base.traced.device / scenario.faster,
@@ -229,12 +244,36 @@ def _by_bound(base: Base, scenario: Scenario) -> tuple[float, ...] | str:
     return tuple(own.rate(bound) / asked.rate(bound) for bound in BOUNDS)
 
 
-def single_us(base: Base, batch: int) -> float:
-    """t_1 at a batch: between measured batches linearly, beyond them by the nearest two."""
-    batches = np.array(sorted(base.single_us), dtype=float)
-    times = np.array([base.single_us[int(one)] for one in batches])
-    if batches[0] <= batch <= batches[-1]:
-        return float(np.interp(batch, batches, times))
-    pair = slice(0, 2) if batch < batches[0] else slice(-2, None)
-    slope, start = np.polyfit(batches[pair], times[pair], 1)
-    return float(max(start + slope * batch, times.min() * 0.05))
+def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
+    """How many times as long the works take that samples make longer, from `own` to `wanted` samples a pass.
+
+    By t_1 at both, less what no batch changes (the optimizer); by the samples where fewer than two batches of one device tell.
+    """
+    if wanted == own:
+        return 1.0
+    batches = sorted(base.single_us)
+    single = SingleDevice(np.array(batches, dtype=float), np.array([base.single_us[one] for one in batches]))
+    before = single.at(own) if len(batches) > 1 else None
+    known = batches if before is not None else [own]
+    if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
+        told = "one device was" if before is not None else "the base was"
+        return (
+            f"{wanted} samples a pass are more than {BATCH_REACH:g} times from what {told} measured at "
+            f"({', '.join(map(str, known))})"
+        )
+    if before is None:
+        return wanted / own
+    after, fixed = single.at(wanted), _fixed_us(base)
+    if after is None or min(after, before) <= fixed:
+        return (
+            f"one device's steps at {own} and {wanted} samples a pass are not longer than what no batch changes, "
+            f"{fixed / 1e3:.3g} ms: they do not tell what a sample costs"
+        )
+    return (after - fixed) / (before - fixed)
+
+
+def _fixed_us(base: Base) -> float:
+    """What of a step no batch makes longer, such as the optimizer: mean of the profiles, on the base's device."""
+    return base.traced.device * float(
+        np.mean([one.works.device_us[~one.works.by_samples].sum() for one in base.profiles])
+    )

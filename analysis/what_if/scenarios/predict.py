@@ -1,6 +1,7 @@
 """The step of a configuration that nobody has run: measured base + (replay of the scenario - replay of the base)."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     passes_of,
     place_of,
     step_batch,
+    uneven,
 )
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 
@@ -37,7 +39,7 @@ class Answered:
 
     step_us: float
     exposed_us: float
-    bound_by: str
+    saves_us: Mapping[str, float]  # beside communication: what the step would be shorter without it
     parts: Parts
     told: tuple[str, ...]
 
@@ -58,6 +60,8 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
 def refusal(base: Base, scenario: Scenario) -> str | None:
     """Why nothing is predicted; None where it can be."""
     if (why := base.refused(_base_refusal)) is not None:
+        return why
+    if (why := uneven(base, scenario)) is not None:
         return why
     devices = scenario.devices or base.devices
     if base.devices == 1 and devices > 1:
@@ -127,20 +131,27 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     measured = base.exposed_us if base.exposed_us is not None else now.exposed_us
     exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
     parts = replay_parts(base, profile, inputs, then, step)
-    return Answered(step, exposed, _bound_by(prepared, inputs, then), parts, inputs.told)
+    return Answered(step, exposed, _saves_us(prepared, inputs, then), parts, inputs.told)
 
 
-def _bound_by(prepared: Prepared, inputs: Inputs, then: Replayed) -> str:
-    """What the step would be shorter without: waiting, communication, the host, else compute alone."""
-    saved = {"communication": then.exposed_us}
-    if max(inputs.conditions.late_us, default=0.0) > _COUNTS * then.step_us:
+def _saves_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
+    """What the step would be shorter without late ranks, and without the host's own time."""
+    saved = {}
+    if any(inputs.conditions.late_us):
         none = replace(inputs.conditions, late_us=(0.0,) * len(inputs.conditions.late_us))
         saved["waiting"] = then.step_us - replayed_from(prepared, none, then.entered)
-        saved["communication"] = max(0.0, then.exposed_us - saved["waiting"])
     if prepared.profile.on_device:
         saved["host"] = _host_gap_us(prepared)
+    return saved
+
+
+def _bound_by(found: Sequence[Answered], step_us: float, exposed_us: float) -> str:
+    """What holds the step up most, by the means that are printed: waiting, what else is exposed, the host; else compute."""
+    names = {name for one in found for name in one.saves_us}
+    saved = {name: float(np.mean([one.saves_us.get(name, 0.0) for one in found])) for name in sorted(names)}
+    saved["communication"] = exposed_us - saved.get("waiting", 0.0)
     largest = max(saved, key=lambda name: saved[name])
-    return largest if saved[largest] > _COUNTS * then.step_us else "compute"
+    return largest if saved[largest] > _COUNTS * step_us else "compute"
 
 
 def _host_gap_us(prepared: Prepared) -> float:
@@ -157,6 +168,10 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
     step = float(np.mean([one.step_us for one in found]))
     exposed = float(np.mean([one.exposed_us for one in found]))
     alone = _alone_us(base, scenario)
+    if scenario == Scenario():
+        step = base.step_us
+    elif place.devices == 1 and alone is not None:
+        step, exposed = alone, 0.0
     times = place.devices / base.largest_count
     share = max(one.exposed_us / one.step_us for one in found)
     below, above = half_band(base, scenario, [one.parts for one in found], share, times)
@@ -169,32 +184,39 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
             reason=f"{times:.0f}x the largest measured count ({base.largest_count}): no number; the range begins without any "
             "exposed communication",
         )
-    same = scenario == Scenario()
+    rests_on = _rests_on(base, found, scenario, place)
+    efficiency = None if alone is None else alone / step
+    if efficiency is not None and efficiency > 1 / _IMPOSSIBLE:  # beyond what noise explains
+        rests_on += f"; no efficiency: one device's step would be {(alone or 0.0) / 1e3:.3g} ms, longer than this one"
+        efficiency = None
     return replace(
         asked,
-        step_us=base.step_us if same else step,
-        low_us=(base.step_us if same else step) * math.exp(-below),
-        high_us=(base.step_us if same else step) * math.exp(above),
+        step_us=step,
+        low_us=step * math.exp(-below),
+        high_us=step * math.exp(above),
         exposed_us=exposed,
-        efficiency=min(alone / step, 1.5) if alone is not None else None,
-        bound_by=found[0].bound_by,
-        rests_on=_rests_on(base, found, scenario, place),
+        efficiency=efficiency,
+        bound_by=_bound_by(found, step, exposed),
+        rests_on=rests_on,
     )
 
 
 def _alone_us(base: Base, scenario: Scenario) -> float | None:
-    """t_1 of the scenario's batch and device: the replay without other devices, scaled to a measured t_1 where known."""
+    """t_1 of the scenario's batch and device: the replay without other devices, scaled to t_1 as measured at that batch, else at
+    the base's, where known."""
     then = _without_others(base, scenario)
-    if then is None or base.batch_size is None or base.batch_size not in base.single_us:
-        return then
-    own = _without_others(base, Scenario())
-    return then * base.single_us[base.batch_size] / own if own else None
+    for batch in (step_batch(base, scenario), base.batch_size):
+        if then is not None and batch in base.single_us and batch is not None:
+            own = _without_others(base, Scenario(batch_size=batch))
+            if own:
+                return then * base.single_us[batch] / own
+    return then
 
 
 def _without_others(base: Base, scenario: Scenario) -> float | None:
     """The step of a scenario's compute without any collective; None where the compute is not known."""
     compute = compute_of(base, scenario)
-    if isinstance(compute, str):
+    if isinstance(compute, str) or uneven(base, scenario) is not None:
         return None
     passes, found = passes_of(base, scenario), []
     for profile in base.profiles:
@@ -212,7 +234,7 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
         said.insert(
             0, f"processes that each have the cores of the base's, though a host here has {base.host_cores} in all"
         )
-    if (scenario.devices or base.devices) != base.devices or scenario.jitter is not None:
+    if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.told
         said.append(jitter)
     if base.own_error is None:
