@@ -12,13 +12,14 @@ import numpy as np
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
-from dpscope.analysis.costs.node_rates import rate_between
+from dpscope.analysis.costs.node_rates import NodeRate, rate_between
 from dpscope.analysis.what_if.links.carried import carried_us
+from dpscope.analysis.what_if.links.ways import HIERARCHICAL, best_way, hop_us
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 
 CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
-_BOUND = ", a lower bound"
+_BOUND = ", so the step is at least this"
 # Half a 90% band of a collective's own time, in logarithms, by its source.
 SPREADS = {CALIBRATED: 0.05, TRACED: 0.10, CARRIED: 0.15, HIERARCHY: 0.35, SPECIFIED: 0.35}
 
@@ -83,17 +84,18 @@ class Costs:
         if stated is not None:
             return self._on_stated(kind, size, devices, per_node, links, stated)
         measured_nodes = -(-self.devices // self.per_node)
-        if (
-            nodes > 1
-            and nodes != measured_nodes
-            and (found := self._timed_over(kind, size, devices, per_node)) is not None
-        ):
+        if nodes > 1 and links.intra is not None and min(per_node, devices) > 1:
+            return self._by_rate_between(kind, size, devices, per_node, links)  # what was timed holds the old links
+        other = (nodes, per_node) != (measured_nodes, self.per_node)
+        if nodes > 1 and other and (found := self._timed_over(kind, size, devices, per_node)) is not None:
             return found
         if nodes == 1 and measured_nodes > 1:
             return self._within_a_node(kind, size, devices)
         if nodes > 1 and measured_nodes == 1:
             return self._by_rate_between(kind, size, devices, per_node, links)
         if nodes > 1 and self.per_node != per_node and self.per_node != 1 and min(per_node, devices) > 1:
+            if self._between() is not None:
+                return self._by_rate_between(kind, size, devices, per_node, links)
             return (
                 f"measured with {self.per_node} devices a node, asked with {per_node}: give --inter, or calibrate there"
             )
@@ -144,18 +146,24 @@ class Costs:
 
     def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
         """From the rate between nodes that a calibration found with other numbers of devices on a node."""
-        rate = rate_between(self.every) if self.every is not None else None
-        if rate is None:
+        found = self._between()
+        if found is None:
             return (
                 "nothing tells what the link between nodes costs: give --inter, such as --inter 100Gb/s, or calibrate over "
                 "several nodes"
             )
-        assert self.every is not None
+        rate, latency = found
         told = f"the rate between nodes calibrated on {rate.layout}"
         if links.latency_us is None:
-            fit = find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices)
-            links = replace(links, latency_us=_hop_us(fit, rate.devices))
+            links = replace(links, latency_us=latency)
         return self._on_stated(kind, size, devices, per_node, links, LinkRate(rate.gb_per_s, told, told), (1.0, ""))
+
+    def _between(self) -> tuple[NodeRate, float] | None:
+        """The rate between nodes that was calibrated, and the latency of a hop there; None where none was."""
+        rate = rate_between(self.every) if self.every is not None else None
+        if rate is None or self.every is None:
+            return None
+        return rate, _hop_us(find_fit(self.every.on_nodes(rate.nodes), rate.collective, rate.devices), rate.devices)
 
     def _within_a_node(self, kind: str, size: float, devices: int) -> Cost | str:
         """Of a base over several nodes: what its calibration timed on one, at that count or carried to it."""
@@ -197,42 +205,35 @@ class Costs:
         reached: tuple[float, str] | None = None,
     ) -> Cost | str:
         """`reached`: what of the rate is, and how that is told, where it was measured and is no specification."""
-        factor = bus_factor(kind, devices)
-        if factor is None:
-            return f"there is no model of {kind} by a link's rate"
+        nodes, inside = -(-devices // per_node), min(per_node, devices)
         at_other_layout = reached is not None
         if stated.source == REACHED_RATE:
             reached = (1.0, ", as reached")
         efficiency, how = reached or self._efficiency(kind)
         basis = f"{stated.name}{how}" if reached else f"{stated.name}: specification{how}"
-        nodes, inside = -(-devices // per_node), min(per_node, devices)
-        latency = links.latency_us if links.latency_us is not None else self._hop_us(kind)
-        hops = (2 if kind == "all_reduce" else 1) * (devices - 1)
+        latency, whence = (links.latency_us, "") if links.latency_us is not None else self._hop(kind, nodes > 1)
         rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
-        flat = Cost(
-            hops * latency, factor * size / rate, SPECIFIED if reached is None else CARRIED, f"{basis}, ring", 0.0
-        )
-        options = [flat]
-        if nodes > 1 and inside > 1 and kind == "all_reduce":
-            options.append(self._hierarchy(size, nodes, inside, latency, rate, basis))
-        if nodes > 1 and kind == "all_reduce":
-            steps = 2 * int(np.ceil(np.log2(nodes)))
-            options.append(Cost(steps * latency, 2 * size / rate, flat.source, f"{basis}, tree", 0.0))
-        best = min(options, key=lambda one: one.total_us)
-        spread = SPREADS[HIERARCHY if at_other_layout else best.source]
-        return replace(best, spread=spread, bound=best.source == SPECIFIED and how == _BOUND)
+        within = self._within(kind, size, inside, links) if nodes > 1 and inside > 1 else None
+        inner = (within.latency_us, within.transfer_us) if isinstance(within, Cost) else None
+        way = best_way(kind, size, nodes, inside, latency, rate, inner)
+        if way is None:
+            return f"there is no model of {kind} by a link's rate"
+        source = HIERARCHY if way.name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED
+        told = f"{basis}{whence}, {way.name}"
+        if isinstance(within, str):
+            told += "; links within a node taken to be no slower"
+        elif within is not None and links.intra is not None:
+            told += f"; within a node {within.told}"
+        spread = SPREADS[HIERARCHY if at_other_layout else source]
+        return Cost(way.latency_us, way.transfer_us, source, told, spread, source == SPECIFIED and how == _BOUND)
 
-    def _hierarchy(self, size: float, nodes: int, inside: int, latency: float, rate: float, told: str) -> Cost:
-        """Reduce-scatter inside a node, all-reduce of each share between nodes over the node's link, all-gather inside."""
-        one_node = self.devices <= self.per_node
-        within = (
-            self._as_measured("all_reduce", size, inside, single_node=True)
-            if one_node
-            else self._within_a_node("all_reduce", size, inside)
-        )
-        local = within.total_us if isinstance(within, Cost) else float("inf")
-        between = 2 * (nodes - 1) / nodes * size / rate  # the shares of a node's devices share its link
-        return Cost(2 * (nodes - 1) * latency, local + between, HIERARCHY, f"{told}, hierarchy", 0.0)
+    def _within(self, kind: str, size: float, inside: int, links: Links) -> Cost | str:
+        """On the devices of one node: over the stated link, else as measured."""
+        if links.intra is not None:
+            return self._on_stated(kind, size, inside, inside, Links(intra=links.intra), links.intra)
+        if self.devices <= self.per_node:
+            return self._as_measured(kind, size, inside, single_node=True)
+        return self._within_a_node(kind, size, inside)
 
     def _efficiency(self, kind: str) -> tuple[float, str]:
         """What of a link's specification was reached, where a specification and a measurement of one link are known."""
@@ -247,18 +248,28 @@ class Costs:
             return 1.0, _BOUND
         return reached, f" x {reached:.2f}, reached on {self.specified.name}"
 
-    def _hop_us(self, kind: str) -> float:
-        """The latency of one hop as it was measured; 0 where nothing tells."""
-        return _hop_us(
-            find_fit(self.calibration, kind, self.devices) if self.calibration is not None else None, self.devices
+    def _hop(self, kind: str, between: bool) -> tuple[float, str]:
+        """The latency of one hop as it was calibrated, on that level where it was, and where; 0 where nothing tells."""
+        one_node = self.devices <= self.per_node
+        if between and one_node and (found := self._between()) is not None:
+            return found[1], f", {found[1]:.3g} us a hop as calibrated on {found[0].layout} devices"
+        level, where = self.calibration, "within a node" if one_node else "between nodes"
+        if not between and not one_node and self.every is not None:
+            level, where = self.every.on_nodes(1), "within a node"
+        fits = (
+            [] if level is None else [one for one in level.fits if (one.collective, one.statistic) == (kind, "slowest")]
         )
+        if not fits:
+            return 0.0, ", no latency known"
+        fit = min(fits, key=lambda one: abs(one.devices - self.devices))
+        latency = _hop_us(fit, fit.devices)
+        return latency, f", {latency:.3g} us a hop as calibrated {where}"
 
 
 def _hop_us(fit: CollectiveFit | None, devices: int) -> float:
     if fit is None:
         return 0.0
-    hops = (2 if fit.collective == "all_reduce" else 1) * (devices - 1)
-    return max(0.0, fit.pieces[0].alpha_us) / max(1, hops)
+    return hop_us(fit.collective, fit.pieces[0].alpha_us, devices)
 
 
 def _calibrated(fit: CollectiveFit, size: float) -> Cost:

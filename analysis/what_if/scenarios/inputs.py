@@ -77,7 +77,7 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         return reasons[0]
     known = [one for one in found if isinstance(one, Cost)]
     stated = (scenario.links.inter if place.nodes > 1 else scenario.links.intra) is not None
-    if scenario.links.intra is None and scenario.links.inter is None:
+    if not stated and (scenario.links.intra is None or place.per_node == 1):
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
     later = _later_us(base, scenario, place)
