@@ -199,7 +199,7 @@ def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
 def test_sources_are_named() -> None:
     assert "transfers of the base on 2 devices" in (predict(BASE, Scenario(), COSTS).rests_on or "")
     stated = predict(BASE, Scenario(links=Links(intra=parse_link("10GB/s"))), COSTS)
-    assert "specification, a lower bound" in (stated.rests_on or "")
+    assert "specification, so the step is at least this" in (stated.rests_on or "")
 
 
 def test_refusals_say_why() -> None:

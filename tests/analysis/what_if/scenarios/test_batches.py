@@ -1,0 +1,125 @@
+"""Batches and micro-batches of a scenario, by pocket calculation on steps made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from dpscope.analysis.what_if.prediction import Prediction
+from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from tests.helpers.replayed_steps import BASE, COSTS, PROFILE, profile, works
+
+# Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
+_READY = (100.0, 150.0)
+_HEAVY = profile(works([50.0, 50.0, 50.0, 60.0]), after=[2, 3], ends=(0, 1), step_us=230.0)
+_HEAVY = replace(_HEAVY, buckets=tuple(MeasuredBucket(1e6, one, one, one + 20, 0.0, 20.0) for one in _READY))
+HEAVY = replace(BASE, profiles=(_HEAVY,), single_us={4: 210.0, 8: 360.0})
+TWO = replace(BASE, accumulate=2, batch_size=8, single_us={})  # the base's trace shows both micro-batches
+
+
+def asked(base: Base = BASE, **scenario: object) -> Prediction:
+    return predict(base, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
+
+
+def test_micro_batches_of_a_base_that_has_some_are_run_whole() -> None:
+    assert asked(TWO).step_us == pytest.approx(230)
+    four = asked(TWO, accumulate=4)
+    assert (four.step_us, four.batch_size) == pytest.approx((430, 16))  # both once more without reducing: 200
+
+
+@pytest.mark.parametrize("more", [{"accumulate": 1}, {"accumulate": 3}, {"accumulate": 1, "batch_size": 8}])
+def test_other_micro_batches_than_whole_steps_of_the_base_are_refused(more: dict[str, int]) -> None:
+    found = asked(TWO, **more)
+    assert found.step_us is None
+    assert "2 micro-batches, which its trace does not tell apart: give --accumulate 2 or a multiple" in (
+        found.reason or ""
+    )
+
+
+def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
+    assert "7 samples cannot be cut into 2 equal micro-batches" in (asked(accumulate=2, batch_size=7).reason or "")
+
+
+def test_what_no_batch_changes_does_not_grow_with_it() -> None:
+    # twice the samples: t_1 less the optimizer goes from 150 to 300; 300 + 20 + 60, of which one device's 360 was measured
+    twice = asked(HEAVY, batch_size=8)
+    assert (twice.step_us, twice.efficiency) == pytest.approx((380, 360 / 380))
+    # half: one device's step by the line through both is 135, so 75; 75 + 20 + 60
+    half = asked(HEAVY, batch_size=2)
+    assert (half.step_us, half.efficiency) == pytest.approx((155, 135 / 155))
+    # a trace whose times are twice too long has an optimizer of 30: 210 - 30 = 180 become 330, and forward and backward of 75
+    # in truth 137.5; but for the base's own difference all is as above
+    long = replace(HEAVY, traced=replace(HEAVY.traced, device=0.5))
+    grown = (asked(long, batch_size=8).step_us or 0.0) - (asked(long).step_us or 0.0)
+    assert grown == pytest.approx(75 * (330 / 180 - 1))
+
+
+def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None:
+    """Not as the replay would have it: 3 batches need not lie on the optimizer and a line."""
+    kinked = replace(HEAVY, single_us={4: 210.0, 6: 330.0, 8: 360.0})
+    found = asked(kinked, batch_size=6)
+    assert found.step_us == pytest.approx(150 * 270 / 150 + 20 + 60)
+    assert found.efficiency == pytest.approx(330 / 350)
+
+
+@pytest.mark.parametrize(
+    ("base", "batch", "expected"),
+    [
+        (HEAVY, 100_000, "100000 samples a pass are more than 2 times from what one device was measured at (4, 8)"),
+        (HEAVY, 1, "more than 2 times from what one device was measured at (4, 8)"),
+        (BASE, 9, "more than 2 times from what the base was measured at (4)"),
+        (replace(HEAVY, single_us={4: 210.0, 8: 55.0}), 8, "0.06 ms: they do not tell what a sample costs"),
+    ],
+)
+def test_a_batch_too_far_from_what_was_measured_is_refused(base: Base, batch: int, expected: str) -> None:
+    found = asked(base, batch_size=batch)
+    assert found.step_us is None
+    assert expected in (found.reason or "")
+
+
+def test_batches_of_one_device_far_from_the_base_s_tell_nothing_of_it() -> None:
+    far = replace(BASE, single_us={32: 1000.0, 64: 1100.0})
+    assert asked(far, batch_size=8).step_us == pytest.approx(430)  # by the samples: 400 + 20 + 10
+
+
+def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
+    costs = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
+    # 2 MB each way at 10 us a MB, 40 in each of four; forward and backward 200 each, the optimizer 10 once
+    found = predict(BASE, Scenario(strategy="dp", accumulate=4), costs)
+    assert (found.step_us, found.exposed_us) == pytest.approx((4 * 240 + 10, 160))
+    assert found.efficiency == pytest.approx(810 / 970)
+    # a base of two micro-batches moves both times: 210 + 80
+    assert predict(TWO, Scenario(strategy="dp"), costs).step_us == pytest.approx(290)
+    several = predict(BASE, Scenario(strategy="dp", devices=4, per_node=2), costs)
+    assert "it cannot drive 4 devices of several" in (several.reason or "")
+
+
+def test_one_device_waits_for_nothing() -> None:
+    """Though more was exposed in the measured step than in its replay, 30 and 20."""
+    found = asked(replace(BASE, exposed_us=30.0), devices=1)
+    assert (found.step_us, found.exposed_us, found.efficiency) == pytest.approx((210, 0, 1))
+    assert found.bound_by == "compute"
+    assert "late" not in str(found.rests_on)
+
+
+def test_what_bounds_a_step_is_judged_by_what_is_printed() -> None:
+    # one profile has 5 us exposed of 215, the other 20 of 230; 20 of 230 were measured, 9%
+    quick = tuple(MeasuredBucket(1e6, one, one, one + 5, 0.0, 5.0) for one in (150.0, 200.0))
+    fast = replace(PROFILE, buckets=quick, step_us=215.0)
+    found = asked(replace(BASE, profiles=(fast, PROFILE)))
+    assert found.exposed_us == pytest.approx(20)
+    assert found.bound_by == "communication"
+    # 15 of one's 20 are waiting and none of the other's: 7.5 on average, less than the other 12.5
+    late = replace(PROFILE, buckets=tuple(replace(one, late_us=15.0, cost_us=5.0) for one in PROFILE.buckets))
+    assert asked(replace(BASE, profiles=(late, PROFILE))).bound_by == "communication"
+    assert asked(replace(BASE, profiles=(late,))).bound_by == "waiting"
+
+
+def test_an_efficiency_that_cannot_be_is_not_printed() -> None:
+    """One device's step may be 2% longer than that of two by noise, and not 7%."""
+    noisy = replace(BASE, single_us={4: 235.0})
+    assert asked(noisy).efficiency == pytest.approx(235 / 230)
+    half = asked(noisy, hook="fp16")  # 10 us a bucket: 220
+    assert half.efficiency is None
+    assert "no efficiency: one device's step would be 0.235 ms, longer than this one" in (half.rests_on or "")
