@@ -215,7 +215,7 @@ class Costs:
         rate = stated.gb_per_s * efficiency * 1e3  # bytes a microsecond
         within = self._within(kind, size, inside, links) if nodes > 1 and inside > 1 else None
         inner = (within.latency_us, within.transfer_us) if isinstance(within, Cost) else None
-        way = best_way(kind, size, nodes, inside, latency, rate, inner)
+        way = best_way(kind, size, devices, inside, latency, rate, inner)
         if way is None:
             return f"there is no model of {kind} by a link's rate"
         source = HIERARCHY if way.name == HIERARCHICAL else SPECIFIED if reached is None else CARRIED

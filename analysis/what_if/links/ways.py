@@ -22,25 +22,26 @@ class Way:
 
 
 def best_way(
-    kind: str, size: float, nodes: int, inside: int, hop_us: float, rate: float, within: tuple[float, float] | None
+    kind: str, size: float, devices: int, inside: int, hop_us: float, rate: float, within: tuple[float, float] | None
 ) -> Way | None:
-    """The fastest over `nodes` of `inside` devices; None where the kind has no model.
+    """The fastest over so many devices, on nodes of `inside`; None where the kind has no model.
 
     `rate` in bytes a microsecond is that of the link between nodes, which a node's devices share; on one node of the one within.
     `within`: latency and transfer of the same collective on the devices of one node; None where it is not known, and taken to
     hold nothing up. A ring and a tree are as slow as the slowest link they go over. A hierarchy is a reduce-scatter inside a
-    node, an all-reduce of each share between nodes over the node's link, an all-gather inside. Formulas: docs/what-if.md.
+    node, an all-reduce of each share between nodes over the node's link, an all-gather inside. The bytes of a ring: nccl-tests,
+    doc/PERFORMANCE.md.
 
-    >>> best_way("all_reduce", 1e6, 4, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
+    >>> best_way("all_reduce", 1e6, 8, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
     Way(name='hierarchy', latency_us=0.0, transfer_us=170.0)
     """
-    factor, inner = bus_factor(kind, nodes * inside), bus_factor(kind, inside)
+    nodes, factor, inner = -(-devices // inside), bus_factor(kind, devices), bus_factor(kind, inside)
     if factor is None:
         return None
     slowest = rate
     if within is not None and inner and within[1] > 0:
         slowest = min(rate, inner * size / within[1])
-    found = [Way(RING, _hops(kind, nodes * inside) * hop_us, factor * size / slowest)]
+    found = [Way(RING, _hops(kind, devices) * hop_us, factor * size / slowest)]
     if nodes > 1 and kind == "all_reduce":
         found.append(Way(TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
         if within is not None:

@@ -19,7 +19,7 @@ Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
 
 ASSUMED_ERROR = 0.04  # of the method where no other cell tells it: what cells of the live experiments were off by
-_GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
+GPU_ERROR = 0.12  # of times on another GPU by its speed alone, as published for such predictors (Habitat, ATC 2021)
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
 _NO_JITTER = 0.03
 _NONE = (0.0, 0.0)
@@ -60,7 +60,7 @@ def half_band(
     distance = floor_of(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
     both = [spread, 0.0 if alike else method, distance]
     if scenario.faster != 1.0 or scenario.gpu is not None:
-        both.append(_GPU_ERROR)
+        both.append(GPU_ERROR)
     if scenario.batch_size is not None and len(base.single_us) < 2 and scenario.batch_size != base.batch_size:
         both.append(_ONE_BATCH)
     if not base.lateness.known and scenario.jitter is None and times > 1:

@@ -133,3 +133,67 @@ def test_contention_is_that_of_as_many_nodes() -> None:
     )
     found = [contention_of(loaded.on_nodes(nodes), 2) for nodes in (1, 2)]
     assert [one and one.compute.value for one in found] == [pytest.approx(1.5), pytest.approx(3.0)]
+
+
+FAST, SLOW = LinkRate(10.0, "fast", "sheet"), LinkRate(0.01, "slow", "sheet")
+
+
+def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
+    """2x2 by a tree: two hops of 100/6 and 2 MB at 10 GB/s, as within a node; a hierarchy takes 10 us more, a ring 17.
+
+    With a slow link within it is the hierarchy: two hops between, 1 MB at 10 GB/s, two hops of 5 within, 1 MB at 0.01 GB/s."""
+    assert cost(costs(), 4, 2, Links(inter=FAST)).total_us == pytest.approx(100 / 3 + 200, rel=0.02)
+    slow = cost(costs(), 4, 2, Links(SLOW, FAST))
+    assert slow.total_us == pytest.approx(100 / 3 + 10 + 100_000 + 100, rel=0.001)
+    assert "; within a node slow: specification" in slow.told
+    # what was timed over several nodes holds the old links: the rate between them and the stated one, 33 + 110 + 673
+    alone = cost(costs(), 4, 2, Links(intra=FAST))
+    assert alone.total_us == pytest.approx(100 / 3 + 110 + 1e6 / 1485, rel=0.02)
+    assert "the rate between nodes calibrated on 2x2, hierarchy; within a node fast" in alone.told
+    said = costs(calibration(WITHIN)).cost("all_reduce", SIZE, 4, 2, Links(intra=FAST))
+    assert "give --inter" in str(said)
+
+
+def test_a_ring_is_as_slow_as_the_slowest_link_it_goes_over() -> None:
+    """Broadcasts have no hierarchy here: 1 MB at 0.01 GB/s, not at 10; one device a node has no link within."""
+    asked = costs()
+    slow = asked.cost("broadcast", SIZE, 4, 2, Links(SLOW, FAST))
+    assert isinstance(slow, Cost)
+    assert slow.transfer_us == pytest.approx(100_000)
+    single = asked.cost("broadcast", SIZE, 4, 1, Links(SLOW, FAST))
+    assert isinstance(single, Cost)
+    assert single.transfer_us == pytest.approx(100)
+
+
+def test_any_layout_that_was_calibrated_serves_a_base_of_another() -> None:
+    wide = calibration(timed(8, 2, 100.0, 1.0), timed(16, 2, 150.0, 0.8))
+    found = cost(costs(wide, devices=8, per_node=4), 16, 8)
+    assert found.told == "calibrated on 2x8 devices"
+    assert found.total_us == pytest.approx(150 + 1250, rel=0.01)
+    rated = cost(costs(calibration(timed(8, 2, 100.0, 1.0)), devices=8, per_node=4), 16, 8)
+    assert "the rate between nodes calibrated on 2x4" in rated.told
+    assert "links within a node taken to be no slower" in rated.told
+    said = Costs(8, 4, {("all_reduce", float(SIZE)): 100.0}).cost("all_reduce", SIZE, 16, 8)
+    assert said == "measured with 4 devices a node, asked with 8: give --inter, or calibrate there"
+
+
+@pytest.mark.parametrize(
+    ("every", "per_hop_us", "told"),
+    [
+        (BOTH, 100 / 6, "16.7 us a hop as calibrated on 2x2 devices"),
+        (calibration(WITHIN), 5.0, "5 us a hop as calibrated within a node"),
+        (None, 0.0, "no latency known"),
+    ],
+)
+def test_where_the_latency_of_a_stated_link_is_from_is_told(
+    every: Calibration | None, per_hop_us: float, told: str
+) -> None:
+    found = cost(costs(every), 2, 1, Links(inter=FAST))  # a ring of two: 2 hops
+    assert found.latency_us == pytest.approx(2 * per_hop_us, rel=0.02)
+    assert found.told == f"fast: specification, so the step is at least this, {told}, ring"
+
+
+def test_a_base_over_several_nodes_tells_the_latency_of_each_level() -> None:
+    asked = costs(devices=4, per_node=2)
+    assert "5 us a hop as calibrated within a node" in cost(asked, 2, 2, Links(intra=FAST)).told
+    assert "16.7 us a hop as calibrated between nodes" in cost(asked, 2, 1, Links(inter=FAST)).told

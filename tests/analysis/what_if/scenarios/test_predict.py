@@ -57,6 +57,13 @@ def test_a_stated_link_replaces_what_was_measured() -> None:
     assert said(devices=8, per_node=2, links=between)[0] == pytest.approx(150 + 2 * 170 + 10)
 
 
+def test_a_link_that_is_not_used_changes_nothing() -> None:
+    """The base's collectives took twice what the costs say, 20 for 10, and so do those of 4 devices: 2 x 15."""
+    costs = Costs(2, 2, {("all_reduce", 1e6): 10.0})
+    assert said(costs=costs, devices=4)[0] == pytest.approx(240)
+    assert said(costs=costs, devices=4, links=Links(inter=parse_link("10GB/s")))[0] == pytest.approx(240)
+
+
 def test_the_ring_carries_one_measured_count_to_another() -> None:
     # factor 1 at 2, 2 x 3/4 at 4: 30 us each: 150-180, 200-230, 240
     assert said(devices=4)[:2] == pytest.approx((240, 30))
