@@ -73,6 +73,8 @@ def _check(question: RunQuestion, scenarios: int) -> None:
     targets = question.solve is not None and question.solve not in ("bucket-mb", "strategy")
     if targets and question.need is None:
         raise DpscopeError(f"--solve {question.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")
+    if question.solve is not None and getattr(question.asked, question.solve.replace("-", "_")) is not None:
+        raise DpscopeError(f"--solve {question.solve} finds that itself: leave --{question.solve} out")
     if question.need is not None:
         need_of(question.need)
     if question.solve is not None and scenarios > 1:

@@ -105,7 +105,8 @@ def _grounds(said: RunAnswer) -> list[str]:
     counts: dict[str, list[int]] = {}
     for _, _, one in said.predictions:
         counts.setdefault(one.reason or f"rests on: {one.rests_on}", []).append(one.devices)
-    return [f"{', '.join(map(str, dict.fromkeys(found)))} devices: {text}" for text, found in counts.items()]
+    shown = {text: list(dict.fromkeys(found)) for text, found in counts.items()}
+    return [f"{', '.join(map(str, of))} device{'' if of == [1] else 's'}: {text}" for text, of in shown.items()]
 
 
 def base_sentences(said: RunAnswer) -> list[str]:

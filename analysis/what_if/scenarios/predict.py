@@ -228,8 +228,20 @@ def _without_others(base: Base, scenario: Scenario) -> float | None:
     return float(np.mean(found))
 
 
+def _alone_rests_on(base: Base, scenario: Scenario) -> str:
+    """What t_1 is taken from; see `_alone_us`."""
+    if base.batch_size not in base.single_us and step_batch(base, scenario) not in base.single_us:
+        return "the base's replay without its other devices"
+    as_measured = Scenario(
+        devices=1, per_node=scenario.per_node, batch_size=scenario.batch_size, jitter=scenario.jitter
+    )
+    if step_batch(base, scenario) in base.single_us and scenario == as_measured:
+        return "one device's step as it was measured"
+    return "one device's measured step, scaled as its replay is"
+
+
 def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Place) -> str:
-    said = [*found[0].told]
+    said = [*found[0].told] if place.devices > 1 else [_alone_rests_on(base, scenario)]
     if base.host_cores is not None and min(place.devices, place.per_node) > max(base.host_cores, base.per_node):
         said.insert(
             0, f"processes that each have the cores of the base's, though a host here has {base.host_cores} in all"

@@ -98,6 +98,7 @@ def test_the_inverse_is_answered_in_a_sentence() -> None:
         (["--solve", "inter"], "--solve inter needs a target"),
         (["--solve", "inter", "--need", "efficiency=95"], "an efficiency is at most 1"),
         (["--solve", "inter", "--need", "speed=2"], "give efficiency=0.95 or step-ms=100"),
+        (["--solve", "bucket-mb", "--bucket-mb", "5"], "--solve bucket-mb finds that itself: leave --bucket-mb out"),
         (["--solve", "bucket-mb", "--devices", "2,4"], "--solve answers for one scenario"),
         (["--cell", "ddp-d8-b8"], "has no measured cell ddp-d8-b8; it has"),
         (["--cell", "single-d1-b8"], "cannot be the base"),

@@ -100,7 +100,9 @@ def test_one_device_waits_for_nothing() -> None:
     found = asked(replace(BASE, exposed_us=30.0), devices=1)
     assert (found.step_us, found.exposed_us, found.efficiency) == pytest.approx((210, 0, 1))
     assert found.bound_by == "compute"
-    assert "late" not in str(found.rests_on)
+    assert str(found.rests_on).startswith("one device's step as it was measured; band assumed")
+    assert "one device's measured step, scaled as its replay is" in str(asked(devices=1, faster=2.0).rests_on)
+    assert "the base's replay without its other devices" in str(asked(replace(BASE, single_us={}), devices=1).rests_on)
 
 
 def test_what_bounds_a_step_is_judged_by_what_is_printed() -> None:
