@@ -64,7 +64,7 @@ def _no_use(base: Base, scenario: Scenario, variable: str, need: tuple[str, floa
     if variable == "faster" and need[0] == "efficiency":
         return (
             "a faster device shortens the step and lowers the efficiency, as communication takes as long as before: give "
-            "--need step-ms=..."
+            "--need step-ms=100, say"
         )
     return None
 

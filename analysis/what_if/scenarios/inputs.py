@@ -258,8 +258,8 @@ def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
     if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
         told = "one device was" if before is not None else "the base was"
         return (
-            f"{wanted} samples a pass are more than {BATCH_REACH:g} times from what {told} measured at "
-            f"({', '.join(map(str, known))})"
+            f"{wanted} samples a forward pass are too far from what {told} measured at ({', '.join(map(str, known))}): "
+            f"{BATCH_REACH:g} times beyond at most"
         )
     if before is None:
         return wanted / own
