@@ -62,8 +62,9 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     """The `c10d` operator (an event's row) that created each range; -1 where that is not told.
 
     The operators of a kind and size and its ranges are in the same order, that of creation. gloo carries out a
-    reduce-scatter as an all-reduce of the whole, and names it so. Where they are not as many, since a worker had not closed its
-    last range when the tracer stopped, a range that began within an operator is that one's (torch up to 2.11).
+    reduce-scatter as an all-reduce of the whole, and names it so. Where they are not as many, or only some ranges tell their
+    size, since a worker had not closed its last one when the tracer stopped, a range that began within an operator is that
+    one's (torch up to 2.11).
     """
     found = np.full(len(rows), -1, dtype=np.int64)
     kinds = [collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None for name in events.names]
@@ -77,7 +78,7 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
         of_kind = np.array([one == kind for one in kinds], dtype=bool)
         own = np.flatnonzero(of_kind[events.name[rows]])
         operators = np.flatnonzero(operator & events.has_name(of_kind))
-        if len(operators) != len(own):
+        if len(operators) != len(own) or len(np.unique(_elements(events, rows[own]) > 0)) > 1:
             found[own] = _around(events, rows[own], operators)
             continue
         own, operators = _in_order(events, own, rows[own]), _in_order(events, operators, operators)
@@ -100,10 +101,13 @@ def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntCol
 
 def _in_order(events: EventTable, places: IntColumn, rows: IntColumn) -> IntColumn:
     """`places` of events by size and, within a size, by start: gloo's workers may begin works of several sizes out of order."""
-    sizes = np.array(
-        [events.communication[row].input_elements or 0 if row in events.communication else 0 for row in rows]
-    )
-    return places[np.lexsort((events.start_us[rows], sizes))]
+    return places[np.lexsort((events.start_us[rows], _elements(events, rows)))]
+
+
+def _elements(events: EventTable, rows: IntColumn) -> IntColumn:
+    """Of each event, 0 where it tells none."""
+    told = [events.communication[row].input_elements or 0 if row in events.communication else 0 for row in rows]
+    return np.array(told, dtype=np.int64)
 
 
 def ended_in_their_pass(events: EventTable) -> EventTable:

@@ -92,22 +92,26 @@ def test_the_cpus_last_window_is_partial_and_a_single_one_is_not(tmp_path: Path)
     assert analyze_traces([path]).steps["partial_window"].tolist() == [False]
 
 
-def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_closed(tmp_path: Path) -> None:
-    """Three all-reduces are asked for, two ranges are there; each began within its operator, as in torch up to 2.11."""
+@pytest.mark.parametrize("last_is_there", [False, True])
+def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_closed(
+    tmp_path: Path, last_is_there: bool
+) -> None:
+    """Three all-reduces are asked for, the last range is lost or what it reduced; each began within its operator."""
     events = []
     for number, (start, elements) in enumerate(((1000.0, 10), (2000.0, 20), (3000.0, 30))):
         asked = event("cpu_op", "c10d::allreduce_", 2, start + 400, 20)
         asked["args"] = {"Input Dims": [[[elements]], [], [], []], "Input type": ["TensorList", "", "", "Scalar"]}
         step = event("user_annotation", f"ProfilerStep#{number}", 1, start, 1000)
         events += [step, event("cpu_op", "aten::mm", 2, start + 300, 50), asked]
+        reduced = event("user_annotation", "gloo:all_reduce", 3, start + 405, 100)
         if number < 2:
-            reduced = event("user_annotation", "gloo:all_reduce", 3, start + 405, 100)
             reduced["args"] = {"Input Dims": [[elements]], "Input type": ["float"]}
+        if number < 2 or last_is_there:
             events.append(reduced)
     path = tmp_path / "0_0.pt.trace.json"
     path.write_text(
         json.dumps({"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2}, "traceEvents": events})
     )
     table = analyze_traces([path]).collectives
-    assert table["bytes"].tolist() == [40, 80]
-    assert table["ready_us"].tolist() == [405.0, 1405.0]  # after the trace's start, when they were created
+    assert table["bytes"].tolist()[:2] == [40, 80]
+    assert table["ready_us"].tolist()[:2] == [405.0, 1405.0]  # after the trace's start, when they were created
