@@ -2,12 +2,12 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.analysis.what_if.replay.base import measured_conditions
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Prepared, Replayed, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
@@ -48,16 +48,33 @@ def write_replayed(said: RunAnswer, path: Path) -> None:
 
 
 def _events(process: int, name: str, step: Replayed, prepared: Prepared) -> Iterator[dict[str, object]]:
-    """Names, compute up to the last gradient and after the last wait, every collective; microseconds from the step's start."""
+    """Names, compute up to the last gradient and after the last wait, every collective; microseconds from the step's start.
+
+    Collectives in flight together are on tracks of their own: spans of one track may not overlap.
+    """
+    tracks = _tracks(step.collectives)
+    beside = {track: f"collectives {track - _COLLECTIVES + 1}" for track in sorted({*tracks} - {_COLLECTIVES})}
     yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
-    for thread, label in ((_COMPUTE, "compute"), (_COLLECTIVES, "collectives")):
+    for thread, label in {_COMPUTE: "compute", _COLLECTIVES: "collectives", **beside}.items():
         yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": label}}
     yield _span(process, _COMPUTE, "forward and backward", 0.0, step.backward_us, {})
     last = max([step.backward_us, *(one.end_us for one in step.collectives if one.kind == "all_reduce")])
     yield _span(process, _COMPUTE, "optimizer and the rest", last, step.step_us, {"works": len(prepared.profile.works)})
-    for one in step.collectives:
+    for one, track in zip(step.collectives, tracks, strict=True):
         told = {"bytes": round(one.bytes), "ready_us": one.ready_us, "waited_us": one.start_us - one.ready_us}
-        yield _span(process, _COLLECTIVES, one.kind, one.start_us, one.end_us, told)
+        yield _span(process, track, one.kind, one.start_us, one.end_us, told)
+
+
+def _tracks(collectives: Sequence[CollectiveSpan]) -> list[int]:
+    """For each the first track that is free when it starts."""
+    free: list[float] = []
+    found = [0] * len(collectives)
+    for index in sorted(range(len(collectives)), key=lambda place: collectives[place].start_us):
+        one = collectives[index]
+        track = next((place for place, until in enumerate(free) if until <= one.start_us), len(free))
+        free[track : track + 1] = [one.end_us]
+        found[index] = _COLLECTIVES + track
+    return found
 
 
 def _span(
