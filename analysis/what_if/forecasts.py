@@ -3,10 +3,10 @@
 `model` is the fitted model of step_model.py. The others speak of one batch and one kind of link only: `nearest`, the step at the
 nearest measured count; `ring`, a straight line in 1/N, which is how a ring's time saturates; `growth`, a straight line in log N,
 which does not (latencies of trees, congestion, the slowest of N); `power`, the overhead as a power of N - 1 (growth.py). They
-are joined by their geometric mean, weighted by the errors that each made when it was shown the smaller counts and asked for the
-larger ones (Bates and Granger, "The combination of forecasts", OR 20(4), 1969). The power of N - 1 counts where the rows show
-that the overhead surely grows faster than a square root, in place of the three that grow slower than any such power; elsewhere it
-only widens the band.
+are joined by their geometric mean, weighted with the inverse squared errors that each made when it was shown the smaller counts
+and asked for the larger ones (Bates and Granger, "The combination of forecasts", OR 20(4), 1969). The power of N - 1 counts
+where the rows show that the overhead surely grows faster than a square root, in place of the three that grow slower than any
+such power; elsewhere it only widens the band.
 """
 
 import math
@@ -20,7 +20,7 @@ from dpscope.analysis.what_if.step_table import MeasuredStep, Placement
 MODEL, NEAREST, RING, GROWTH, POWER = "model", "nearest", "ring", "growth", "power"
 _PRIOR_ERRORS = {MODEL: 0.06, NEAREST: 0.06, RING: 0.06, GROWTH: 0.12, POWER: 0.06}
 _PRIOR_GROUPS = 1.0  # how many counts that prior weighs
-_LEAST_ERROR = 0.02  # errors below it are noise
+_LEAST_ERROR = 0.02  # added to every error: what noise alone makes of it
 
 LINKS = ("one device", "within a node", "between nodes")
 
@@ -91,7 +91,7 @@ def trust_of(hindcasts: Sequence[Hindcast], link: str, steep: bool = False) -> T
             if own:
                 nearness = (largest or 1) / most
                 sum_, weight = sum_ + nearness * float(np.mean(own)), weight + nearness
-        found[name] = 1 / (_LEAST_ERROR + sum_ / weight) ** 3
+        found[name] = 1 / (_LEAST_ERROR + sum_ / weight) ** 2
     return Trust(found, steep)
 
 

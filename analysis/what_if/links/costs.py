@@ -116,7 +116,7 @@ class Costs:
         every = calibration.fits if calibration is not None else ()
         fits = [one for one in every if one.collective == kind and one.statistic == "slowest"]
         if len(fits) > 1:
-            return _carried(kind, size, devices, fits)
+            return _carried(size, devices, fits)
         here = _calibrated(fits[0], size) if fits else self._traced(kind, size)
         return (
             here if isinstance(here, str) else _by_ring(kind, here, fits[0].devices if fits else self.devices, devices)
@@ -136,13 +136,15 @@ class Costs:
         if (exact := fits.get(devices)) is not None:
             return replace(_calibrated(exact, size), told=f"calibrated on {nodes}x{per_node} devices")
         if len(fits) > 1:
-            carried = _carried(kind, size, devices, list(fits.values()))
+            carried = _carried(size, devices, list(fits.values()))
             return replace(carried, told=f"calibrated on {layouts} devices and carried to {nodes}x{per_node}")
-        for count, fit in fits.items():
-            here = replace(_calibrated(fit, size), told=f"calibrated on {layouts} devices")
-            found = _by_ring(kind, here, count, devices)
-            return None if isinstance(found, str) else found
-        return None
+        if not fits:
+            return None
+        ((count, only),) = fits.items()
+        found = _by_ring(
+            kind, replace(_calibrated(only, size), told=f"calibrated on {layouts} devices"), count, devices
+        )
+        return None if isinstance(found, str) else found
 
     def _by_rate_between(self, kind: str, size: float, devices: int, per_node: int, links: Links) -> Cost | str:
         """From the rate between nodes that a calibration found with other numbers of devices on a node."""
@@ -179,7 +181,7 @@ class Costs:
                 f"with --devices {devices}, or give --intra"
             )
         if len(fits) > 1:
-            return _carried(kind, size, devices, fits)
+            return _carried(size, devices, fits)
         return _by_ring(kind, _calibrated(fits[0], size), fits[0].devices, devices)
 
     def _traced(self, kind: str, size: float) -> Cost | str:
@@ -281,12 +283,11 @@ def _calibrated(fit: CollectiveFit, size: float) -> Cost:
     return Cost(latency, said.time_us - latency, CALIBRATED, told, spread * (2.0 if said.extrapolated else 1.0))
 
 
-def _carried(kind: str, size: float, devices: int, fits: list[CollectiveFit]) -> Cost:
+def _carried(size: float, devices: int, fits: list[CollectiveFit]) -> Cost:
     counts = [fit.devices for fit in fits]
     total = carried_us({fit.devices: predict_us(fit, size).time_us for fit in fits}, devices)
     latency = carried_us({fit.devices: max(0.0, fit.pieces[0].alpha_us) for fit in fits}, devices)
     told = f"calibrated on {', '.join(map(str, sorted(counts)))} devices and carried to {devices}"
-    del kind
     return Cost(min(latency, total), max(0.0, total - latency), CARRIED, told, carried_spread(devices, counts))
 
 

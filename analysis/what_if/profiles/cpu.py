@@ -8,9 +8,9 @@ import pandas as pd
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.what_if.profiles import buckets as told
-from dpscope.analysis.what_if.profiles.gradients import INTERPOLATED, PARTS, ends_of, ready_gradients
+from dpscope.analysis.what_if.profiles.gradients import PARTS, ends_of, ready_gradients
 from dpscope.analysis.what_if.replay.max_plus import NEVER
-from dpscope.analysis.what_if.replay.step_profile import Gradients, OtherCollective, StepProfile, Works
+from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, Gradients, OtherCollective, StepProfile, Works
 
 GLOO_WORKERS = 2  # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
 

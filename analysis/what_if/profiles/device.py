@@ -10,17 +10,17 @@ from dpscope.analysis.traces.reading.event_table import Category
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.what_if.profiles import buckets as told
-from dpscope.analysis.what_if.profiles.gradients import (
-    INTERPOLATED,
-    PARTS,
-    UNKNOWN,
-    ReadyGradients,
-    ends_of,
-    ready_gradients,
-)
+from dpscope.analysis.what_if.profiles.gradients import PARTS, ReadyGradients, ends_of, ready_gradients
 from dpscope.analysis.what_if.profiles.kernel_bounds import kernel_bounds
 from dpscope.analysis.what_if.replay.max_plus import NEVER
-from dpscope.analysis.what_if.replay.step_profile import Gradients, OtherCollective, StepProfile, Works
+from dpscope.analysis.what_if.replay.step_profile import (
+    INTERPOLATED,
+    UNKNOWN,
+    Gradients,
+    OtherCollective,
+    StepProfile,
+    Works,
+)
 
 _WAITS = ("Synchronize", "Memcpy")  # names of calls in which the host may wait for the device
 _SHORTEST_WAIT_US = 5.0

@@ -9,11 +9,11 @@ import numpy as np
 from dpscope.analysis.stats.arrays import Floats
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable
 from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
+from dpscope.analysis.what_if.replay.step_profile import BY_ORDER, INTERPOLATED, RECORDED, UNKNOWN
 
 NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 _INNER = "torch::autograd::AccumulateGrad"
 _NO_ARGS = CommunicationArgs()
-RECORDED, BY_ORDER, INTERPOLATED, UNKNOWN = "recorded", "parameter order", "interpolated", "unknown"
 PARTS = 20  # of a bucket whose gradients the trace does not show
 
 

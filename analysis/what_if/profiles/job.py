@@ -17,10 +17,9 @@ from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.profiles.cpu import cpu_profile
 from dpscope.analysis.what_if.profiles.device import device_profile
-from dpscope.analysis.what_if.profiles.gradients import INTERPOLATED, UNKNOWN
 from dpscope.analysis.what_if.profiles.shared_link import at_slowdown
 from dpscope.analysis.what_if.replay.buckets import bucket_bytes
-from dpscope.analysis.what_if.replay.step_profile import Gradients, StepProfile
+from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, UNKNOWN, Gradients, StepProfile
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -133,6 +132,6 @@ def _lacks(attributions: Sequence[Attribution], profiles: Sequence[StepProfile],
         said.append(
             f"{(devices or 1) - len(attributions)} of {devices} ranks: transfers are upper bounds that hold waiting"
         )
-    if any(one.buckets and one.gradients.known == "interpolated" for one in profiles):
+    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
         said.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")
     return said

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.what_if.replay.step_profile import Gradients, StepProfile
+from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, Gradients, StepProfile
 
 _MIB = 1024 * 1024
 FIRST_MIB, USUAL_MIB = 1.0, 25.0
@@ -67,7 +67,7 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
     reaches its own.
     """
     measured = [round(one.bytes) for one in profile.buckets]
-    if profile.gradients.known == "interpolated":
+    if profile.gradients.known == INTERPOLATED:
         limits = [bucketing.limits_bytes[min(index, 1)] * factor for index in range(len(measured))]
         short = [size for size, limit in zip(measured[:-1], limits, strict=False) if size < 0.99 * limit]
         if math.isinf(limits[0]) if limits else False:

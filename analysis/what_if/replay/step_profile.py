@@ -14,6 +14,9 @@ SHARES_THE_LINK = 2.0  # how many times as long each of two collectives in fligh
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+RECORDED, BY_ORDER, INTERPOLATED, UNKNOWN = "recorded", "parameter order", "interpolated", "unknown"
+"""How the sizes of a step's gradients may be known."""
+
 
 @dataclass(frozen=True)
 class Works:

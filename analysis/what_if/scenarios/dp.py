@@ -6,7 +6,7 @@ from dpscope.analysis.what_if.links.costs import Cost, Costs
 from dpscope.analysis.what_if.replay.base import silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
 from dpscope.analysis.what_if.replay.replay import Compute, Prepared, replay
-from dpscope.analysis.what_if.replay.step_profile import StepProfile
+from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, StepProfile
 from dpscope.analysis.what_if.scenarios.inputs import compute_of, passes_of, place_of
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
 
@@ -29,7 +29,7 @@ def data_parallel(
     if isinstance(compute, str):
         return compute
     parameters = profile.gradients.total_bytes
-    if profile.gradients.known == "interpolated":
+    if profile.gradients.known == INTERPOLATED:
         parameters /= HOOK_FACTORS.get(base.hook, 1.0)
     moved = (
         _moved("broadcast", parameters + base.buffer_bytes, devices, costs, scenario),

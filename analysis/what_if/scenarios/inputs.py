@@ -8,7 +8,7 @@ from dpscope.analysis.what_if.links.costs import Cost, Costs
 from dpscope.analysis.what_if.replay.base import late_us
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, Bucketing, bucket_bytes, bucket_ends
 from dpscope.analysis.what_if.replay.replay import Compute, Conditions
-from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepProfile
+from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, SHARES_THE_LINK, StepProfile
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.analysis.what_if.single_device import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
@@ -117,7 +117,7 @@ def _buckets(base: Base, profile: StepProfile, bucketing: Bucketing, hook: str) 
     """Ends of buckets and the bytes they send; the base's own buckets are taken as they were measured."""
     gradients = profile.gradients
     by_base = HOOK_FACTORS.get(base.hook, 1.0)
-    model = gradients.bytes / by_base if gradients.known == "interpolated" else gradients.bytes
+    model = gradients.bytes / by_base if gradients.known == INTERPOLATED else gradients.bytes
     measured = bucketing == base.bucketing
     ends = profile.bucket_ends if measured else tuple(bucket_ends(model.tolist(), bucketing))
     return ends, [

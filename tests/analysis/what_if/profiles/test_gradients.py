@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.analysis.what_if.profiles.gradients import BY_ORDER, NODE, ready_gradients
+from dpscope.analysis.what_if.profiles.gradients import NODE, ready_gradients
+from dpscope.analysis.what_if.replay.step_profile import BY_ORDER
 
 FIRST, LAST = (100.0, 150.0), (500.0, 600.0)  # when the nodes of two tensors begin, in the two backward passes
 
