@@ -153,7 +153,7 @@ def delayed_cells(out: Path) -> int:
 def _beside(asked: AskedBase) -> str:
     base = asked.base
     return (
-        f"{base.step_us / 1e3:.1f} ms, one device {base.single_us[BATCH] / 1e3:.1f}; two all-reduces in flight take "
+        f"{base.step_us / 1e3:.1f} ms; two all-reduces in flight take "
         f"{base.slowdown:.2f} times as long as one, computing beside one {1 + base.gamma:.2f} times"
     )
 
@@ -176,8 +176,7 @@ def run_cell(cell: ShapedCell, out: Path, hosts: Sequence[Host], interface: str)
     ended = [job.wait(CELL_TIMEOUT_S) for job in jobs]
     assert not any(ended), f"{cell.name} failed: read {out}"
     run = RunFolder(out)
-    strategy = "ddp" if len(hosts) > 1 else "single"
-    folder = next(iter(sorted((out / "cells").glob(f"{strategy}-*/repeat0"))))
+    folder = next(iter(sorted((out / "cells").glob(f"ddp-d{len(hosts)}-*/repeat0"))))
     planned = next(one.cell for one in run.manifest().plan if one.cell.name == folder.parent.name)
     repeat = run.repeat(planned, 0)
     samples = repeat.samples(repeat.ranks())
@@ -189,8 +188,7 @@ def _started(
 ) -> "subprocess.Popen[str]":
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--nproc-per-node=1"]
     torchrun += [f"--node-rank={number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
-    strategy = "ddp" if len(hosts) > 1 else "single"
-    worker = ["-m", "dpscope.launch.worker", "--strategy", strategy, "--batch-size", str(BATCH), "--device", "cpu"]
+    worker = ["-m", "dpscope.launch.worker", "--strategy", "ddp", "--batch-size", str(BATCH), "--device", "cpu"]
     worker += [
         "--steps",
         "10",

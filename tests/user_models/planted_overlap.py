@@ -152,7 +152,7 @@ def main() -> None:
     distributed.init_process_group("gloo")
     rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
     for name, (made, after) in CASES.items():
-        features, rows = (FEATURES, 256) if name.startswith("compiled") else (4, 2)
+        features, rows = (FEATURES, 1024) if name.startswith("compiled") else (4, 2)
         steps = Steps(made(), after, torch.ones(rows, features, requires_grad=True))
         for _ in range(WARM):
             steps()

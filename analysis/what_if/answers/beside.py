@@ -75,10 +75,28 @@ def _one_stream(profiles: Sequence[StepProfile]) -> bool:
     return all(one.servers == 1 for one in profiles)
 
 
+def _ddp_alone(run: RunData, data: CellData) -> CellData | None:
+    """The same training under DDP on one device."""
+    cell = data.cell
+    return next(
+        (
+            one
+            for one in run.measured
+            if one.cell.strategy == "ddp"
+            and one.cell.devices == 1
+            and (one.cell.batch_size, one.cell.options) == (cell.batch_size, cell.options)
+        ),
+        None,
+    )
+
+
 def gamma_of(run: RunData, data: CellData, calibrated: float) -> float:
     """How much slower computing is beside a collective: as calibrated, but no more than this cell's computing is slower than one
-    device's. A calibration computes on every core it has, and a model that waits on its device hardly slows."""
-    single = single_device_baselines(run, data.cell).get(data.cell.batch_size)
+    device's. A calibration computes on every core it has, and a model that waits on its device hardly slows.
+
+    One device's is that of DDP, which copies gradients into its buckets there, too; where that was not measured, one without it.
+    """
+    single = _ddp_alone(run, data) or single_device_baselines(run, data.cell).get(data.cell.batch_size)
     own, alone = data.whole_windows(), single.whole_windows() if single is not None else pd.DataFrame()
     if alone.empty or own.empty:
         return calibrated

@@ -27,24 +27,34 @@ def test_a_cell_of_more_devices_on_one_node_is_predicted_on_one_node() -> None:
     assert said.predicted_us is not None
 
 
+def traced_cell(strategy: CellStrategy, devices: int, **times: float) -> CellData:
+    windows = pd.DataFrame([{f"{name}_us": value for name, value in times.items()}])
+    told = Cell(strategy=strategy, devices=devices, batch_size=8)
+    return cast(CellData, SimpleNamespace(cell=told, whole_windows=lambda: windows))
+
+
 @pytest.mark.parametrize(
     ("alone_us", "expected"),
     # 20 of 50 us of communication are beside computing, which takes 110 us: 8 us more than alone are 0.4 of them.
     [(102.0, 0.4), (90.0, 0.7), (115.0, 0.0)],
 )
 def test_computing_is_slowed_no_more_than_this_cell_shows(alone_us: float, expected: float) -> None:
-    def cell(strategy: CellStrategy, **times: float) -> CellData:
-        windows = pd.DataFrame([{f"{name}_us": value for name, value in times.items()}])
-        told = Cell(strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=8)
-        return cast(CellData, SimpleNamespace(cell=told, whole_windows=lambda: windows))
-
-    own = cell("ddp", compute=110.0, communication=50.0, exposed=30.0)
-    alone = cell("single", compute=alone_us, communication=0.0, exposed=0.0)
+    own = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0)
+    alone = traced_cell("single", 1, compute=alone_us, communication=0.0, exposed=0.0)
     run = cast(RunData, SimpleNamespace(measured=[alone, own]))
     assert gamma_of(run, own, calibrated=0.7) == pytest.approx(expected)
     assert (
         gamma_of(cast(RunData, SimpleNamespace(measured=[own])), own, calibrated=0.7) == 0.7
     )  # nothing to compare with
+
+
+def test_what_ddp_costs_on_one_device_is_no_contention() -> None:
+    """7 of the 8 us more than without DDP are its copies into buckets, which one device makes as well: 1 / 20 is left."""
+    own = traced_cell("ddp", 2, compute=110.0, communication=50.0, exposed=30.0)
+    alone = traced_cell("single", 1, compute=102.0, communication=0.0, exposed=0.0)
+    ddp_alone = traced_cell("ddp", 1, compute=109.0, communication=0.0, exposed=0.0)
+    run = cast(RunData, SimpleNamespace(measured=[alone, ddp_alone, own]))
+    assert gamma_of(run, own, calibrated=0.7) == pytest.approx(0.05)
 
 
 def optioned(data: CellData, times: float, **options: str | int | float) -> CellData:
