@@ -25,6 +25,7 @@ from tests.user_models.paced_models import PacedLayer
 LAYERS, ELEMENTS, LAYER_BYTES = 6, 312_500, 1_250_000
 LARGE_ELEMENTS = 10 * ELEMENTS  # the first layer's, whose gradient comes last
 BUFFER_ELEMENTS = 12_000_000
+SMALL = 20_000  # elements, of layers whose all-reduces take longer than they do
 LATE_S = 0.03
 FEATURES = 560
 WARM, TRACED = 3, 6
@@ -66,7 +67,7 @@ def paced(elements: int = ELEMENTS, first: int = ELEMENTS, backward_s: float = 0
     return [PacedLayer(first if layer == 0 else elements, backward_s / 4, backward_s) for layer in range(LAYERS)]
 
 
-def in_buckets(layers: list[nn.Module], cap_mb: int = 1, static: bool = False) -> nn.Module:
+def in_buckets(layers: list[nn.Module], cap_mb: float = 1, static: bool = False) -> nn.Module:
     return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=cap_mb, static_graph=static)
 
 
@@ -118,7 +119,10 @@ CASES: dict[str, tuple[Made, Callable[[nn.Module], None] | None]] = {
     "last_bucket": (lambda: in_buckets(paced(first=LARGE_ELEMENTS)), None),
     "late_rank": (lambda: in_buckets([*paced(), LateOnRankOne()]), None),
     "buffers": (lambda: in_buckets([Buffered(BUFFER_ELEMENTS), *paced()]), None),
-    "little_computing": (lambda: in_buckets(paced(4 * ELEMENTS, 4 * ELEMENTS, backward_s=0.0)), None),
+    "little_computing": (
+        lambda: in_buckets([*paced(SMALL, SMALL, 0.0), *paced(SMALL, SMALL, 0.0)], 4 * SMALL / 2**20),
+        None,
+    ),
     "by_hand": (lambda: nn.Sequential(*paced()), by_hand),
     "sharded": (sharded, None),
     "compiled_whole": (lambda: compiled(False), None),
