@@ -1,5 +1,6 @@
 """Steps of a small model under a strategy, as the scripts of tests/user_models run them: traced, their weights compared."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,10 +17,10 @@ HOST = torch.device("cpu")
 
 
 class Steps:
-    """A step each time it is called, always on the same inputs."""
+    """A step each time it is called, always on the same inputs; `after` is called behind its backward pass."""
 
-    def __init__(self, wrapped: nn.Module, inputs: Tensor) -> None:
-        self.wrapped, self.inputs = wrapped, inputs
+    def __init__(self, wrapped: nn.Module, inputs: Tensor, after: Callable[[nn.Module], None] | None = None) -> None:
+        self.wrapped, self.inputs, self.after = wrapped, inputs, after
         self.optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
 
     def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
@@ -28,6 +29,8 @@ class Steps:
             loss = self.wrapped(self.inputs).square().mean()
         with named_range(BACKWARD):
             loss.backward()
+            if self.after is not None:
+                self.after(self.wrapped)
         with named_range(OPTIMIZER):
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -44,8 +47,8 @@ def apart(one: list[Tensor], other: list[Tensor]) -> float:
     return max(float((first - second).abs().max()) for first, second in zip(one, other, strict=True))
 
 
-def trace_two(steps: Steps, folder: Path, rank: int) -> None:
-    """A rank's trace of two more steps, in a folder that is made."""
+def trace_steps(steps: Steps, count: int, folder: Path, rank: int) -> None:
+    """A rank's trace of so many more steps, in a folder that is made."""
     folder.mkdir(exist_ok=True)
     trace = folder / f"0_{rank}.pt.trace.json.gz"
-    record_trace(steps, 2, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,)))
+    record_trace(steps, count, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,)))

@@ -17,7 +17,7 @@ from dpscope.launch.workload.strategies import wrap_for
 from dpscope.profiling.records.matrix import CellStrategy, CompileMode
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.wrapped import Compilation
-from tests.helpers.strategy_steps import HOST, Steps, apart, trace_two, weights
+from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
 
 FEATURES, WIDE = 6, 420
 CASES: dict[str, tuple[CellStrategy, CellOptions]] = {
@@ -63,7 +63,7 @@ def main() -> None:
             compiled()
         difference = apart(weights(plain.wrapped), weights(compiled.wrapped))
         warm = compiled_so_far()
-        trace_two(compiled, folder / name, rank)
+        trace_steps(compiled, 2, folder / name, rank)
         found[name] = {**added(before, warm), "late": compiled_so_far().graphs - warm.graphs, "apart": difference}
         found[name]["names"] = list(compiled.wrapped.state_dict())
     if rank == 0:

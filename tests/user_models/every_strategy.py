@@ -18,7 +18,7 @@ from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_un
 from dpscope.launch.workload.strategies import wrap_for
 from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
-from tests.helpers.strategy_steps import HOST, Steps, apart, trace_two, weights
+from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
 
 BATCH, FEATURES = 2, 6
 STRATEGIES: tuple[CellStrategy, ...] = ("ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp")
@@ -64,7 +64,7 @@ def main() -> None:
             "composed": is_composed(steps.wrapped),
             "units": [unit.name for unit in units],
         }
-        trace_two(steps, folder / strategy, rank)
+        trace_steps(steps, 2, folder / strategy, rank)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

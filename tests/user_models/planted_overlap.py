@@ -5,7 +5,6 @@ Its layers sleep in place of computing, as `paced_models` says why. Each rank sa
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,19 +13,14 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.jobs.process_group import synchronise
-from dpscope.profiling.instruments.named_ranges import named_range
-from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts, nothing
-from dpscope.profiling.instruments.trace_recorder import record_trace
-from dpscope.profiling.records.range_names import BACKWARD, FORWARD, OPTIMIZER
-from tests.helpers.strategy_steps import HOST
+from tests.helpers.strategy_steps import Steps, trace_steps
 from tests.user_models.paced_models import PacedLayer
+from tests.user_models.tiny_models import LateOnLastRank
 
 LAYERS, ELEMENTS, LAYER_BYTES = 6, 312_500, 1_250_000
 LARGE_ELEMENTS = 10 * ELEMENTS  # the first layer's, whose gradient comes last
 BUFFER_ELEMENTS = 12_000_000
 SMALL = 20_000  # elements, of layers whose all-reduces take longer than they do
-LATE_S = 0.03
 FEATURES = 560
 WARM, TRACED = 3, 6
 
@@ -42,25 +36,6 @@ class Buffered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
-
-
-class _Late(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        time.sleep(LATE_S)
-        return gradients[0]
-
-
-class LateOnRankOne(nn.Module):
-    """Its backward, the first of all, sleeps on rank 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = _Late.apply(x) if distributed.get_rank() == 1 else x
-        return found
 
 
 def paced(elements: int = ELEMENTS, first: int = ELEMENTS, backward_s: float = 0.012) -> list[nn.Module]:
@@ -117,7 +92,7 @@ CASES: dict[str, tuple[Made, Callable[[nn.Module], None] | None]] = {
     "one_bucket": (lambda: in_buckets(paced(), 1000), None),
     "one_bucket_and_a_metric": (lambda: in_buckets(paced(), 1000), mean_loss),
     "last_bucket": (lambda: in_buckets(paced(first=LARGE_ELEMENTS)), None),
-    "late_rank": (lambda: in_buckets([*paced(), LateOnRankOne()]), None),
+    "late_rank": (lambda: in_buckets([*paced(), LateOnLastRank()]), None),
     "buffers": (lambda: in_buckets([Buffered(BUFFER_ELEMENTS), *paced()]), None),
     "little_computing": (
         lambda: in_buckets([*paced(SMALL, SMALL, 0.0), *paced(SMALL, SMALL, 0.0)], 4 * SMALL / 2**20),
@@ -130,39 +105,16 @@ CASES: dict[str, tuple[Made, Callable[[nn.Module], None] | None]] = {
 }
 
 
-class Steps:
-    """A step each time it is called."""
-
-    def __init__(self, model: nn.Module, after: Callable[[nn.Module], None] | None, inputs: Tensor) -> None:
-        self.model, self.after, self.inputs = model, after, inputs
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def __call__(self, batch_arrived: BatchArrived = nothing) -> StepCounts:
-        batch_arrived()
-        with named_range(FORWARD):
-            loss = self.model(self.inputs).square().mean()
-        with named_range(BACKWARD):
-            loss.backward()
-            if self.after is not None:
-                self.after(self.model)
-        with named_range(OPTIMIZER):
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return StepCounts(len(self.inputs))
-
-
 def main() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
     for name, (made, after) in CASES.items():
         features, rows = (FEATURES, 1024) if name.startswith("compiled") else (4, 2)
-        steps = Steps(made(), after, torch.ones(rows, features, requires_grad=True))
+        steps = Steps(made(), torch.ones(rows, features, requires_grad=True), after)
         for _ in range(WARM):
             steps()
-        (folder / name).mkdir(exist_ok=True)
-        trace = folder / name / f"0_{rank}.pt.trace.json.gz"
-        record_trace(steps, TRACED, trace, HOST, all_threads=False, synchronise=lambda: synchronise((HOST,)))
+        trace_steps(steps, TRACED, folder / name, rank)
     if rank == 0:
         (folder / "found.json").write_text("{}")
     distributed.destroy_process_group()
