@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
+from dpscope.profiling.attached.told_calls import ToldCalls
 from dpscope.profiling.records.matrix import Amp
 
 
@@ -31,67 +31,67 @@ class ModelCalls:
         self.precision: Amp | None = None  # of autocast around the calls; None until one was seen under it
         self._device_type = device_type
         self._on_training = on_training
-        self._step = StepCalls()
-        self._watched: dict[int, tuple[nn.Module, RemovableHandle]] = {}
-        self._inside: list[RemovableHandle] = []
+        self._samples: list[int] = []  # of each training call of this step
+        self._other = 0
+        self._watched: dict[int, nn.Module] = {}
+        self._told = ToldCalls()
 
     @property
     def modules(self) -> list[nn.Module]:
         """The modules that are watched."""
-        return [module for module, _ in self._watched.values()]
+        return list(self._watched.values())
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Count the calls of these modules, none of which is part of another."""
         for module in modules:
-            self._watched[id(module)] = module, module.register_forward_pre_hook(self._called, with_kwargs=True)
-            if isinstance(module, DistributedDataParallel | DataParallel):  # validations often call what it wraps
-                self._inside.append(module.module.register_forward_pre_hook(self._called_inside))
+            self._watched[id(module)] = module
+            if isinstance(module, DistributedDataParallel) and self._on_training is None:
+                self._told.tell(module.module, self._called)  # by DDP, once in each call, or by a validation past it
+                continue
+            self._told.tell(module, self._called)
+            if isinstance(module, DistributedDataParallel | DataParallel):
+                self._told.tell(module.module, self._called_inside)
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
-        step, self._step = self._step, StepCalls()
-        return step
+        samples, other = self._samples, self._other
+        self._samples, self._other = [], 0
+        return StepCalls(len(samples), other, sum(samples), samples[0] if samples else 0)
 
     def look_inside(self) -> None:
         """Watch the children of modules that hold the model and are not called themselves."""
-        for module, handle in list(self._watched.values()):
+        for module in self.modules:
             if inside := [child for child in module.children() if any(True for _ in child.parameters())]:
-                handle.remove()
+                self._told.forget(module)
                 del self._watched[id(module)]
                 self.watch(inside)
 
     def stop(self) -> None:
         """Watch nothing any more."""
-        for handle in (*self._inside, *(handle for _, handle in self._watched.values())):
-            handle.remove()
+        self._told.stop()
         self._watched.clear()
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # a constant there: the compiled code has nothing of this
-            return
+        # A few microseconds among cold caches, in each call of a step that is timed: every look here is one of them.
         if not torch.is_grad_enabled():
-            self._step.other += not module.training
-            return
-        if not module.training:
-            return
-        if self._on_training is not None:
-            self._on_training()
-        step = self._step
-        first = args[0] if args else None  # what most models are given, without a look further
-        samples = (
-            first.shape[0] if isinstance(first, Tensor) and first.dim() else _first_dimension((args, kwargs))
-        ) or 0
-        if step.training == 0:
-            step.first_samples = samples
-        step.training += 1
-        step.samples += samples
-        if self.precision is None and torch.is_autocast_enabled(self._device_type):
+            self._other += not module.training
+        elif module.training:
+            if self._on_training is not None:
+                self._on_training()
+            if not self._samples and self.precision is None:
+                self._note_precision()
+            first = args[0] if args else None  # what most models are given, without a look further
+            simple = type(first) is Tensor and first.dim() and first.size(0)
+            self._samples.append(simple or _first_dimension((args, kwargs)) or 0)
+
+    def _called_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():  # validations often call what is wrapped
+            self._other += not module.training
+
+    def _note_precision(self) -> None:
+        if torch.is_autocast_enabled(self._device_type):
             half = torch.get_autocast_dtype(self._device_type) == torch.float16
             self.precision = "fp16" if half else "bf16"
-
-    def _called_inside(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
-            self._step.other += not module.training
 
 
 def _first_dimension(value: object) -> int | None:

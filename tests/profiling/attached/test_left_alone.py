@@ -1,6 +1,10 @@
 """What a measurement changes in torch is as it was once the script is left alone."""
 
-from collections.abc import Iterator
+import copy
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.helpers.attached_scripts import TIMED, WARMUP, WHOLE, Net, attached, train
+from tests.helpers.attached_scripts import TIMED, WARMUP, WHOLE, Net, attached, measured, train
 
 BY_DEFAULT = 100  # iterations from one reading of DDP's own counters to the next, torch's kDDPRuntimeLoggingSampleRate
 
@@ -52,3 +56,55 @@ def test_ddp_reads_its_own_counters_as_often_as_before(
     for told in rates.values():
         assert told[0] > BY_DEFAULT
         assert told[-1] == BY_DEFAULT
+
+
+def saved_pickle(model: nn.Module) -> bytes:
+    """What torch.save writes of a model beside its tensors."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+        return archive.read(name)
+
+
+LOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "saved": saved_pickle,
+    "pickled": lambda model: len(pickle.dumps(model)),
+    "copied": lambda model: sorted(vars(copy.deepcopy(model))),
+    "scripted": lambda model: torch.jit.script(model).code,
+    "exported": lambda model: str(torch.export.export(model, (torch.ones(2, 3),)).graph),
+    "traced for fx": lambda model: str(torch.fx.symbolic_trace(model).graph),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("look", list(LOOKS.values()), ids=list(LOOKS))
+def test_a_model_that_is_measured_is_saved_and_copied_as_ever(
+    tmp_path: Path, look: Callable[[nn.Module], object]
+) -> None:
+    """Nothing of dpscope is in it: who loads it later need not have it."""
+    model = Net()
+    alone = look(model)
+    with attached(tmp_path, []):
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WARMUP + 2)  # within the timed window
+        assert look(model) == alone
+        train(model, optimizer, WHOLE - WARMUP - 2)
+    _, _, rank, samples = measured(tmp_path)
+    timed = samples[samples["measuring_pass"] == "timed"]
+    assert list(timed["samples"]) == [8] * len(timed)
+    assert rank.blocks[0].steps == len(timed) == TIMED
+
+
+def test_a_copy_of_the_model_that_is_trained_is_not_counted_as_the_model(tmp_path: Path) -> None:
+    """As of weights that are averaged over steps: the copy is called in each step, too."""
+    model = Net()
+    with attached(tmp_path, []):
+        optimizer = torch.optim.SGD(model.parameters())
+        train(model, optimizer, WARMUP)
+        copied = copy.deepcopy(model)
+        for _ in range(WHOLE - WARMUP):
+            copied(torch.ones(8, 3))
+            train(model, optimizer, 1)
+    _, _, _, samples = measured(tmp_path)
+    assert set(samples["samples"]) == {8}

@@ -1,0 +1,72 @@
+"""The calls of single modules, told by their classes: nothing is left in a module that is pickled, copied or scripted."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+
+Told = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+class ToldCalls:
+    """Tells of each call of the modules asked for, before it begins; a call that torch.compile traces is not told.
+
+    A forward hook would do it as well, but lies in the module: `torch.save` writes it, and whoever loads that needs dpscope;
+    `torch.jit.script` fails on it, and any hook sends torch the longer way through a call, which costs ten times as much. So
+    the module's class gets a `__call__` that asks whether this module is one of them. It is taken back by `stop`.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[type[nn.Module], dict[int, Told]] = {}  # by class, so that a subclass tells of its own alone
+        self._calls: dict[
+            type[nn.Module], tuple[object, object]
+        ] = {}  # the one that tells, and the class's own or None
+
+    def tell(self, module: nn.Module, told: Told) -> None:
+        """Call `told` with the module and its arguments; the module must live until it is forgotten."""
+        kind = type(module)
+        if kind not in self._calls:
+            own = kind.__dict__.get("__call__")
+            telling = _telling(kind, own, self._told.setdefault(kind, {}))
+            self._calls[kind] = telling, own
+            kind.__call__ = telling  # type: ignore[method-assign]
+        self._told[kind][id(module)] = told
+
+    def forget(self, module: nn.Module) -> None:
+        """Tell of its calls no more."""
+        self._told.get(type(module), {}).pop(id(module), None)
+
+    def stop(self) -> None:
+        """Tell of nothing any more, and leave the classes as they were."""
+        for kind, (telling, own) in self._calls.items():
+            self._told[kind].clear()  # where somebody has replaced ours since, it stays below theirs and does nothing
+            if kind.__dict__.get("__call__") is not telling:
+                continue
+            if own is None:
+                del kind.__call__
+            else:
+                kind.__call__ = own  # type: ignore[method-assign, assignment]
+        self._calls.clear()
+        self._told.clear()
+
+
+def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, Told]) -> Any:
+    if own is None:
+
+        @wraps(kind.__call__)
+        def inherited(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and (told := told_of.get(id(module))) is not None:
+                told(module, args, kwargs)
+            return super(kind, module).__call__(*args, **kwargs)  # type: ignore[misc]  # others may replace that
+
+        return inherited
+
+    @wraps(own)
+    def overridden(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and (told := told_of.get(id(module))) is not None:
+            told(module, args, kwargs)
+        return own(module, *args, **kwargs)
+
+    return overridden
