@@ -1,20 +1,27 @@
 """Does a script's step take as long attached as bare, and as long as that of dpscope's own loop? Five scripts.
 
-    python benchmarks/attached_scripts.py [--pairs 12] [--scripts plain_loop,own_trainer] [--processes 1,2]
+    python benchmarks/attached_scripts.py [--block-pairs 300] [--pairs 12] [--scripts plain_loop,own_trainer] [--processes 1,2]
 
-The scripts are those of tests/user_models/scripts, at widths at which a step takes some milliseconds. torchrun (gloo) starts each
-once for one process and once for two; within that job the script runs from its first line to its last again and again, bare and
-attached in the order A B B A: both share processes, memory and caches, and what drifts cancels. In both, a hook of
-benchmarks/attached_rank.py reads two clocks after each of the first optimizer's steps: the wall clock, and the processor's time
-of the whole process. Compared are the steps that dpscope timed with the same steps of the bare run: each run's median, averaged
-over ranks. A pair is two runs side by side; told is the median of the pairs' ratios with its 95% interval (bootstrap over pairs).
+The scripts are those of tests/user_models/scripts, at widths at which a step of one process takes about 5 ms. Each is measured
+by torchrun (gloo) with one process and with two, in two ways:
 
-Within 1% is a script whose whole interval is, by the wall clock, or where noise makes that interval wider by the processor's
-time, which other programs disturb less. Where that is too wide as well, nothing is decided: that is told, and is no pass.
-What dpscope tells of each step must be what the hook saw, but for some microseconds: the last line has the largest difference of
-a run's medians.
+- blocks: the script runs once, attached to, and every few steps dpscope is taken out of them and put back, in the order A B B A.
+  Bare and attached steps then use the same memory within some milliseconds of each other, so little is left between them but
+  what dpscope does. A pair is two neighbouring blocks, without the first steps of each.
+- whole runs: one process runs the script from its first line to its last again and again, bare and attached in the order A B B A.
+  What dpscope does outside the steps would show here, too, but two runs differ by some percent anyhow. Compared are the steps
+  that dpscope timed with the same steps of the bare run: each run's median. A pair is two runs side by side.
 
-Before it, the plain loop beside `dpscope run` of the same model, batch size and optimizer, as commands of their own in the same
+Two clocks are read at each of the first optimizer's steps, by a hook of benchmarks/attached_rank.py: the wall clock, and the
+processor's time of the training's thread, in which all of dpscope's work is done. Ranks are averaged. Told is the median of the pairs' ratios with its 95% interval
+(bootstrap over pairs).
+
+Within 1% is a script whose whole interval of blocks is, by the wall clock, or where noise makes that interval wider by the
+processor's time, which other programs disturb less; and whose whole runs do not say that it is above. Where the interval is too
+wide as well, nothing is decided: that is told, and is no pass. What dpscope tells of each step of a whole run must be what the
+hook saw, but for some microseconds: the last line has the largest difference of a run's medians.
+
+Last, the plain loop beside `dpscope run` of the same model, batch size and optimizer, as commands of their own in the same
 order: by the wall clock, and for two processes the bytes that each rank communicates in a step, which must be equal. The script's
 step holds its loader's work, that of dpscope's loop a batch that is there; the difference told contains that.
 """
@@ -37,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the scripts'
 import numpy as np
 import pyarrow.parquet
 
-from benchmarks.attached_rank import WARMUP
+from benchmarks.attached_rank import BLOCK_STEPS, LEFT_OUT, WARMUP, block_is_attached
 from dpscope.analysis.runs.run_data import CellData, load_run
 from dpscope.analysis.stats.samples import DRAWS, interval
 from dpscope.profiling.store.folders import RunFolder
@@ -48,11 +55,11 @@ SCRIPTS = ROOT / "tests" / "user_models" / "scripts"
 MOST_SHARE = 0.01
 FEWEST_PAIRS = 6  # fewer all fall on one side by chance more often than 1 time in 20
 SIZES: dict[str, tuple[str, ...]] = {
-    "plain_loop": ("--epochs", "2", "--steps", "35", "--width", "700"),
-    "accumulation": ("--steps", "70", "--width", "64"),
-    "two_optimizers": ("--steps", "70", "--width", "900", "--batch-size", "32"),
-    "own_trainer": ("--epochs", "2", "--steps", "35", "--width", "500", "--batch-size", "32", "--workers", "0"),
-    "compiled_gpt": ("--steps", "70", "--width", "64", "--backend", "aot_eager"),
+    "plain_loop": ("--epochs", "2", "--steps", "35", "--width", "800"),
+    "accumulation": ("--steps", "70", "--width", "80"),
+    "two_optimizers": ("--steps", "70", "--width", "2500", "--batch-size", "32"),
+    "own_trainer": ("--epochs", "2", "--steps", "35", "--width", "800", "--batch-size", "32", "--workers", "0"),
+    "compiled_gpt": ("--steps", "70", "--width", "112", "--backend", "aot_eager"),
 }
 WIDTH = 1500  # of the plain loop beside dpscope's own
 FIRST_AND_SECOND = ((0, 1), (1, 0))  # by turns: A B B A
@@ -94,34 +101,64 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
     return Ratio(first_us, math.exp(float(np.median(logs))), low, high, len(pairs))
 
 
-def verdict_of(wall: Ratio, processor: Ratio) -> str:
-    """By the wall clock if its noise lets it, else by the processor's time."""
-    for clock, ratio in zip(CLOCKS, (wall, processor), strict=True):
-        if ratio.decided:
-            return f"{'within' if ratio.high <= 1 + MOST_SHARE else 'MORE THAN'} 1% by the {clock}"
-    return "not decided: noise is larger than 1%" if wall.pairs >= FEWEST_PAIRS else "not decided: too few pairs"
-
-
 @dataclass(frozen=True)
 class Compared:
-    """What a script's job tells."""
+    """What a script's jobs tell of its attached steps beside its bare ones."""
 
-    wall: Ratio
-    processor: Ratio
+    blocks: tuple[Ratio, ...]  # by each clock
+    runs: tuple[Ratio, ...]
     told_us: float  # the largest difference between dpscope's median step of a run and the hook's
 
+    @property
+    def verdict(self) -> str:
+        """By the blocks' wall clock if noise lets it, else by their processor's time; whole runs can only say no."""
+        if any(ratio.decided and ratio.low > 1 + MOST_SHARE for ratio in self.runs):
+            return "MORE THAN 1% in whole runs"
+        for clock, ratio in zip(CLOCKS, self.blocks, strict=True):
+            if ratio.decided:
+                return f"{'within' if ratio.high <= 1 + MOST_SHARE else 'MORE THAN'} 1% by the {clock}"
+        return "not decided: noise is larger than 1%"
 
-def compare_ways(script: str, processes: int, pairs: int) -> Compared:
+
+def compare_ways(script: str, processes: int, block_pairs: int, pairs: int) -> Compared:
     """A script's attached steps to its bare ones."""
     order = [("bare", "attached")[one] for index in range(pairs + 1) for one in FIRST_AND_SECOND[index % 2]]
     with tempfile.TemporaryDirectory() as folder:
-        turns = json.dumps([(way, str(free_port())) for way in order])
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        rank = [str(ROOT / "benchmarks" / "attached_rank.py"), folder, turns, str(SCRIPTS / f"{script}.py")]
-        subprocess.run([*torchrun, *rank, *SIZES[script]], check=True, stderr=subprocess.DEVNULL)
-        found = [_pair(Path(folder), index, processes) for index in range(1, pairs + 1)]  # the first was a rehearsal
-    wall, processor = (ratio_of([one[clock] for one, _ in found]) for clock in (0, 1))
-    return Compared(wall, processor, max(told for _, told in found))
+        _run_turns(Path(folder, "runs"), order, processes, script)
+        found = [
+            _pair(Path(folder, "runs"), index, processes) for index in range(1, pairs + 1)
+        ]  # the first: a rehearsal
+        steps = WARMUP + (2 * block_pairs + 1) * BLOCK_STEPS
+        epochs = ("--epochs", "1") if "--epochs" in SIZES[script] else ()
+        _run_turns(Path(folder, "blocks"), ["blocks"], processes, script, *epochs, "--steps", str(steps))
+        blocks = _block_pairs(Path(folder, "blocks"), processes)
+    return Compared(
+        tuple(ratio_of([one[clock] for one in blocks]) for clock in (0, 1)),
+        tuple(ratio_of([one[clock] for one, _ in found]) for clock in (0, 1)),
+        max(told for _, told in found),
+    )
+
+
+def _run_turns(out: Path, ways: Sequence[str], processes: int, script: str, *further: str) -> None:
+    out.mkdir()
+    turns = json.dumps([(way, str(free_port())) for way in ways])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    rank = [str(ROOT / "benchmarks" / "attached_rank.py"), str(out), turns, str(SCRIPTS / f"{script}.py")]
+    subprocess.run([*torchrun, *rank, *SIZES[script], *further], check=True, stderr=subprocess.DEVNULL)
+
+
+def _block_pairs(out: Path, processes: int) -> list[tuple[tuple[float, float], ...]]:
+    """(bare, attached) microseconds a step of two neighbouring blocks, by each clock, averaged over ranks."""
+    ranks = [json.loads((out / f"0_{rank}.json").read_text()) for rank in range(processes)]
+    ends_us = np.mean(ranks, axis=0)[WARMUP + BLOCK_STEPS - 1 :] / 1e3  # of the step before the first block on
+    blocks = (len(ends_us) - 1) // BLOCK_STEPS
+    last = ends_us[BLOCK_STEPS::BLOCK_STEPS][:blocks]
+    steps_us = (last - ends_us[LEFT_OUT::BLOCK_STEPS][:blocks]) / (BLOCK_STEPS - LEFT_OUT)  # by block and clock
+    pairs = []
+    for first in range(0, len(steps_us) - 1, 2):
+        bare, attached = sorted((first, first + 1), key=lambda index: block_is_attached(index + 1))
+        pairs.append(tuple(zip(steps_us[bare], steps_us[attached], strict=True)))
+    return pairs
 
 
 def _pair(out: Path, index: int, processes: int) -> tuple[list[tuple[float, float]], float]:
@@ -211,7 +248,8 @@ def _bytes_a_step(cell: CellData) -> frozenset[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--block-pairs", type=int, default=300, help="for each process: two vary more")
+    parser.add_argument("--pairs", type=int, default=12, help="of whole runs")
     parser.add_argument("--scripts", default=",".join(SIZES))
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--built-in-pairs", type=int, default=4, help="0: none")
@@ -220,12 +258,14 @@ def main() -> None:
     verdicts, off_us, equal_bytes = [], 0.0, True
     for script in given.scripts.split(","):
         for count in counts:
-            found = compare_ways(script, count, given.pairs)
-            verdicts.append(verdict_of(found.wall, found.processor))
+            found = compare_ways(script, count, given.block_pairs * count, given.pairs)
+            verdicts.append(found.verdict)
             off_us = max(off_us, found.told_us)
+            (wall, processor), (runs, _) = found.blocks, found.runs
             _say(
-                f"{_named(script, count)} bare {found.wall.first_us / 1e3:.2f} ms a step, attached {found.wall.text} by the wall "
-                f"clock, {found.processor.text} by the processor, {given.pairs} pairs: {verdicts[-1]}"
+                f"{_named(script, count)} bare {wall.first_us / 1e3:.2f} ms a step, attached {wall.text} by the wall clock, "
+                f"{processor.text} by the processor, {wall.pairs} pairs of blocks; whole runs {runs.text}, {runs.pairs} pairs: "
+                f"{found.verdict}"
             )
     for count, (ratio, equal) in compare_built_in(given.built_in_pairs).items() if given.built_in_pairs else ():
         equal_bytes &= equal

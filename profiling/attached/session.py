@@ -3,6 +3,7 @@
 import os
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 
 from torch._compile import _disable_dynamo
@@ -37,6 +38,7 @@ class Session:
         self._settings = settings
         self._note = note
         self._process_id = os.getpid()
+        _leave_forked_children(weakref.ref(self))
         self._constructed = Constructed()
         self._own_profiler = OwnProfiler()
         self._signals = EndingSignals(self._ended_by_signal)
@@ -57,10 +59,15 @@ class Session:
         self._constructed.listen()
         self._own_profiler.listen()
         self._signals.listen()
+        by_optimizer = self._settings.steps_by == "optimizer"
+
+        def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
+            if not self._over and self._warm_up.is_first(optimizer) and by_optimizer:
+                self.step_ended()
+
         # A compiled optimizer calls the hook after its graph, and not within it. torch's own decorator, since the public one
         # loads the compiler at once, and this one when it is first called: optimizers have loaded it by then.
-        stepped = _disable_dynamo(lambda *call: self._optimizer_stepped(*call))
-        self._optimizer_hook = register_optimizer_step_post_hook(stepped)
+        self._optimizer_hook = register_optimizer_step_post_hook(_disable_dynamo(stepped))
         self._warm_up.listen()
 
     def step_called(self) -> None:
@@ -70,7 +77,7 @@ class Session:
 
     def step_ended(self) -> None:
         """The end of a step and the beginning of the next."""
-        if self._over or os.getpid() != self._process_id:
+        if self._over:
             return
         with self._working:
             try:
@@ -95,6 +102,10 @@ class Session:
             except Exception as error:
                 self._give_up(error)
 
+    def leave_to_parent(self) -> None:
+        """In a child that the script forked, such as a loader's worker: nothing is measured there."""
+        self._over = True
+
     def _ended_by_signal(self, how: str) -> None:
         """As `close`, beside the main thread, which may wait for what never comes: nothing is waited for."""
         with self._working:
@@ -107,10 +118,6 @@ class Session:
                 self._save(how)
             except Exception as error:
                 self._note(f"{how}, and saving failed ({type(error).__name__}: {error})")
-
-    def _optimizer_stepped(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if not self._over and self._warm_up.is_first(optimizer) and self._settings.steps_by == "optimizer":
-            self.step_ended()
 
     def _step_ended(self) -> None:
         if self._window is None:
@@ -255,3 +262,13 @@ class Session:
             count_by_default(model)
         self._seen, self._window = None, None
         self._warm_up = WarmUp(self._settings, self._constructed, self.step_ended)
+
+
+def _leave_forked_children(own: "weakref.ref[Session]") -> None:
+    """Told at the fork, since each step would have to ask the system whose it is."""
+
+    def forked() -> None:
+        if (session := own()) is not None:
+            session.leave_to_parent()
+
+    os.register_at_fork(after_in_child=forked)

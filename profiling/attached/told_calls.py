@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Any
 
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 Told = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
@@ -54,18 +54,19 @@ class ToldCalls:
 
 def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, Told]) -> Any:
     if own is None:
+        parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
 
-        @wraps(kind.__call__)
+        @wraps(parent.__call__)
         def inherited(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and (told := told_of.get(id(module))) is not None:
+            if not is_dynamo_compiling() and (told := told_of.get(id(module))) is not None:
                 told(module, args, kwargs)
-            return super(kind, module).__call__(*args, **kwargs)  # type: ignore[misc]  # others may replace that
+            return parent.__call__(module, *args, **kwargs)  # looked up each time: others replace that, too
 
         return inherited
 
     @wraps(own)
     def overridden(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling() and (told := told_of.get(id(module))) is not None:
+        if not is_dynamo_compiling() and (told := told_of.get(id(module))) is not None:
             told(module, args, kwargs)
         return own(module, *args, **kwargs)
 

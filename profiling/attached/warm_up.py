@@ -26,6 +26,7 @@ class WarmUp:
         self._constructed = constructed
         self._end_step = step_ended
         self._optimizers: dict[int, Optimizer] = {}  # those that stepped, the first one first
+        self._first: Optimizer | None = None
         self._since_first = 0
         self._hooks: list[RemovableHandle] = []
 
@@ -55,8 +56,12 @@ class WarmUp:
         The first that steps is; where others step on and on without it, as after a short training before the real one, the
         warm-up begins again with the one that steps then.
         """
-        if self._optimizers.setdefault(id(optimizer), optimizer) is self.optimizers[0]:
+        if optimizer is self._first:
             self._since_first = 0
+            return True
+        self._optimizers[id(optimizer)] = optimizer
+        if self._first is None:
+            self._first = optimizer
             return True
         self._since_first += 1
         if self._settings.steps_by != "optimizer" or self._since_first <= max(_FEW, self._settings.warmup_steps):
@@ -65,7 +70,7 @@ class WarmUp:
         if self.calls is not None:
             self.calls.stop()
         self.calls, self.steps, self.backwards, self._since_first = None, 0, 0, 0
-        self._optimizers = {id(optimizer): optimizer}
+        self._first, self._optimizers = optimizer, {id(optimizer): optimizer}
         return True
 
     def step_ended(self) -> bool:

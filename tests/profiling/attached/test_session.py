@@ -359,15 +359,18 @@ def test_what_fails_in_dpscope_ends_the_measurement_and_not_the_script(
     assert notes[0].endswith("the script goes on without it")
 
 
-def test_a_child_of_the_script_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.process
+def test_a_child_of_the_script_saves_nothing(tmp_path: Path) -> None:
     with attached(tmp_path, []) as session:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
         train(model, optimizer, WARMUP + 1)
-        with monkeypatch.context() as in_the_child:
-            in_the_child.setattr("os.getpid", lambda: 0)
-            train(model, optimizer, 1)
+        if (child := os.fork()) == 0:
+            for _ in range(WHOLE):
+                session.step_ended()
             session.close("a loader's worker ended")
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert not (tmp_path / "manifest.json").exists()
     assert measured(tmp_path)[2].blocks[0].steps == 1
 
