@@ -3,7 +3,8 @@
 torchrun ... benchmarks/attached_rank.py OUT TURNS SCRIPT [ARGUMENTS]
 
 TURNS is JSON, for each run "bare", "attached" or "blocks", and a port of its own. Where the clocks stood at the end of each step
-of run K goes to OUT/<K>_<rank>.json, as [wall clock, the thread's processor time] in nanoseconds; an attached one's run folder is OUT/run<K>.
+of run K goes to OUT/<K>_<rank>.json, as [wall clock, processor time of the thread] in nanoseconds; an attached one's run folder
+is OUT/run<K>.
 
 "blocks" is one attached run in which dpscope is taken out of the steps and put back every BLOCK_STEPS of them: what lies in the
 model's class and among torch's hooks of optimizers. The clocks are read before each optimizer's step, where that is done.

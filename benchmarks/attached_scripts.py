@@ -1,8 +1,8 @@
 """Does a script's step take as long attached as bare, and as long as that of dpscope's own loop? Five scripts.
 
-    python benchmarks/attached_scripts.py [--block-pairs 300] [--pairs 12] [--scripts plain_loop,own_trainer] [--processes 1,2]
+    python benchmarks/attached_scripts.py [--block-pairs 600] [--pairs 12] [--scripts plain_loop,own_trainer] [--processes 1,2]
 
-The scripts are those of tests/user_models/scripts, at widths at which a step of one process takes about 5 ms. Each is measured
+The scripts are those of tests/user_models/scripts, at widths at which a step of one process takes 5 to 10 ms. Each is measured
 by torchrun (gloo) with one process and with two, in two ways:
 
 - blocks: the script runs once, attached to, and every few steps dpscope is taken out of them and put back, in the order A B B A.
@@ -13,8 +13,8 @@ by torchrun (gloo) with one process and with two, in two ways:
   that dpscope timed with the same steps of the bare run: each run's median. A pair is two runs side by side.
 
 Two clocks are read at each of the first optimizer's steps, by a hook of benchmarks/attached_rank.py: the wall clock, and the
-processor's time of the training's thread, in which all of dpscope's work is done. Ranks are averaged. Told is the median of the pairs' ratios with its 95% interval
-(bootstrap over pairs).
+processor's time of the training's thread, in which all of dpscope's work is done. Ranks are averaged. Told is the median of the
+pairs' ratios with its 95% interval (bootstrap over pairs).
 
 Within 1% is a script whose whole interval of blocks is, by the wall clock, or where noise makes that interval wider by the
 processor's time, which other programs disturb less; and whose whole runs do not say that it is above. Where the interval is too
@@ -56,8 +56,8 @@ MOST_SHARE = 0.01
 FEWEST_PAIRS = 6  # fewer all fall on one side by chance more often than 1 time in 20
 SIZES: dict[str, tuple[str, ...]] = {
     "plain_loop": ("--epochs", "2", "--steps", "35", "--width", "800"),
-    "accumulation": ("--steps", "70", "--width", "80"),
-    "two_optimizers": ("--steps", "70", "--width", "2500", "--batch-size", "32"),
+    "accumulation": ("--steps", "70", "--width", "96"),
+    "two_optimizers": ("--steps", "70", "--width", "2000", "--batch-size", "128"),
     "own_trainer": ("--epochs", "2", "--steps", "35", "--width", "800", "--batch-size", "32", "--workers", "0"),
     "compiled_gpt": ("--steps", "70", "--width", "112", "--backend", "aot_eager"),
 }
@@ -248,7 +248,7 @@ def _bytes_a_step(cell: CellData) -> frozenset[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--block-pairs", type=int, default=300, help="for each process: two vary more")
+    parser.add_argument("--block-pairs", type=int, default=600)
     parser.add_argument("--pairs", type=int, default=12, help="of whole runs")
     parser.add_argument("--scripts", default=",".join(SIZES))
     parser.add_argument("--processes", default="1,2")
@@ -258,7 +258,7 @@ def main() -> None:
     verdicts, off_us, equal_bytes = [], 0.0, True
     for script in given.scripts.split(","):
         for count in counts:
-            found = compare_ways(script, count, given.block_pairs * count, given.pairs)
+            found = compare_ways(script, count, given.block_pairs, given.pairs)
             verdicts.append(found.verdict)
             off_us = max(off_us, found.told_us)
             (wall, processor), (runs, _) = found.blocks, found.runs

@@ -6,13 +6,12 @@ import traceback
 import weakref
 from collections.abc import Callable
 
-from torch._compile import _disable_dynamo
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached.ending_signals import EndingSignals
 from dpscope.profiling.attached.finished_job import SavedPart, finish_job
 from dpscope.profiling.attached.model_calls import inner_module
+from dpscope.profiling.attached.optimizer_hook import OptimizerHook
 from dpscope.profiling.attached.own_profiler import OwnProfiler
 from dpscope.profiling.attached.place import attached_place, name_of_job, transport_of
 from dpscope.profiling.attached.recorder import Seen, model_name, save_process
@@ -43,7 +42,7 @@ class Session:
         self._own_profiler = OwnProfiler()
         self._signals = EndingSignals(self._ended_by_signal)
         self._warm_up = WarmUp(settings, self._constructed, self.step_ended)
-        self._optimizer_hook: RemovableHandle | None = None
+        self._optimizer_hook = OptimizerHook()
         self._seen: Seen | None = None
         self._folder: RepeatFolder | None = None
         self._held: HeldFolder | None = None
@@ -65,9 +64,7 @@ class Session:
             if not self._over and self._warm_up.is_first(optimizer) and by_optimizer:
                 self.step_ended()
 
-        # A compiled optimizer calls the hook after its graph, and not within it. torch's own decorator, since the public one
-        # loads the compiler at once, and this one when it is first called: optimizers have loaded it by then.
-        self._optimizer_hook = register_optimizer_step_post_hook(_disable_dynamo(stepped))
+        self._optimizer_hook.listen(stepped)
         self._warm_up.listen()
 
     def step_called(self) -> None:
@@ -101,6 +98,7 @@ class Session:
                     )  # another process may have saved last, where files are seen late
             except Exception as error:
                 self._give_up(error)
+        self._optimizer_hook.stop()
 
     def leave_to_parent(self) -> None:
         """In a child that the script forked, such as a loader's worker: nothing is measured there."""
@@ -142,7 +140,7 @@ class Session:
             return
         device = warm_up.device
         modules = [inner_module(module) for module in calls.modules]
-        told = tell_strategy(modules, warm_up.trained, self._constructed, place.world_size)
+        told = tell_strategy(modules, warm_up.trained, self._constructed, place.world_size, warm_up.stays_gathered)
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
         self._folder = gathering_folder(self._settings.out, name_of_job(place))
@@ -248,8 +246,7 @@ class Session:
     def _leave(self) -> None:
         """Leave the script alone: without hooks, and without a hold on what it may want to free."""
         self._over = True
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
+        self._optimizer_hook.leave()
         self._warm_up.stop()
         if self._warm_up.calls is not None:
             self._warm_up.calls.stop()

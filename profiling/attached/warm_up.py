@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpscope.profiling.attached.model_calls import ModelCalls, outermost_modules
 from dpscope.profiling.attached.settings import AttachSettings
-from dpscope.profiling.attached.wrapped_models import Constructed
+from dpscope.profiling.attached.wrapped_models import Constructed, is_fully_sharded
 
 _FEW = 10  # steps of other optimizers between two of the first one's; after more, the first is used no longer
 
@@ -22,6 +22,7 @@ class WarmUp:
         self.steps = 0
         self.calls: ModelCalls | None = None
         self.backwards = 0  # backward passes of a step, 0 where they could not be counted
+        self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
         self._settings = settings
         self._constructed = constructed
         self._end_step = step_ended
@@ -83,6 +84,7 @@ class WarmUp:
             self.calls.look_inside()
         if self.steps == asked - 1:
             self._count_backwards()
+            self._look_after_forward()
         elif self.steps >= asked:
             self.stop()
             return True
@@ -119,6 +121,15 @@ class WarmUp:
         if leaf is not None and leaf.is_leaf:
             hook = leaf.register_post_accumulate_grad_hook(self._backward_passed)  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
+
+    def _look_after_forward(self) -> None:
+        """For one step: what fully_shard was told of it torch does not tell, but the parameters do."""
+        for module in self.calls.modules if self.calls is not None else ():
+            if any(is_fully_sharded(part) for part in module.modules()):
+                self._hooks.append(module.register_forward_hook(self._forward_ended))
+
+    def _forward_ended(self, module: nn.Module, args: object, outputs: object) -> None:
+        self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
 
     def _backward_passed(self, parameter: Tensor) -> None:
         self.backwards += 1

@@ -78,9 +78,16 @@ class ToldStrategy:
 
 
 def tell_strategy(
-    modules: Iterable[nn.Module], trained: Collection[Tensor], constructed: Constructed, world_size: int
+    modules: Iterable[nn.Module],
+    trained: Collection[Tensor],
+    constructed: Constructed,
+    world_size: int,
+    stays_gathered: bool = False,
 ) -> ToldStrategy:
-    """The strategy of the models that hold `trained`, the optimizers' parameters: `modules` are the outermost of some."""
+    """The strategy of the models that hold `trained`, the optimizers' parameters: `modules` are the outermost of some.
+
+    `stays_gathered`: whether all parameters were seen to be whole after a forward pass. Nothing else tells it of `fully_shard`.
+    """
     parts = [part for module in modules for part in module.modules()]
     own = {id(parameter) for parameter in trained}
     wrapping = [one for one in constructed.modules if any(id(parameter) in own for parameter in one.parameters())]
@@ -88,7 +95,7 @@ def tell_strategy(
     groups = {one.process_group.size() for one in ddp}
     hook = next((name for one, name in constructed.hooks.items() if name not in _HOOKS), None)
     replicated = [part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1]
-    if (sharded := _told_by_fsdp(parts, trained, world_size)) is not None:
+    if (sharded := _told_by_fsdp(parts, trained, world_size, stays_gathered)) is not None:
         return ToldStrategy(sharded, world_size, (), None, None)
     if ddp:
         return ToldStrategy("ddp", world_size, ddp, min(groups), hook)
@@ -97,12 +104,16 @@ def tell_strategy(
     return ToldStrategy("custom" if world_size > 1 else "single", world_size, (), None, None)
 
 
-def _told_by_fsdp(parts: Iterable[nn.Module], trained: Iterable[Tensor], world_size: int) -> CellStrategy | None:
-    """What the outermost module of either kind of FSDP is, None without one.
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether `fully_shard` was called on it. Told by names: a script without FSDP must not wait for its import."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    return "FSDPModule" in kinds and "ReplicateModule" not in kinds
 
-    Told by names: a script that uses neither must not wait for their imports. `fully_shard` does not tell whether it frees
-    parameters after the forward pass.
-    """
+
+def _told_by_fsdp(
+    parts: Iterable[nn.Module], trained: Iterable[Tensor], world_size: int, stays_gathered: bool
+) -> CellStrategy | None:
+    """What the outermost module of either kind of FSDP is, None without one."""
     for part in parts:
         kinds = {kind.__name__ for kind in type(part).__mro__}
         if "ReplicateModule" in kinds:  # torch's newer composable replicate, which is an FSDPModule, too
@@ -110,8 +121,10 @@ def _told_by_fsdp(parts: Iterable[nn.Module], trained: Iterable[Tensor], world_s
         if "FullyShardedDataParallel" in kinds:
             sharding = str(getattr(part.sharding_strategy, "name", ""))
             return _SHARDING.get(sharding, "fsdp") if world_size > 1 else "fsdp"  # torch makes it NO_SHARD on one rank
-        if "FSDPModule" in kinds:
-            return "hsdp" if _in_replicas(trained) else "fsdp"
+        if is_fully_sharded(part):
+            if _in_replicas(trained):
+                return "hsdp"
+            return "fsdp-no-reshard" if stays_gathered and world_size > 1 else "fsdp"
     return None
 
 

@@ -71,3 +71,28 @@ def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path
         26,
     ]  # 30 and 32, less 5 and the one with the validation
     assert not list((tmp_path / "run" / "cells").glob(".tmp-*"))
+
+
+PARAMETERS = 16 * 32 + 32 + 32 * 8 + 8  # floats of the two layers
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("how", "strategy", "gathered"),
+    [
+        ("again", "fsdp", 2 * PARAMETERS),
+        ("never", "fsdp-no-reshard", PARAMETERS),
+        ("alone", "fsdp-no-reshard", PARAMETERS),
+    ],
+)
+def test_fully_shard_is_told_by_what_is_still_gathered_after_a_forward_pass(
+    tmp_path: Path, how: str, strategy: str, gathered: int
+) -> None:
+    """torch's default leaves the outermost unit gathered: with no other unit, all of the model."""
+    script = str(USER_MODELS / "sharded_training.py")
+    attach = [sys.executable, "-m", "dpscope.launch.attach", "--out", str(tmp_path / "run"), *WINDOWS]
+    assert [status for status, _, _ in two_processes([*attach, script, how])] == [0, 0]
+    (data,) = load_run(tmp_path / "run").measured
+    assert data.cell.name == f"{strategy}-d2-b8"
+    per_step = data.collectives.groupby(["rank", "step", "kind"])["bytes"].sum().unstack("kind")
+    assert set(per_step["all_gather"]) == {4 * gathered}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
 from tests.helpers.attached_scripts import TIMED, WARMUP, WHOLE, Net, attached, measured, train
 
@@ -108,3 +109,19 @@ def test_a_copy_of_the_model_that_is_trained_is_not_counted_as_the_model(tmp_pat
             train(model, optimizer, 1)
     _, _, _, samples = measured(tmp_path)
     assert set(samples["samples"]) == {8}
+
+
+def test_a_hook_that_the_script_has_for_its_optimizers_is_called_at_each_step(tmp_path: Path) -> None:
+    """torch walks through its hooks while dpscope takes back its own: nothing may move under it."""
+    called: list[Optimizer] = []
+    before = dict(_global_optimizer_post_hooks)
+    with attached(tmp_path, []) as session:
+        theirs = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: called.append(optimizer))
+        try:
+            model = Net()
+            train(model, torch.optim.SGD(model.parameters()), WHOLE + 2)
+            assert session.saved
+            assert len(called) == WHOLE + 2
+        finally:
+            theirs.remove()
+    assert _global_optimizer_post_hooks == before
