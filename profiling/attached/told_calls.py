@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-Told = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+CallTold = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class ToldCalls:
@@ -19,12 +19,12 @@ class ToldCalls:
     """
 
     def __init__(self) -> None:
-        self._told: dict[type[nn.Module], dict[int, Told]] = {}  # by class, so that a subclass tells of its own alone
+        self._told: dict[type[nn.Module], dict[int, CallTold]] = {}  # by class, so that a subclass tells of its own alone
         self._calls: dict[
             type[nn.Module], tuple[object, object]
         ] = {}  # the one that tells, and the class's own or None
 
-    def tell(self, module: nn.Module, told: Told) -> None:
+    def tell(self, module: nn.Module, told: CallTold) -> None:
         """Call `told` with the module and its arguments; the module must live until it is forgotten."""
         kind = type(module)
         if kind not in self._calls:
@@ -52,7 +52,7 @@ class ToldCalls:
         self._told.clear()
 
 
-def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, Told]) -> Any:
+def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, CallTold]) -> Any:
     if own is None:
         parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
 
