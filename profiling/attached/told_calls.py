@@ -14,15 +14,14 @@ class ToldCalls:
     """Tells of each call of the modules asked for, before it begins; a call that torch.compile traces is not told.
 
     A forward hook would do it as well, but lies in the module: `torch.save` writes it, and whoever loads that needs dpscope;
-    `torch.jit.script` fails on it, and any hook sends torch the longer way through a call, which costs ten times as much. So
-    the module's class gets a `__call__` that asks whether this module is one of them. It is taken back by `stop`.
+    `torch.jit.script` fails on it, and any hook sends torch the longer way through a call, which costs several times as much.
+    So the module's class gets a `__call__` that asks whether this module is one of them. It is taken back by `stop`.
     """
 
     def __init__(self) -> None:
-        self._told: dict[type[nn.Module], dict[int, CallTold]] = {}  # by class, so that a subclass tells of its own alone
-        self._calls: dict[
-            type[nn.Module], tuple[object, object]
-        ] = {}  # the one that tells, and the class's own or None
+        # By class, so that a subclass tells of its own modules alone; then what tells, beside the class's own call or None.
+        self._told: dict[type[nn.Module], dict[int, CallTold]] = {}
+        self._calls: dict[type[nn.Module], tuple[object, object]] = {}
 
     def tell(self, module: nn.Module, told: CallTold) -> None:
         """Call `told` with the module and its arguments; the module must live until it is forgotten."""
