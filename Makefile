@@ -65,7 +65,7 @@ bench: $(VENV)/.installed .venv-bench/.installed
 # `dpscope attach` on trainings by other packages, in an environment of their own: they pull in dozens of packages.
 frameworks: $(VENV)/.installed-dev
 	$(BIN)/python -m venv .venv-frameworks
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$(.venv-frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/dpscope.pth"
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/dpscope.pth"
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check accelerate lightning transformers
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/launch/attach/test_frameworks.py
 

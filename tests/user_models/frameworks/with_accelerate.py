@@ -4,7 +4,7 @@ import sys
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS, MICRO_BATCHES, BATCH = 40, 2, 4
@@ -25,6 +25,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     sys.stdout.write(f"rank {accelerator.process_index} trained\n")
+    distributed.destroy_process_group()  # without it torch aborts at every tenth exit
 
 
 if __name__ == "__main__":
