@@ -16,14 +16,17 @@ Two clocks are read at each of the first optimizer's steps, by a hook of benchma
 processor's time of the training's thread, in which all of dpscope's work is done. Ranks are averaged. Told is the median of the
 pairs' ratios with its 95% interval (bootstrap over pairs).
 
+Of blocks, the processor's ratio is what the thread computes more in the attached one as a share of the step by the wall clock: of
+two processes a third of the step is waiting for the other.
+
 Within 1% is a script whose whole interval of blocks is, by the wall clock, or where noise makes that interval wider by the
 processor's time, which other programs disturb less; and whose whole runs do not say that it is above. Where the interval is too
 wide as well, nothing is decided: that is told, and is no pass. What dpscope tells of each step of a whole run must be what the
 hook saw, but for some microseconds: the last line has the largest difference of a run's medians.
 
 Last, the plain loop beside `dpscope run` of the same model, batch size and optimizer, as commands of their own in the same
-order: by the wall clock, and for two processes the bytes that each rank communicates in a step, which must be equal. The script's
-step holds its loader's work, that of dpscope's loop a batch that is there; the difference told contains that.
+order: by the wall clock, and for two processes the bytes that each rank communicates in a step, which must be equal. Both train
+on a batch that is there: a loader of the script's would be part of its steps.
 """
 
 import argparse
@@ -154,10 +157,12 @@ def _block_pairs(out: Path, processes: int) -> list[tuple[tuple[float, float], .
     blocks = (len(ends_us) - 1) // BLOCK_STEPS
     last = ends_us[BLOCK_STEPS::BLOCK_STEPS][:blocks]
     steps_us = (last - ends_us[LEFT_OUT::BLOCK_STEPS][:blocks]) / (BLOCK_STEPS - LEFT_OUT)  # by block and clock
+    step_us = float(np.median([steps_us[block, 0] for block in range(blocks) if not block_is_attached(block + 1)]))
     pairs = []
-    for first in range(0, len(steps_us) - 1, 2):
-        bare, attached = sorted((first, first + 1), key=lambda index: block_is_attached(index + 1))
-        pairs.append(tuple(zip(steps_us[bare], steps_us[attached], strict=True)))
+    for first in range(0, blocks - 1, 2):
+        bare, attached = sorted((first, first + 1), key=lambda block: block_is_attached(block + 1))
+        more_us = steps_us[attached, 1] - steps_us[bare, 1]
+        pairs.append(((steps_us[bare, 0], steps_us[attached, 0]), (step_us, step_us + more_us)))
     return pairs
 
 
@@ -194,7 +199,7 @@ def plain_model() -> tuple[object, tuple[int, int, int], int]:
 def compare_built_in(pairs: int) -> dict[int, tuple[Ratio, bool]]:
     """By processes: `dpscope run`'s loop to the plain loop attached to, and whether ranks communicate equal bytes a step."""
     windows = ("--devices", "1,2", "--warmup", str(WARMUP), "--steps", "60", "--traced-steps", "2", "--quiet", "--out")
-    script = (str(SCRIPTS / "plain_loop.py"), "--epochs", "1", "--steps", "90", "--width", str(WIDTH))
+    script = (str(SCRIPTS / "plain_loop.py"), "--epochs", "1", "--steps", "90", "--width", str(WIDTH), "--one-batch")
     training = (
         "--batch-size",
         "8",

@@ -257,8 +257,11 @@ def _action(
     if chosen is None and comparison.of_traces:
         return Answer(question, "Trace a job on several devices, every rank of it.", "not_measured")
     if chosen is None:
-        command = "dpscope attach" if comparison.of_script else "dpscope run"
-        return Answer(question, f"Measure two or more devices: {command} --devices 1,2.", "not_measured")
+        if comparison.of_script:  # which may have trained alone on each of them
+            more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
+        else:
+            more = "Measure two or more devices: dpscope run --devices 1,2."
+        return Answer(question, more, "not_measured")
     speedup = _speedup(comparison, str(chosen["cell"]))
     shown = None if speedup is None else verdict(speedup)
     not_dpscopes = comparison.of_script or comparison.of_traces

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.autograd import profiler
 
+from dpscope.profiling.attached.own_frames import leave_out_frame
+
 
 class OwnProfiler:
     """Whether the script has made a profiler of its own ready; whoever has asked is told before that happens."""
@@ -27,7 +29,11 @@ class OwnProfiler:
             if enabled and not self._ours:
                 self.seen = True
                 self.before()
-            original(made, enabled, **settings)
+            try:
+                original(made, enabled, **settings)
+            except BaseException as error:
+                leave_out_frame(error)
+                raise
 
         kind.__init__ = noticing
 

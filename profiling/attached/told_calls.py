@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from dpscope.profiling.attached.own_frames import leave_out_frame
+
 CallTold = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -52,6 +54,7 @@ class ToldCalls:
 
 
 def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, CallTold]) -> Any:
+    """The class's call, told before. What it raises has a traceback without it: that is the script's."""
     if own is None:
         parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
 
@@ -59,7 +62,11 @@ def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, CallTold]) -> A
         def inherited(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if not is_dynamo_compiling() and (told := told_of.get(id(module))) is not None:
                 told(module, args, kwargs)
-            return parent.__call__(module, *args, **kwargs)  # looked up each time: others replace that, too
+            try:
+                return parent.__call__(module, *args, **kwargs)  # looked up each time: others replace that, too
+            except BaseException as error:
+                leave_out_frame(error)
+                raise
 
         return inherited
 
@@ -67,6 +74,10 @@ def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, CallTold]) -> A
     def overridden(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling() and (told := told_of.get(id(module))) is not None:
             told(module, args, kwargs)
-        return own(module, *args, **kwargs)
+        try:
+            return own(module, *args, **kwargs)
+        except BaseException as error:
+            leave_out_frame(error)
+            raise
 
     return overridden

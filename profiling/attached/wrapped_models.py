@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from dpscope.profiling.attached.own_frames import leave_out_frame
 from dpscope.profiling.records.matrix import Amp, CellStrategy, CommHook
 from dpscope.profiling.records.run import CellOptions
 
@@ -53,7 +54,11 @@ class Constructed:
 
         @wraps(original)
         def noting(made: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # callers may name any argument, `module` too
-            result = original(made, *args, **kwargs)
+            try:
+                result = original(made, *args, **kwargs)
+            except BaseException as error:
+                leave_out_frame(error)
+                raise
             note(made, *args, **kwargs)
             return result
 

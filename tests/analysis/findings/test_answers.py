@@ -216,6 +216,8 @@ def test_one_device_alone_answers_nothing() -> None:
     assert "none can be recommended" in said.which.text
     assert said.action.text == "Measure two or more devices: dpscope run --devices 1,2."
     assert {one.confidence for one in said.all} == {"not_measured"}
+    attached = answer(replace(comparison(SINGLE), of_script=True), "cuda")
+    assert "that train together" in attached.action.text  # two processes that train alone were no two devices
 
 
 def test_without_a_single_device_the_same_strategy_on_one_is_what_it_is_set_beside() -> None:

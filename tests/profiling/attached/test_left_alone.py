@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import traceback
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,3 +126,23 @@ def test_a_hook_that_the_script_has_for_its_optimizers_is_called_at_each_step(tm
         finally:
             theirs.remove()
     assert _global_optimizer_post_hooks == before
+
+
+RAISING: dict[str, Callable[[], object]] = {
+    "a wrapper": lambda: DistributedDataParallel(nn.ReLU()),  # without a parameter
+    "a profiler": lambda: torch.autograd.profiler.profile(nothing=True),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("fails", list(RAISING.values()), ids=list(RAISING))
+def test_what_torch_refuses_a_script_has_nothing_of_dpscope_in_its_traceback(
+    tmp_path: Path, fails: Callable[[], object], rates: object
+) -> None:
+    def frames() -> list[tuple[str, int | None]]:
+        with pytest.raises((RuntimeError, TypeError)) as raised:
+            fails()
+        return [(entry.filename, entry.lineno) for entry in traceback.extract_tb(raised.value.__traceback__)]
+
+    alone = frames()
+    with attached(tmp_path / "run", []):
+        assert frames() == alone

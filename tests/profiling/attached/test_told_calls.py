@@ -1,5 +1,6 @@
 """Calls of single modules are told by their classes, which are as before afterwards."""
 
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,3 +155,18 @@ def test_what_was_compiled_before_is_not_compiled_again(told: Told) -> None:
     told.of.stop()
     compiled(inputs())
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("kind", [Sub, OwnCall])
+def test_the_traceback_of_what_a_model_raises_is_as_without_it(told: Told, kind: type[Net]) -> None:
+    model = kind()
+
+    def lines() -> list[str]:
+        with pytest.raises(RuntimeError) as raised:
+            model(torch.ones(2, 4))  # of 3 columns
+        return [entry.name for entry in traceback.extract_tb(raised.value.__traceback__)]
+
+    alone = lines()
+    told.watch(model)
+    assert lines() == alone
+    assert told.modules == [model]

@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--unused", action="store_true")
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--slow-rank", type=int, help="whose data lies on a slow disk")
+    parser.add_argument("--one-batch", action="store_true", help="again and again: can the model learn it by heart?")
     args = parser.parse_args()
     several = "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
     if several:
@@ -69,10 +70,11 @@ def main() -> None:
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
+    batches = [next(iter(loader))] * len(loader) if args.one_batch else loader
     for epoch in range(args.epochs):
         if sampler is not None:
             sampler.set_epoch(epoch)
-        for images, labels in loader:
+        for images, labels in batches:
             optimizer.zero_grad()
             loss = loss_of(model(images), labels)
             loss.backward()
