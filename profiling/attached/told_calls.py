@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from dpscope.profiling.attached.own_frames import leave_out_frame
 
-CallTold = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+CallListener = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class ToldCalls:
@@ -22,10 +22,10 @@ class ToldCalls:
 
     def __init__(self) -> None:
         # By class, so that a subclass tells of its own modules alone; then what tells, beside the class's own call or None.
-        self._told: dict[type[nn.Module], dict[int, CallTold]] = {}
+        self._told: dict[type[nn.Module], dict[int, CallListener]] = {}
         self._calls: dict[type[nn.Module], tuple[object, object]] = {}
 
-    def tell(self, module: nn.Module, told: CallTold) -> None:
+    def tell(self, module: nn.Module, told: CallListener) -> None:
         """Call `told` with the module and its arguments; the module must live until it is forgotten."""
         kind = type(module)
         if kind not in self._calls:
@@ -53,31 +53,19 @@ class ToldCalls:
         self._told.clear()
 
 
-def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, CallTold]) -> Any:
+def _telling(kind: type[nn.Module], own: Any, told_of: dict[int, CallListener]) -> Any:
     """The class's call, told before. What it raises has a traceback without it: that is the script's."""
-    if own is None:
-        parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
+    parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
 
-        @wraps(parent.__call__)
-        def inherited(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if not is_dynamo_compiling() and (told := told_of.get(id(module))) is not None:
-                told(module, args, kwargs)
-            try:
-                return parent.__call__(module, *args, **kwargs)  # looked up each time: others replace that, too
-            except BaseException as error:
-                leave_out_frame(error)
-                raise
-
-        return inherited
-
-    @wraps(own)
-    def overridden(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    @wraps(own or parent.__call__)
+    def telling(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling() and (told := told_of.get(id(module))) is not None:
             told(module, args, kwargs)
+        call = own or parent.__call__  # looked up each time: others replace that of nn.Module, too
         try:
-            return own(module, *args, **kwargs)
+            return call(module, *args, **kwargs)
         except BaseException as error:
             leave_out_frame(error)
             raise
 
-    return overridden
+    return telling

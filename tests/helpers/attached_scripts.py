@@ -1,6 +1,6 @@
 """Scripts of one process, run in the test's own and attached to, and what is found of them in the run folder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,3 +59,13 @@ def measured(out: Path) -> tuple[Cell, RepeatFolder, RankResult, pd.DataFrame]:
     ((_, repeat),) = RunFolder(out).done_repeats(planned.cell)
     (rank,) = repeat.ranks()
     return planned.cell, repeat, rank, repeat.samples([rank])
+
+
+def counting_backend(graphs: list[int]) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]:
+    """For torch.compile: runs each graph as it is, and notes how many inputs it has."""
+
+    def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    return compiled

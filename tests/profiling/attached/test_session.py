@@ -19,7 +19,17 @@ from dpscope.profiling.attached.watch import Active, watch_steps
 from dpscope.profiling.attached.wrapped_models import Constructed
 from dpscope.profiling.records.run import RankResult
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.attached_scripts import TIMED, WARMUP, WHOLE, Net, attached, loss_of, measured, train
+from tests.helpers.attached_scripts import (
+    TIMED,
+    WARMUP,
+    WHOLE,
+    Net,
+    attached,
+    counting_backend,
+    loss_of,
+    measured,
+    train,
+)
 
 
 def codes(rank: RankResult) -> set[str]:
@@ -377,16 +387,11 @@ def test_a_child_of_the_script_saves_nothing(tmp_path: Path) -> None:
 
 def test_compiled_models_and_optimizers_are_measured_and_stay_in_one_graph(tmp_path: Path) -> None:
     graphs: list[int] = []
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
-        graphs.append(len(inputs))
-        return graph.forward
-
     torch._dynamo.reset()
     with attached(tmp_path, []):
-        model: Any = torch.compile(Net(), backend=counting, fullgraph=True)
+        model: Any = torch.compile(Net(), backend=counting_backend(graphs), fullgraph=True)
         optimizer = torch.optim.SGD(model.parameters())
-        step = torch.compile(optimizer.step, backend=counting)
+        step = torch.compile(optimizer.step, backend=counting_backend(graphs))
         for _ in range(WHOLE):
             optimizer.zero_grad()
             model(torch.ones(8, 3)).sum().backward()

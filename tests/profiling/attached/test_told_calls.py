@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from dpscope.profiling.attached.told_calls import ToldCalls
-from tests.helpers.attached_scripts import Net
+from tests.helpers.attached_scripts import Net, counting_backend
 
 
 class Sub(Net):
@@ -141,14 +141,9 @@ def test_a_model_compiled_in_place_is_told_and_one_within_a_compiled_function_is
 
 def test_what_was_compiled_before_is_not_compiled_again(told: Told) -> None:
     graphs: list[int] = []
-
-    def counting(graph: torch.fx.GraphModule, given: list[Tensor]) -> object:
-        graphs.append(len(given))
-        return graph.forward
-
     torch._dynamo.reset()
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
-    compiled: Any = torch.compile(model, backend=counting, fullgraph=True)
+    compiled: Any = torch.compile(model, backend=counting_backend(graphs), fullgraph=True)
     for watched in (compiled, model, nn.Sequential()):
         told.watch(watched)
         compiled(inputs())
