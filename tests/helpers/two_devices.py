@@ -18,6 +18,7 @@ import torch
 from torch import library as operators
 from torch import nn
 from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 from tests.helpers.paths import ROOT
 
@@ -96,7 +97,7 @@ class TwinTensor(torch.Tensor):
 def install(library: Path) -> list[tuple[Any, ...]]:
     """Register the backend and the doubles of torch's C++ functions, for good; returns where calls are noted."""
     ctypes.CDLL(str(library))
-    torch.utils.rename_privateuse1_backend(NAME)
+    rename_privateuse1_backend(NAME)
 
     class Hooks(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
