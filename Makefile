@@ -6,7 +6,9 @@ PYTHON ?= python3
 TORCH ?= index
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The versions that CI last passed with. CONSTRAINTS=/dev/null installs the newest; `make constraints` records those.
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt
 DEMO_OUT ?= runs/demo
 # Jobs mostly start up and wait: files of tests run side by side, those with jobs first (tests/conftest.py says so), so that
 # both cores have work until the end. PYTEST_ARGS= runs them one after another.
@@ -14,7 +16,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -
 # What is held against DDP's own clock, or a link's rate, has the machine to itself.
 TESTED_ALONE := tests/end_to_end/test_real_run.py tests/end_to_end/test_shaped_link.py
 
-.PHONY: demo check check-tests test test-tests lint docs bench gpu digits frameworks clean
+.PHONY: demo check check-tests test test-tests lint docs bench gpu digits frameworks constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpscope run --fresh --out $(DEMO_OUT)
@@ -83,20 +85,33 @@ $(VENV)/.created:
 ifeq ($(TORCH),system)
 	@$(PYTHON) -c 'import torch' || { echo 'TORCH=system: $(PYTHON) has no torch; leave TORCH=system away to install one' >&2; exit 2; }
 	$(PYTHON) -m venv --system-site-packages $(VENV)
-	$(PYTHON) -c 'import importlib.metadata as m; [print(f"{p}=={m.version(p)}") for p in ("torch", "torchvision") if any(d.name == p for d in m.distributions())]' > $(VENV)/constraints.txt
 else
 	$(PYTHON) -m venv $(VENV)
-	touch $(VENV)/constraints.txt
 endif
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml
+ifeq ($(TORCH),system)
+$(VENV)/constraints.txt: $(VENV)/.created $(CONSTRAINTS)
+	@$(PYTHON) .ci/constraints.py keep $(CONSTRAINTS) > $@
+else
+$(VENV)/constraints.txt: $(VENV)/.created $(CONSTRAINTS)
+	@cp $(CONSTRAINTS) $@
+endif
+
+# The newest versions of everything, as a fresh environment gets them: run `make test` with them, then commit the file.
+constraints:
+	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install -qq --disable-pip-version-check --editable '.[digits,dev]'
+	.venv-newest/bin/python .ci/constraints.py installed > constraints.txt
+	rm -rf .venv-newest
+
+$(VENV)/.installed: $(VENV)/constraints.txt pyproject.toml
 	@echo 'Installing dpscope and what it needs into $(VENV) (with torch about 5 GB; takes minutes, once)'
-	$(PIP) --constraint $(VENV)/constraints.txt --editable '.[digits]'
+	$(PIP) --editable '.[digits]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
-	$(PIP) --constraint $(VENV)/constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 clean:
