@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 # The versions that CI last passed with. CONSTRAINTS=/dev/null installs the newest; `make constraints` records those.
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt
+# Let the second Python import what is installed for the first one, by a .pth file of the third name.
+see_packages_of = $(1) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	> "$$($(2) -c 'import site; print(site.getsitepackages()[0])')/$(3).pth"
 DEMO_OUT ?= runs/demo
 # Jobs mostly start up and wait: files of tests run side by side, those with jobs first (tests/conftest.py says so), so that
 # both cores have work until the end. PYTEST_ARGS= runs them one after another.
@@ -67,7 +70,7 @@ bench: $(VENV)/.installed .venv-bench/.installed
 # `dpscope attach` on trainings by other packages, in an environment of their own: they pull in dozens of packages.
 frameworks: $(VENV)/.installed-dev
 	$(BIN)/python -m venv .venv-frameworks
-	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/dpscope.pth"
+	@$(call see_packages_of,$(BIN)/python,.venv-frameworks/bin/python,dpscope)
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check accelerate lightning transformers
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/launch/attach/test_frameworks.py
 
@@ -85,6 +88,8 @@ $(VENV)/.created:
 ifeq ($(TORCH),system)
 	@$(PYTHON) -c 'import torch' || { echo 'TORCH=system: $(PYTHON) has no torch; leave TORCH=system away to install one' >&2; exit 2; }
 	$(PYTHON) -m venv --system-site-packages $(VENV)
+	@# An environment that PYTHON itself belongs to is not among the system's packages.
+	@$(call see_packages_of,$(PYTHON),$(BIN)/python,packages_of_python)
 else
 	$(PYTHON) -m venv $(VENV)
 endif
