@@ -39,9 +39,9 @@ test-tests: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTED_ALONE)
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 
 # dpscope itself checked on this machine's GPUs, offline, two parts of ten minutes; without a GPU every check says why it is skipped.
 gpu: $(VENV)/.installed
@@ -86,7 +86,7 @@ docs: $(VENV)/.installed
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dpscope needs Python 3.11 or later; this is " + sys.version.split()[0] + ": give another with PYTHON=python3.12")'
 ifeq ($(TORCH),system)
-	@$(PYTHON) -c 'import torch' || { echo 'TORCH=system: $(PYTHON) has no torch; leave TORCH=system away to install one' >&2; exit 2; }
+	@$(PYTHON) -c 'import torch' || { echo 'TORCH=system: $(PYTHON) has no torch; omit TORCH=system to install one' >&2; exit 2; }
 	$(PYTHON) -m venv --system-site-packages $(VENV)
 	@# An environment that PYTHON itself belongs to is not among the system's packages.
 	@$(call see_packages_of,$(PYTHON),$(BIN)/python,packages_of_python)
@@ -111,7 +111,7 @@ constraints:
 	rm -rf .venv-newest
 
 $(VENV)/.installed: $(VENV)/constraints.txt pyproject.toml
-	@echo 'Installing dpscope and what it needs into $(VENV) (with torch about 5 GB; takes minutes, once)'
+	@echo 'Installing dpscope and its dependencies into $(VENV), once$(if $(filter system,$(TORCH)),: the torch of $(PYTHON) is used, (with torch 5 GB: about two minutes))'
 	$(PIP) --editable '.[digits]'
 	@touch $@
 
