@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error
 from dpscope.analysis.traces.steps import intervals
+from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, FindingCode
 from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
@@ -16,8 +18,6 @@ from dpscope.profiling.records.run_codes import RunCode
 SPAN_TOLERANCE = 0.10
 # A span's ends are set by threads that may first have to be scheduled: on a CPU shared by ranks that takes milliseconds.
 CPU_SLACK_US = 2000.0
-# On a CPU DDP's thread has to be scheduled before it ends its span: below this, DDP's may be longer by any share.
-CPU_SHORTEST_US = 20_000.0
 DEVICE_SLACK_US = 50.0
 
 
@@ -25,8 +25,8 @@ DEVICE_SLACK_US = 50.0
 class CounterCheck:
     """One rank's comparison over `steps` steps: `span_ratio` is trace span / DDP's span, their median.
 
-    `union_within_span` holds if it does in every step, `spans_agree` if it does in more than half of them; both within
-    SPAN_TOLERANCE and a slack for thread scheduling.
+    `union_within_span` and `spans_agree` hold if they do in more than half of the steps, within SPAN_TOLERANCE and a slack
+    for thread scheduling. `not_comparable`: why the trace cannot show which of its all-reduces DDP's counters describe.
     """
 
     rank: int
@@ -35,6 +35,7 @@ class CounterCheck:
     buckets_equal: bool
     spans_agree: bool
     union_within_span: bool
+    not_comparable: str | None = None
 
 
 def check_counters(
@@ -43,55 +44,90 @@ def check_counters(
     rank: int,
     sent_share: float = 1.0,
     factored: bool = False,
-    backward_ends_us: Mapping[int | None, float] = MappingProxyType({}),
+    reduction_ends_us: Mapping[int | None, Sequence[float]] = MappingProxyType({}),
     buckets_alone: bool = False,
 ) -> CounterCheck:
     """Compare one rank's counters with its collectives of the counters pass.
 
-    DDP's backward_comm_us is a span, first bucket launched to last gradient copied out: it is compared with the span from
-    the first all-reduce's start to the last one's end, bucket sizes with the all-reduces' bytes in order. On a device the
-    copying out goes on for milliseconds after the last all-reduce: there the span by the trace ends with the last event
-    that the backward pass launched (`backward_ends_us`, by step), and where that is not told DDP's is an upper bound only.
-    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them. DDP's
-    span holds the hook's casts and, on a CPU, the copying out of the last bucket as well, and the trace's does not: with a
-    hook, or there with all gradients in one bucket, these are no longer small beside it (up to a third on a CPU), and it
-    is an upper bound only; as it is on a CPU where both are under CPU_SHORTEST_US. Of `factored` gradients (PowerSGD)
-    several small messages stand for a bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket.
-    With `buckets_alone` all-reduces of other sizes are no part of it: a script may make some beside DDP's.
+    DDP's backward_comm_us is a span, from the launch of the first bucket to the last gradient copied out of one. It is compared
+    with the span from the first all-reduce (on a CPU its creation) to that copy (`reduction_ends_us`, by step); where the trace
+    does not show the copies, the span ends with the last all-reduce, and DDP's is an upper bound. Bucket sizes are compared
+    with the all-reduces' bytes.
+    `sent_share` is how much of a bucket's bytes travels: DDP counts buckets before a communication hook casts them, and its span
+    includes the casts, so it is an upper bound then, too. Of `factored` gradients (PowerSGD) several small messages stand for a
+    bucket: their bytes are checked over the step (`traffic_check`), not bucket by bucket. With `buckets_alone` all-reduces of
+    other sizes are left out: a script may make some in addition to DDP's.
     """
-    ratios, agree, within, buckets_equal = [], [], [], True
     own = collectives[(collectives["rank"] == rank) & (collectives["kind"] == "all_reduce")]
     if buckets_alone:
         sizes_of_buckets = {round(sent_share * size) for counter in counters for size in counter.bucket_bytes}
         own = own[own["bytes"].isin(sizes_of_buckets)]
-    on_cpu = bool(own["device"].isna().all())
-    slack_us = CPU_SLACK_US if on_cpu else DEVICE_SLACK_US
+    slack_us = CPU_SLACK_US if bool(own["device"].isna().all()) else DEVICE_SLACK_US
+    ratios, agree, within, buckets_equal, unclear = [], [], [], True, 0
     for counter in counters:
-        step = own[own["step"] == counter.step]
-        if step.empty or counter.backward_comm_us <= 0:
+        reduction = _described(counter, own, reduction_ends_us, 1 if factored else len(counter.bucket_bytes))
+        if reduction is None or counter.backward_comm_us <= 0:
+            unclear += counter.iterations > 1 and counter.step in set(own["step"])
             continue
-        starts = step["start_us"].to_numpy(dtype=float)
-        ends = starts + step["duration_us"].to_numpy(dtype=float)
-        backward_end_us = backward_ends_us.get(counter.step)
-        last_us = ends.max() if backward_end_us is None else max(ends.max(), backward_end_us)
-        span_us, busy_us = last_us - starts.min(), intervals.length(intervals.union(starts, ends))
+        sizes = sorted(reduction.bytes)
+        buckets_equal &= factored or sizes == sorted(round(sent_share * size) for size in counter.bucket_bytes)
         allowed_us = SPAN_TOLERANCE * counter.backward_comm_us + slack_us
-        ratios.append(span_us / counter.backward_comm_us)
-        sizes = [int(size) if pd.notna(size) else -1 for size in step["bytes"]]
-        buckets_equal &= factored or sorted(sizes) == sorted(round(sent_share * size) for size in counter.bucket_bytes)
-        short = max(span_us, counter.backward_comm_us) < CPU_SHORTEST_US
-        without_copying_out = short or len(counter.bucket_bytes) == 1 if on_cpu else backward_end_us is None
-        upper_bound_only = without_copying_out or sent_share < 1
-        excess_us = span_us - counter.backward_comm_us
+        excess_us = reduction.span_us - counter.backward_comm_us
+        ratios.append(reduction.span_us / counter.backward_comm_us)
+        upper_bound_only = not reduction.copied_out or sent_share < 1
         agree.append(excess_us <= allowed_us and (upper_bound_only or -excess_us <= allowed_us))
-        within.append(busy_us <= counter.backward_comm_us + allowed_us)
+        within.append(reduction.busy_us <= counter.backward_comm_us + allowed_us)
+    why = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
     return CounterCheck(
         rank=rank,
         steps=len(ratios),
         span_ratio=float(np.median(ratios)) if ratios else None,
         buckets_equal=buckets_equal,
         spans_agree=2 * sum(agree) > len(agree),
-        union_within_span=all(within),
+        union_within_span=2 * sum(within) > len(within),
+        not_comparable=why if unclear and not ratios else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """All-reduces of one of DDP's backward passes; microseconds."""
+
+    bytes: list[int]  # of each; -1 where the trace does not show it
+    span_us: float
+    busy_us: float
+    copied_out: bool  # whether the span ends with the last gradient copied out of its bucket
+
+
+def _described(
+    counter: DdpCounters, own: pd.DataFrame, ends_us: Mapping[int | None, Sequence[float]], buckets: int
+) -> _Reduction | None:
+    """The reduction that a counter describes: of several in its step the one before the last.
+
+    None where the trace does not hold it, or the step has another number of reductions than DDP counted.
+    """
+    step = own[own["step"] == counter.step].sort_values("start_us")
+    if step.empty:
+        return None
+    times = len(step) // buckets if counter.iterations > 1 else 1
+    if times == 1 and counter.iterations > 1:  # several forward passes and one backward pass: that of the step before
+        return _described(msgspec.structs.replace(counter, step=counter.step - 1, iterations=1), own, ends_us, buckets)
+    if times != counter.iterations:
+        return None
+    parts = np.array_split(np.arange(len(step)), times)
+    part = step.iloc[parts[max(times - 2, 0)]]
+    starts = part["start_us"].to_numpy(dtype=float)
+    ends = starts + part["duration_us"].to_numpy(dtype=float)
+    first_us = starts.min()
+    if "ready_us" in part and part["device"].isna().all():
+        first_us = np.nanmin([first_us, *part["ready_us"].to_numpy(dtype=float)])
+    next_us = step["start_us"].iloc[parts[times - 1][0]] if times > 1 else np.inf
+    copied_us = [end for end in ends_us.get(counter.step, ()) if first_us < end < next_us]
+    return _Reduction(
+        bytes=[int(size) if pd.notna(size) else -1 for size in part["bytes"]],
+        span_us=max([ends.max(), *copied_us]) - first_us,
+        busy_us=intervals.length(intervals.union(starts, ends)),
+        copied_out=bool(copied_us),
     )
 
 
@@ -99,6 +135,10 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
     """A mismatch is an error: either the trace or its reading is wrong."""
     findings = []
     for check in checks:
+        if check.not_comparable is not None:
+            code = AttachCode.COUNTERS_NOT_READ
+            findings.append(code.finding(f"{cell.name}: DDP's own counters were not compared: {check.not_comparable}"))
+            continue
         if not check.steps:
             findings.append(_not_compared(cell, f"rank {check.rank}'s trace and counters have no step in common"))
             continue

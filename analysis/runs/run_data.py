@@ -291,7 +291,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
     if not (traces := done.counters_traces()):
         return []
     analysis = analyze_kept(traces, done.tables_path)
-    backward_ends_us = {one.rank: one.backward_ends_us for one in analysis.summaries}
+    reduction_ends_us = {one.rank: one.reduction_ends_us for one in analysis.summaries}
     return [
         check_counters(
             done.counters(rank.node, rank.rank),
@@ -299,7 +299,7 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
             rank.rank,
             reduced_bytes(cell, rank.model) / rank.model.gradient_bytes,
             factored=cell.options.comm_hook == "powersgd",
-            backward_ends_us=backward_ends_us.get(rank.rank, {}),
+            reduction_ends_us=reduction_ends_us.get(rank.rank, {}),
             buckets_alone=rank.attached is not None,
         )
         for rank in ranks

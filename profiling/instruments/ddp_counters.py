@@ -33,19 +33,27 @@ class StepCounters:
     """DDP's counters read step by step, of the steps that a `StepTrace` records.
 
     The counters read after iteration k describe iteration k - 1 (`set_runtime_stats_and_log` runs at the start of an
-    iteration's forward), so one more step runs after the traced ones. Call `stop_counting` when all are read.
+    iteration's forward), so one more step runs after the traced ones. An iteration is a forward pass that reduces gradients:
+    a script that accumulates gradients without `no_sync` has several in a step, and the one before the last belongs to the
+    same step. Call `stop_counting` when all are read.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self.counters: list[DdpCounters] = []
         self._model = model
+        self._iteration: int | None = None  # DDP's number of the last one that was read
         model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def read_previous(self, step: int) -> None:
         """After step `step`, counted from the trace's first: read the counters of the step before it."""
-        if step - 1 >= WARMUP_STEPS:
-            logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-            self.counters.append(counters_of(step - 1, logged))
+        if step < WARMUP_STEPS:
+            return
+        logged = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        iteration = int(logged["iteration"])
+        if self._iteration is not None:
+            iterations = iteration - self._iteration
+            self.counters.append(counters_of(step - 1 if iterations < 2 else step, logged, iterations))
+        self._iteration = iteration
 
 
 def record_counters(
@@ -65,8 +73,8 @@ def record_counters(
     return counting.counters
 
 
-def counters_of(step: int, logged: Mapping[str, object]) -> DdpCounters:
-    """One step's counters from DDP's logging data, whose times are nanoseconds."""
+def counters_of(step: int, logged: Mapping[str, object], iterations: int = 1) -> DdpCounters:
+    """One step's counters from DDP's logging data, whose times are nanoseconds; `iterations`: DDP's in a step."""
 
     def microseconds(name: str) -> float:
         return int(str(logged[name])) / 1000
@@ -75,6 +83,7 @@ def counters_of(step: int, logged: Mapping[str, object]) -> DdpCounters:
     bucket_bytes = str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"])
     return DdpCounters(
         step=step,
+        iterations=iterations,
         forward_compute_us=microseconds("forward_compute_time"),
         backward_compute_us=microseconds("backward_compute_time"),
         backward_comm_us=microseconds("backward_comm_time"),

@@ -314,3 +314,6 @@ class DdpCounters(Stored, frozen=True):
     backward_comm_us: float
     overlap_us: float
     bucket_bytes: tuple[int, ...]  # rebuilt_bucket_sizes
+    iterations: int = (
+        1  # forward passes of a step that reduce gradients; of several, the one before the last is described
+    )

@@ -89,7 +89,7 @@ class _Evidence:
 
     range_counts: dict[str, dict[int | None, int]]
     parallelism: ParallelismEvidence
-    backward_ends_us: dict[int | None, float]
+    reduction_ends_us: dict[int | None, list[float]]
 
 
 def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
@@ -100,7 +100,7 @@ def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
 
 def _row(one: RankTables) -> pa.RecordBatch:
     summary = one.summary
-    evidence = msgspec.to_builtins(_Evidence(summary.range_counts, summary.parallelism, summary.backward_ends_us))
+    evidence = msgspec.to_builtins(_Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us))
     evidence["parallelism"]["asked_kinds"].sort()  # a set has another order in every process
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
     columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
@@ -142,7 +142,7 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
             **dict(zip(_OWN, values, strict=True)),
             range_counts=found.range_counts,
             parallelism=found.parallelism,
-            backward_ends_us=found.backward_ends_us,
+            reduction_ends_us=found.reduction_ends_us,
             read_on=host,
         )
         for values, found, host in zip(zip(*own, strict=True), evidence, read_on, strict=True)

@@ -12,7 +12,7 @@ from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
-from dpscope.analysis.traces.steps.breakdown import backward_ends_us, step_breakdown
+from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_breakdown
 from dpscope.analysis.traces.steps.collectives import collectives, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
@@ -32,9 +32,9 @@ class TraceSummary:
     communication_shown: bool = (
         True  # False: it must have communicated, or computed on devices, and nothing of it is there
     )
-    backward_ends_us: dict[int | None, float] = field(
+    reduction_ends_us: dict[int | None, list[float]] = field(
         default_factory=dict
-    )  # step -> when its backward ends on the device
+    )  # step -> when DDP had copied the last gradient out of its bucket, each time that it reduced
     zero_ns: int = 0  # the trace's clock, as `Trace` tells it
     host: str | None = None
     read_on: str | None = None  # the host that reduced the trace where it lay
@@ -88,7 +88,7 @@ def _summary(attribution: Attribution) -> TraceSummary:
         range_counts=range_counts(attribution),
         parallelism=parallelism_evidence(attribution),
         communication_shown=_communication_shown(attribution),
-        backward_ends_us=backward_ends_us(attribution),
+        reduction_ends_us=reduction_ends_us(attribution),
         zero_ns=attribution.trace.zero_ns,
         host=attribution.trace.host,
         cut_short=attribution.trace.cut_short,

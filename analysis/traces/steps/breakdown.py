@@ -34,6 +34,9 @@ _PHASE_COLUMNS = {
     "optimizer_us": phases.OPTIMIZER,
 }
 
+_COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"  # once for each gradient
+_DDP_FORWARD = "DistributedDataParallel.forward"
+
 
 def step_breakdown(attribution: Attribution) -> pd.DataFrame:
     """One row per (rank, device, step), COLUMNS; times in microseconds, Float64 also where all are unknown (NA).
@@ -147,18 +150,38 @@ def _phase_of_launch(attribution: Attribution) -> np.ndarray | None:
     return np.where(inside, codes[np.maximum(index, 0)], -1)
 
 
-def backward_ends_us(attribution: Attribution) -> dict[int | None, float]:
-    """When the last device event launched in each step's backward pass ends, by the step's number.
+def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]:
+    """When DDP had copied the last gradient out of its bucket, by the step's number, for each time that it reduced in it.
 
-    Microseconds after the trace's start, over all devices of the process. Empty on a CPU timeline and without dpscope's ranges.
+    Microseconds after the trace's start. On a device the end of the last event that the backward pass launched, on all
+    devices of the process: empty without dpscope's ranges. On a CPU the end of the last of DDP's copies after each of its
+    forward passes.
     """
-    phase_of_row = _phase_of_launch(attribution) if attribution.on_device else None
+    ends_us = _device_reduction_ends(attribution) if attribution.on_device else _cpu_reduction_ends(attribution)
+    return {number: found for number, found in zip(attribution.steps.numbers, ends_us, strict=True) if found}
+
+
+def _device_reduction_ends(attribution: Attribution) -> list[list[float]]:
+    phase_of_row = _phase_of_launch(attribution)
     if phase_of_row is None:
-        return {}
+        return [[] for _ in attribution.steps.numbers]
     launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
     in_backward = launched & (phase_of_row == list(_PHASE_COLUMNS.values()).index(phases.BACKWARD))
-    rows_of_step = zip(attribution.steps.numbers, attribution.by_step(in_backward), strict=True)
-    return {number: float(attribution.events.end_us[rows].max()) for number, rows in rows_of_step if len(rows)}
+    ends_us = attribution.events.end_us
+    return [[float(ends_us[rows].max())] if len(rows) else [] for rows in attribution.by_step(in_backward)]
+
+
+def _cpu_reduction_ends(attribution: Attribution) -> list[list[float]]:
+    events, steps = attribution.events, attribution.steps
+    copies = np.flatnonzero(events.has_name(np.array([name == _COPY_OUT for name in events.names], dtype=bool)))
+    forwards_us = np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)])
+    ends_us: list[list[float]] = [[] for _ in steps.numbers]
+    of_step = steps.index_at(events.start_us[copies])
+    of_forward = np.searchsorted(forwards_us, events.start_us[copies])
+    for step, forward in dict.fromkeys(zip(of_step.tolist(), of_forward.tolist(), strict=True)):
+        if step >= 0:
+            ends_us[step].append(float(events.end_us[copies[(of_step == step) & (of_forward == forward)]].max()))
+    return [sorted(found) for found in ends_us]
 
 
 def _device_phases(attribution: Attribution, in_step: IntColumn, phase_of_row: np.ndarray | None) -> dict[str, object]:

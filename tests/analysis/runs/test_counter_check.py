@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dpscope.analysis.runs.counter_check import CounterCheck, check_counters
+from dpscope.analysis.runs.counter_check import CounterCheck, check_counters, counter_findings
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
-from dpscope.profiling.records.run import DdpCounters
+from dpscope.profiling.records.run import Cell, DdpCounters
 from tests.helpers.paths import DATA
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -46,7 +46,7 @@ def checked(
                     bucket_bytes=sizes or tuple(buckets))
         for step, span_us in zip(STEPS, spans_us, strict=True)
     ]  # fmt: skip
-    return check_counters(counters, own, 0, backward_ends_us=tables.summary.backward_ends_us)
+    return check_counters(counters, own, 0, reduction_ends_us=tables.summary.reduction_ends_us)
 
 
 def test_the_spans_are_those_of_the_file() -> None:
@@ -90,11 +90,11 @@ def test_a_counter_or_a_trace_cut_at_the_last_all_reduce_does_not_agree(tables: 
     assert not checked(tables, SPANS_US["all_reduces"]).spans_agree
     table = tables.collectives
     ends = (table["start_us"] + table["duration_us"]).groupby(table["step"]).max()
-    last = dict(zip(ends.index.tolist(), ends.tolist(), strict=True))
+    last = {step: [end] for step, end in zip(ends.index.tolist(), ends.tolist(), strict=True)}
     counters = [
         DdpCounters(step, 1, 1, span_us, 1, (1,)) for step, span_us in zip(STEPS, SPANS_US["copied_out"], strict=True)
     ]
-    assert not check_counters(counters, table, 0, factored=True, backward_ends_us=last).spans_agree
+    assert not check_counters(counters, table, 0, factored=True, reduction_ends_us=last).spans_agree
 
 
 def test_on_a_device_that_does_not_tell_of_backward_ddps_span_is_an_upper_bound(tables: RankTables) -> None:
@@ -114,3 +114,54 @@ def test_longer_all_reduces_and_other_buckets_stay_errors(tables: RankTables) ->
     table = tables.collectives.copy()
     table.loc[table["kind"] == "all_reduce", "duration_us"] += 110_000.0  # each longer than the whole of DDP's span
     assert not checked(tables, SPANS_US["copied_out"], collectives=table).union_within_span
+
+
+def reductions(times: int, steps: tuple[int, ...] = (3, 4)) -> pd.DataFrame:
+    """On a CPU: each step reduces two buckets `times` times, 20 ms apart; each reduction takes 5 ms longer than the last."""
+    rows = [
+        {
+            "rank": 0, "device": float("nan"), "step": step, "kind": "all_reduce", "bytes": size,
+            "start_us": 20_000.0 * one + start_us, "ready_us": 20_000.0 * one + start_us,
+            "duration_us": 1000.0 + 5000.0 * one,
+        }
+        for step in steps
+        for one in range(times)
+        for size, start_us in ((400, 0.0), (900, 2000.0))
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def of_iterations(iterations: int, span_us: float) -> list[DdpCounters]:
+    return [DdpCounters(step, 1, 1, span_us, 1, (400, 900), iterations) for step in (3, 4)]
+
+
+def test_of_several_reductions_in_a_step_the_counters_describe_the_one_before_the_last() -> None:
+    """Gradients accumulated over three micro-batches without no_sync: the second takes 2 + 6 ms, and 1 ms of copies."""
+    ends: dict[int | None, list[float]] = {step: [4_000.0, 29_000.0, 54_000.0] for step in (3, 4)}
+    check = check_counters(of_iterations(3, 9_000.0), reductions(3), 0, reduction_ends_us=ends)
+    assert (check.steps, check.span_ratio) == (2, 1.0)
+    assert (check.buckets_equal, check.spans_agree, check.union_within_span) == (True, True, True)
+    assert not check_counters(of_iterations(3, 14_000.0), reductions(3), 0, reduction_ends_us=ends).spans_agree
+
+
+def test_several_forward_passes_and_one_reduction_belong_to_the_step_before() -> None:
+    check = check_counters(of_iterations(2, 3_000.0), reductions(1, (2, 3, 4)), 0)
+    assert (check.steps, check.buckets_equal, check.spans_agree) == (2, True, True)
+
+
+def test_another_number_of_reductions_than_ddp_counted_is_not_compared() -> None:
+    check = check_counters(of_iterations(4, 9_000.0), reductions(3), 0)
+    (finding,) = counter_findings(Cell(strategy="ddp", devices=2, batch_size=4), [check])
+    assert (finding.severity, finding.code) == ("info", "counters_not_read")
+    assert "than the 4 that it counted" in finding.message
+
+
+def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
+    """All-reduces of 8 ms where DDP's span is 3 ms: in one step a thread was descheduled, in two something is wrong."""
+    counters = [DdpCounters(step, 1, 1, 3_000.0, 1, (400, 900)) for step in STEPS]
+    table = reductions(1, STEPS)
+    for slow, within in (([5], True), ([5, 6], False)):
+        slowed = table.copy()
+        slowed.loc[slowed["step"].isin(slow), "duration_us"] = 8000.0
+        check = check_counters(counters, slowed, 0)
+        assert (check.union_within_span, check.spans_agree) == (within, within)

@@ -20,6 +20,7 @@ PLAIN = ["plain_loop.py", "--steps", "25"]
 CASES = {
     "plain_loop": PLAIN,
     "accumulation": ["accumulation.py"],
+    "synchronised": ["accumulation.py", "--sync-always"],
     "two_optimizers": ["two_optimizers.py"],
     "own_trainer": ["own_trainer.py"],
     "compiled_gpt": ["compiled_gpt.py", "--width", "16", "--layers", "1", "--backend", COMPILER],
@@ -78,6 +79,7 @@ def test_each_script_is_the_cell_that_it_is(two: dict[str, CellData]) -> None:
     assert {name: data.cell.name for name, data in two.items()} == {
         "plain_loop": "ddp-d2-b8-bucket-25mb",
         "accumulation": "ddp-d2-b16-accumulate-4-amp-bf16",
+        "synchronised": "ddp-d2-b16-accumulate-4-amp-bf16",
         "two_optimizers": "ddp-d2-b8",
         "own_trainer": "ddp-d2-b8",
         "compiled_gpt": "ddp-d2-b4",
@@ -102,6 +104,7 @@ def test_the_bytes_of_each_script_are_those_of_a_calculation_by_hand(two: dict[s
     assert found == {
         "plain_loop": PLAIN_BYTES,
         "accumulation": TAGGER_BYTES,
+        "synchronised": 4 * TAGGER_BYTES,  # in each of four backward passes
         "two_optimizers": 2 * DISCRIMINATOR_BYTES
         + GENERATOR_BYTES,  # the discriminator's also in the generator's backward
         "own_trainer": PRICES_BYTES,
@@ -113,7 +116,8 @@ def test_the_bytes_of_each_script_are_those_of_a_calculation_by_hand(two: dict[s
     for name, data in two.items():
         checks = 0 if name == "two_optimizers" else 2  # of several models DDP's own counters do not tell
         assert len(data.counter_checks) == checks
-        assert all(check.buckets_equal for check in data.counter_checks)
+        assert all(check.buckets_equal and check.steps >= 2 for check in data.counter_checks)
+        assert all(check.spans_agree and check.union_within_span for check in data.counter_checks)
     assert {one.code for one in two["two_optimizers"].findings} >= {"counters_not_read", "steps_of_first_optimizer"}
 
 

@@ -193,7 +193,7 @@ def test_counters_count_what_a_hook_compresses() -> None:
     ]  # fmt: skip
     check = check_counters(counters, pd.DataFrame(rows), rank=0, sent_share=0.5)
     assert (check.steps, check.buckets_equal, check.spans_agree, check.union_within_span) == (1, True, True, True)
-    check = check_counters(counters, pd.DataFrame(rows), rank=0, backward_ends_us={3: 9_800.0})
+    check = check_counters(counters, pd.DataFrame(rows), rank=0, reduction_ends_us={3: [9_800.0]})
     assert (check.buckets_equal, check.spans_agree) == (False, False)
     short = [msgspec.structs.replace(counters[0], backward_comm_us=8_000)]  # less than what it is to hold
     assert not check_counters(short, pd.DataFrame(rows), rank=0, sent_share=0.5).spans_agree

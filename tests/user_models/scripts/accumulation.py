@@ -1,4 +1,4 @@
-"""Gradients accumulated over micro-batches with no_sync, in bfloat16, clipped, under a schedule of the learning rate."""
+"""Gradients accumulated over micro-batches, with or without no_sync, in bfloat16, clipped, under a learning rate schedule."""
 
 import argparse
 import contextlib
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=4, help="of a micro-batch")
     parser.add_argument("--accumulate", type=int, default=4)
+    parser.add_argument("--sync-always", action="store_true", help="without no_sync, as many scripts do it")
     parser.add_argument("--width", type=int, default=32)
     args = parser.parse_args()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -53,7 +54,7 @@ def main() -> None:
         for micro in range(args.accumulate):
             inputs, tags = next(data)
             last = micro == args.accumulate - 1
-            with model.no_sync() if several and not last else contextlib.nullcontext():
+            with model.no_sync() if several and not last and not args.sync_always else contextlib.nullcontext():
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = nn.functional.cross_entropy(model(**inputs).flatten(0, 1), tags.flatten())
                 (loss / args.accumulate).backward()
