@@ -8,7 +8,7 @@ from dpscope.analysis.traces.data_parallel.exposed import exposed_parts
 from dpscope.analysis.traces.reading.event_table import Category, EventTable, IntColumn
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.breakdown import cpu_compute
+from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases

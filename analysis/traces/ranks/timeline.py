@@ -14,7 +14,7 @@ from dpscope.analysis.traces.data_parallel.phases import is_data_parallel
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, IntColumn
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.breakdown import cpu_compute
+from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.profiling.records import range_names as phases

@@ -13,6 +13,7 @@ import pandas as pd
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
 from dpscope.analysis.traces.steps.findings import communication_lost, shows_no_device
 from dpscope.analysis.traces.steps.intervals import Intervals
@@ -246,21 +247,3 @@ def _cpu_phase_ranges(attribution: Attribution) -> dict[str, list[IntColumn]]:
         )
         for column, phase in _PHASE_COLUMNS.items()
     }
-
-
-def cpu_compute(attribution: Attribution) -> Intervals:
-    """K of a CPU timeline: operators of all threads, without what their own thread spends in DP's four ranges.
-
-    An operator may enclose such a range (autograd's node around the gradient reduction), so the ranges are taken out
-    of their thread's time and not only the operators inside them.
-    """
-    events = attribution.events
-    ranges = attribution.rows(Kind.HOST_RANGE)
-    compute = attribution.rows(Kind.COMPUTE)
-    if not ranges.any():
-        return _union(attribution, compute)
-    parts = []
-    for thread in np.unique(events.thread[compute]):
-        own = events.thread == thread
-        parts.append(intervals.difference(_union(attribution, compute & own), _union(attribution, ranges & own)))
-    return intervals.merge(*parts)

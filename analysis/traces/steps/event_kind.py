@@ -23,6 +23,7 @@ class Kind(IntEnum):
     COPY = 4  # any other copy, and memsets
     HOST_RANGE = 5  # dp-host's stand-in for communication
     COLLECTIVE_PART = 6  # a further copy of a collective that copy engines carry out; its first is the COLLECTIVE
+    COMMUNICATION_CALL = 7  # on a CPU timeline: a thread starts a collective or waits for one
 
 
 COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.COLLECTIVE_PART, Kind.PEER_COPY)
@@ -30,10 +31,11 @@ DEVICE_KINDS = (Kind.COMPUTE, *COMMUNICATION_KINDS, Kind.COPY)
 
 
 _PEER_COPY = re.compile(r"PtoP|Peer", re.IGNORECASE)
-# Communication, and torch's own ranges, which torch <= 1.12 records as operators.
-_NO_CPU_COMPUTE = re.compile(
-    r"^(?:c10d::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.)"
-)
+# Operators that start collectives or wait for them, and the ranges of FSDP's hooks, which do both.
+_CALLS = re.compile(r"^(?:_?c10d(?:_functional|_functional_autograd)?::|gloo:|nccl:|record_param_comms)")
+_HOOKS = re.compile(r"^(?:FSDP::|FullyShardedDataParallel\.)")
+# Ranges of torch itself, which torch <= 1.12 records as operators.
+_NO_OPERATOR = re.compile(r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.)")
 
 # The longer names first: "reduce" is part of three others.
 _COLLECTIVE_WORDS = (
@@ -109,16 +111,27 @@ def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
 
 def cpu_event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace without a device: operators compute, gloo's annotations communicate."""
-    no_compute = np.array([bool(_NO_CPU_COMPUTE.match(name)) for name in events.names], dtype=bool)
-    dp_range = np.array([base_name(name) in DP_COMMUNICATION_PHASES for name in events.names], dtype=bool)
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     if not len(events):
         return kinds
-    annotations = events.is_category(Category.USER_ANNOTATION)
-    kinds[events.is_category(Category.CPU_OP) & ~events.has_name(no_compute)] = Kind.COMPUTE
+    annotations, operators = events.is_category(Category.USER_ANNOTATION), events.is_category(Category.CPU_OP)
+    kinds[operators & ~_matching(events, _NO_OPERATOR)] = Kind.COMPUTE
+    kinds[operators & _matching(events, _CALLS)] = Kind.COMMUNICATION_CALL
+    kinds[(annotations | operators) & _matching(events, _HOOKS)] = Kind.COMMUNICATION_CALL
     kinds[named_annotations(events, "gloo:")] = Kind.COLLECTIVE
+    dp_range = np.array([base_name(name) in DP_COMMUNICATION_PHASES for name in events.names], dtype=bool)
     kinds[annotations & events.has_name(dp_range)] = Kind.HOST_RANGE
     return kinds
+
+
+def _matching(events: EventTable, pattern: re.Pattern[str]) -> BoolColumn:
+    return events.has_name(np.array([bool(pattern.match(name)) for name in events.names], dtype=bool))
+
+
+def named_operators(events: EventTable, *prefixes: str) -> BoolColumn:
+    """Operators whose name starts with any of the prefixes."""
+    named = np.array([name.startswith(prefixes) for name in events.names], dtype=bool)
+    return events.is_category(Category.CPU_OP) & events.has_name(named)
 
 
 # Ranges of torch 2.15's default NCCL engine carry no prefix: _all_gather_base, all_reduce, reduce_scatter_tensor_coalesced.
@@ -136,20 +149,13 @@ def nccl_ranges(events: EventTable) -> BoolColumn:
     prefixed = named_annotations(events, "nccl:")
     if prefixed.any() or not len(events):
         return prefixed
-    bare = events.has_name(np.array([bool(_BARE_RANGE.match(name)) for name in events.names], dtype=bool))
-    bare &= events.is_category(Category.USER_ANNOTATION)
+    bare = events.is_category(Category.USER_ANNOTATION) & _matching(events, _BARE_RANGE)
     if not bare.any():
         return bare
-    operators = events.is_category(Category.CPU_OP)
-    records = np.flatnonzero(
-        operators & (events.has_name(np.array([name == "record_param_comms" for name in events.names])))
-    )
-    within_c10d = operators & events.has_name(
-        np.array([name.startswith("c10d::") for name in events.names], dtype=bool)
-    )
+    records = np.flatnonzero(named_operators(events, "record_param_comms"))
     rows = np.flatnonzero(bare)
     kept = np.zeros(len(events), dtype=bool)
-    kept[rows[innermost(events, rows, within_c10d) >= 0]] = True
+    kept[rows[innermost(events, rows, named_operators(events, "c10d::")) >= 0]] = True
     holding = innermost(events, records, bare)
     kept[holding[holding >= 0]] = True
     return kept

@@ -5,7 +5,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.breakdown import cpu_compute
+from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import communication_lost
 from dpscope.analysis.traces.steps.intervals import Intervals

@@ -1,0 +1,78 @@
+"""When the CPU computes: in an operator, but not while the operator's thread waits for communication inside it."""
+
+import numpy as np
+
+from dpscope.analysis.traces.reading.event_table import EventTable, IntColumn
+from dpscope.analysis.traces.steps import gloo, intervals
+from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.enclosing_ranges import innermost
+from dpscope.analysis.traces.steps.event_kind import Kind, named_operators
+from dpscope.analysis.traces.steps.intervals import Intervals
+
+
+def cpu_compute(attribution: Attribution) -> Intervals:
+    """K of a CPU timeline: the union over threads of the time in which the innermost operator or range of a thread computes.
+
+    An operator may enclose a wait: `aten::sum` of a DTensor encloses `_c10d_functional::wait_tensor`, an autograd node encloses
+    FSDP's hooks. Of such an operator only the rest counts, and operators within the wait count again. dp-host's ranges are
+    taken out with all that is inside.
+    """
+    events = attribution.events
+    compute = np.flatnonzero(attribution.rows(Kind.COMPUTE))
+    copies = np.flatnonzero(attribution.rows(Kind.HOST_RANGE))
+    calls = np.flatnonzero(attribution.rows(Kind.COMMUNICATION_CALL))
+    waiting_threads, waits = _waits_in_callers(attribution)
+    parts = []
+    for thread in np.unique(events.thread[compute]).tolist():
+        operators = _spans(events, compute[events.thread[compute] == thread])
+        own_calls = _spans(events, calls[events.thread[calls] == thread])
+        own = _innermost(operators, np.concatenate((own_calls, waits[waiting_threads == thread])))
+        taken_out = _spans(events, copies[events.thread[copies] == thread])
+        parts.append(intervals.difference(own, intervals.union(taken_out[:, 0], taken_out[:, 1])))
+    return intervals.merge(*parts)
+
+
+def _innermost(operators: Intervals, waits: Intervals) -> Intervals:
+    """The union of the operators without the waits within them; operators within a wait count, but for waits within these."""
+    computed = intervals.EMPTY
+    while len(waits):
+        waiting = intervals.union(waits[:, 0], waits[:, 1])
+        inside = _begin_inside(operators, waiting)
+        outer = operators[~inside]
+        computed = intervals.merge(computed, intervals.difference(intervals.union(outer[:, 0], outer[:, 1]), waiting))
+        operators = operators[inside]
+        deeper = waits[_begin_inside(waits, intervals.union(operators[:, 0], operators[:, 1]))]
+        waits = deeper if len(deeper) < len(waits) else waits[:0]  # as many only where damaged ranges do not nest
+    return intervals.merge(computed, intervals.union(operators[:, 0], operators[:, 1]))
+
+
+def _begin_inside(spans: Intervals, others: Intervals) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Which spans begin in one of these disjoint intervals and are not the whole of it, or more."""
+    if not len(others):
+        return np.zeros(len(spans), dtype=np.bool_)
+    index = np.searchsorted(others[:, 0], spans[:, 0], side="right") - 1
+    around = others[np.maximum(index, 0)]
+    begins_later = spans[:, 0] > around[:, 0]
+    return (index >= 0) & (spans[:, 0] < around[:, 1]) & (begins_later | (spans[:, 1] < around[:, 1]))
+
+
+def _waits_in_callers(attribution: Attribution) -> tuple[IntColumn, Intervals]:
+    """Waits for collectives that an operator started by `torch.distributed`, until the collective or the operator ends.
+
+    `all_reduce(tensor)` and `work.wait()` block without an event, in autograd hooks and in an `autograd.Function`. Operators
+    that call `c10d` directly are Python code: they compute only in the operators that they call. Returns the waits' threads, and
+    the waits.
+    """
+    events = attribution.events
+    collectives = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
+    callers = gloo.creators(events, collectives)
+    within = innermost(events, callers, attribution.rows(Kind.COMPUTE))
+    functional = innermost(events, callers, named_operators(events, "_c10d_functional", "c10d_functional")) >= 0
+    rows = np.flatnonzero((within >= 0) & ~functional)
+    starts = events.start_us[callers[rows]]
+    ends = np.minimum(events.end_us[within[rows]], events.end_us[collectives[rows]])
+    return events.thread[callers[rows]], np.stack((starts, np.maximum(starts, ends)), axis=1)
+
+
+def _spans(events: EventTable, rows: IntColumn) -> Intervals:
+    return np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
