@@ -9,6 +9,7 @@ from dpscope.analysis.runs.traced_run import traces_said
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.links import DeviceLinks
 from dpscope.profiling.records.run import DeviceState, Environment, RankResult
 from dpscope.profiling.store.files import read_json_if_there
 
@@ -90,8 +91,10 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
             "Optimizer",
             f"SGD, learning rate {config.optimizer.learning_rate:g}, momentum {config.optimizer.momentum:g}",
         )
+    loaded = [state for rank in ranks for state in rank.device_states_after]
     for device in environment.accelerators:
-        yield f"GPU {device.index}", _device(device)
+        under_load = [state for state in loaded if state.uuid is not None and state.uuid == device.uuid]
+        yield f"GPU {device.index}", _device(device, under_load, _slot(environment, device))
     yield from sorted(environment.settings.items())
 
 
@@ -133,12 +136,23 @@ def _several(values: set[str | None]) -> str:
     return ", ".join(sorted(value for value in values if value is not None))
 
 
-def _device(device: DeviceState) -> str:
+def _slot(environment: Environment, device: DeviceState) -> DeviceLinks | None:
+    """A GPU's links, which are those of the machine and not of a moment: idle GPUs lower their PCIe generation."""
+    links = environment.interconnect.devices if environment.interconnect is not None else ()
+    return next((one for one in links if one.uuid is not None and one.uuid == device.uuid), None)
+
+
+def _device(device: DeviceState, under_load: Sequence[DeviceState], slot: DeviceLinks | None) -> str:
+    """A GPU with its clocks and slowdowns while it was measured, of all its cells and repeats; its largest PCIe link."""
     parts = [device.name or NA]
-    if device.sm_clock_mhz is not None and device.max_sm_clock_mhz is not None:
-        parts.append(f"SM clock {device.sm_clock_mhz} of {device.max_sm_clock_mhz} MHz")
-    if device.pcie_generation is not None and device.pcie_width is not None:
-        parts.append(f"PCIe {device.pcie_generation}.0 x{device.pcie_width}")
-    if device.throttle_reasons:
-        parts.append(f"throttled: {', '.join(device.throttle_reasons)}")
+    clocks = sorted({state.sm_clock_mhz for state in under_load if state.sm_clock_mhz is not None})
+    largest = f" of {device.max_sm_clock_mhz}" if device.max_sm_clock_mhz is not None else ""
+    if clocks:
+        seen = f"{clocks[0]}" if len(clocks) == 1 else f"{clocks[0]} to {clocks[-1]}"
+        parts.append(f"SM clock under load {seen}{largest} MHz")
+    if slot is not None and slot.pcie_generation is not None and slot.pcie_width is not None:
+        parts.append(f"PCIe {slot.pcie_generation}.0 x{slot.pcie_width}")
+    reasons = dict.fromkeys(reason for state in under_load for reason in state.throttle_reasons or ())
+    if reasons:
+        parts.append(f"throttled under load: {', '.join(reasons)}")
     return ", ".join(parts)

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
-from dpscope.launch.jobs.devices import present_gpus, resolve_devices
+from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
 from dpscope.profiling.machine.environment import (
     device_findings,
-    device_states,
     platform_version,
+    state_is_known,
     usable_cores,
+    usable_device_states,
 )
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import driver_version, open_nvml
@@ -28,6 +29,7 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
+_ROCM_FIX = "install a ROCm build of torch, and let this user open /dev/kfd (groups render and video)"
 _DISK_WANTED = 5_000_000_000  # bytes
 
 
@@ -102,7 +104,13 @@ def _devices() -> Check:
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Check("devices", "ok", f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}")
+    detail = f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}"
+    present = present_gpus()
+    ignored = None if present is None else unknown_visible_device(present.count)
+    if ignored is not None:
+        detail += f"; CUDA ignores {ignored!r} in CUDA_VISIBLE_DEVICES and everything after it"
+        return Check("devices", "warning", detail, "name each GPU once, by index or UUID (nvidia-smi -L)")
+    return Check("devices", "ok", detail)
 
 
 def _driver() -> Check:
@@ -113,16 +121,26 @@ def _driver() -> Check:
     built = f"torch {torch.__version__}, built for {built_for if torch.version.cuda is None else f'CUDA {built_for}'}"
     if torch.version.hip is not None and _cuda_usable():
         return Check("driver", "ok", f"torch uses AMD's driver, NVML does not know it; {built}")
-    if present_gpus() is None:
+    if driver is None and _cuda_usable():
+        return Check(
+            "driver",
+            "warning",
+            f"CUDA works, but NVML does not answer: clocks, throttling, links and other processes stay unknown; {built}",
+            "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
+    present = present_gpus()
+    if present is None:
         return Check("driver", "not applicable", f"no GPU; {built}")
+    if present.maker == "AMD":
+        return Check("driver", "failed", f"AMD's driver has {counted(present.count, 'GPU')}; {built}", _ROCM_FIX)
     if driver is None:
         return Check("driver", "failed", f"NVML does not answer; {built}", "load the NVIDIA driver: nvidia-smi")
     return Check("driver", "ok", f"driver {driver}; {built}")
 
 
 def _device_health() -> Check:
-    states = device_states(open_nvml(), (os.getpid(),), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if not states:
+    states = usable_device_states(open_nvml(), (os.getpid(),))
+    if not any(map(state_is_known, states)):
         return Check("device state", "not applicable", "no GPU that NVML knows")
     findings = device_findings(states)
     if findings:

@@ -55,7 +55,7 @@ def _machine_notes() -> dict[str, object]:
     from dataclasses import asdict
 
     from dpscope.launch.commands.doctor import run_doctor
-    from dpscope.profiling.machine.environment import device_states
+    from dpscope.profiling.machine.environment import usable_device_states
     from dpscope.profiling.machine.interconnect import interconnect
     from dpscope.profiling.machine.nvml import driver_version, open_nvml
     from dpscope.profiling.machine.nvml_record import NvmlRecorder
@@ -65,7 +65,7 @@ def _machine_notes() -> dict[str, object]:
     if (nvml := open_nvml()) is not None:
         recorder = NvmlRecorder(nvml)
         driver_version(recorder)
-        interconnect(recorder, [state.uuid or "" for state in device_states(recorder, None)])
+        interconnect(recorder, [state.uuid or "" for state in usable_device_states(recorder, None)])
         notes["nvml"] = json.loads(recorder.to_json())
     return notes
 

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.profiling.machine.nvml import ask, driver_version, open_nvml
+from dpscope.profiling.machine.environment import platform_version
+from dpscope.profiling.machine.nvml import ask, driver_version, gpu_handles, open_nvml
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 DeviceType = Literal["cuda", "cpu"]
+
+_AMD_DEVICE = Path("/dev/kfd")
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_ROCM = "ROCm"
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class PresentGpus:
     count: int
     seen_by: str
     driver: str | None
+    maker: Literal["NVIDIA", "AMD"] = "NVIDIA"
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,8 @@ def resolve_devices(requested: Literal["auto", "cuda", "cpu"]) -> Devices:
     if requested == "cpu":
         return Devices(kind="cpu", count=None)
     present = present_gpus()
-    # /dev/kfd is AMD's: whether there is a GPU behind it, torch knows best.
-    if present is None and requested == "auto" and not Path("/dev/kfd").exists():
+    # Where AMD's driver lists no GPU, torch knows best.
+    if present is None and requested == "auto" and not _AMD_DEVICE.exists():
         return Devices(kind="cpu", count=None)
     import torch
 
@@ -46,30 +52,71 @@ def resolve_devices(requested: Literal["auto", "cuda", "cpu"]) -> Devices:
         return Devices(kind="cuda", count=torch.cuda.device_count())
     if present is None and requested == "auto":
         return Devices(kind="cpu", count=None)
-    raise DpscopeError(_unusable_message(present, torch.__version__, torch.version.cuda))
+    raise DpscopeError(_unusable_message(present, torch.__version__, platform_version(torch.version)))
 
 
-def _unusable_message(present: PresentGpus | None, torch_version: str, cuda_version: str | None) -> str:
+def _unusable_message(present: PresentGpus | None, torch_version: str, built_for: str | None) -> str:
     if present is None:
-        return "--device cuda: no GPU was found (NVML, nvidia-smi, /dev/nvidia*); use --device cpu"
-    driver = f"driver {present.driver}" if present.driver else "a driver that does not answer"
-    if cuda_version is None:
-        fix = "install a CUDA build of torch"
-    elif present.driver is None:
-        fix = "install or load the NVIDIA driver (nvidia-smi must work)"
+        return "--device cuda: no GPU was found (NVML, nvidia-smi, /dev/nvidia*, /sys/class/kfd); use --device cpu"
+    if (name := unknown_visible_device(present.count)) is not None:
+        listed = os.environ["CUDA_VISIBLE_DEVICES"]
+        return (
+            f"CUDA_VISIBLE_DEVICES={listed}: CUDA does not accept {name!r} on this machine, which has "
+            f"{counted(present.count, 'GPU')}; use indices from 0 to {present.count - 1} or UUIDs (nvidia-smi -L), each once"
+        )
+    if present.maker == "AMD":
+        seen, fix = "", _fix_for_amd(built_for)
     else:
-        fix = f"install a driver new enough for CUDA {cuda_version}, or a torch built for an older CUDA"
+        seen = f", driver {present.driver}" if present.driver else ", a driver that does not answer"
+        fix = _fix_for_nvidia(present, built_for)
     return (
-        f"this machine has {counted(present.count, 'GPU')} (seen by {present.seen_by}, {driver}), but torch {torch_version} "
-        f"(built for CUDA {cuda_version or 'none: a CPU build'}) cannot use {'it' if present.count == 1 else 'them'}; {fix}; "
+        f"this machine has {counted(present.count, f'{present.maker} GPU')} (seen by {present.seen_by}{seen}), but torch "
+        f"{torch_version} ({_build_text(built_for)}) cannot use {'it' if present.count == 1 else 'them'}; {fix}; "
         "or measure the CPU on purpose with --device cpu"
     )
 
 
+def _build_text(built_for: str | None) -> str:
+    if built_for is None:
+        return "a CPU build"
+    return f"built for {built_for if built_for.startswith(_ROCM) else f'CUDA {built_for}'}"
+
+
+def _fix_for_amd(built_for: str | None) -> str:
+    if built_for is None or not built_for.startswith(_ROCM):
+        return "install a ROCm build of torch"
+    return "let this user open /dev/kfd and /dev/dri/render* (groups render and video)"
+
+
+def _fix_for_nvidia(present: PresentGpus, built_for: str | None) -> str:
+    if built_for is None or built_for.startswith(_ROCM):
+        return "install a CUDA build of torch"
+    if present.driver is None:
+        return "install or load the NVIDIA driver (nvidia-smi must work)"
+    return f"install a driver new enough for CUDA {built_for}, or a torch built for an older CUDA"
+
+
+def unknown_visible_device(count: int) -> str | None:
+    """The first entry of CUDA_VISIBLE_DEVICES at which CUDA stops reading; None where it takes all of them.
+
+    CUDA ignores that entry and all after it, without a message. MIG instances are not checked.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return None
+    nvml = open_nvml()
+    uuids = [ask(nvml, "nvmlDeviceGetUUID", handle) or "" for handle in gpu_handles(nvml) if handle is not None]
+    names = [part.strip() for part in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
+    for position, name in enumerate(names):
+        by_index = name.isdigit() and int(name) < count
+        by_uuid = name.startswith("GPU-") and (not uuids or any(uuid.startswith(name) for uuid in uuids))
+        if name in names[:position] or not (by_index or by_uuid or name.startswith("MIG-")):
+            return name
+    return None
+
+
 def present_gpus() -> PresentGpus | None:
-    """GPUs by NVML, else nvidia-smi, else device files; None without any, or when the user hides them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+    """GPUs by NVML, nvidia-smi, device files or AMD's driver, in that order; None without any, or when the user hides them."""
+    if _hidden_by("CUDA_VISIBLE_DEVICES"):
         return None
     nvml = open_nvml()
     if count := ask(nvml, "nvmlDeviceGetCount"):
@@ -78,7 +125,34 @@ def present_gpus() -> PresentGpus | None:
     if listed:
         return PresentGpus(listed, "nvidia-smi", driver_version(nvml))
     files = [path for path in glob.glob("/dev/nvidia*") if path.removeprefix("/dev/nvidia").isdigit()]
-    return PresentGpus(len(files), "/dev/nvidia*", driver_version(nvml)) if files else None
+    if files:
+        return PresentGpus(len(files), "/dev/nvidia*", driver_version(nvml))
+    if amd := _amd_gpus():
+        return PresentGpus(amd, str(_AMD_NODES.parent.parent), driver=None, maker="AMD")
+    return None
+
+
+def _hidden_by(variable: str) -> bool:
+    return os.environ.get(variable, "all").strip() in ("", "-1", "NoDevFiles")
+
+
+def _amd_gpus() -> int:
+    """GPUs of AMD's driver that this process may open: a container without them still sees the host's /sys.
+
+    A node of the topology with SIMD units is a GPU, others are processors. Source: the kernel's amdkfd, kfd_topology.c.
+    """
+    if not _AMD_DEVICE.exists() or any(map(_hidden_by, ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))):
+        return 0
+    return sum(map(_has_simd_units, _AMD_NODES.glob("*/properties")))
+
+
+def _has_simd_units(properties: Path) -> bool:
+    try:
+        lines = properties.read_text().splitlines()
+    except OSError:  # a GPU that the container's control group denies
+        return False
+    values = [line.split() for line in lines]
+    return any(len(one) == 2 and one[0] == "simd_count" and int(one[1]) > 0 for one in values)
 
 
 def _listed_by_nvidia_smi() -> int:

@@ -26,7 +26,7 @@ from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.machine.environment import (
     collect_environment,
-    device_findings,
+    findings_at_moments,
     own_processes_seen,
     torch_device_states,
 )
@@ -68,17 +68,12 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     own = (
         _own_process_ids(place.node) if job.kind == "cuda" else ()
     )  # by now every process of the job is on its devices
-    under_load: list[DeviceState] = []
-
-    def look_at_devices() -> None:
-        under_load.extend(_device_states(job, place, own))
-
     if job.kind == "cuda":
-        process = dataclasses.replace(process, look_at_devices=look_at_devices)
+        process = dataclasses.replace(process, device_states=lambda: _device_states(job, place, own))
     measured = run_passes(process)
     report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
-    rank = _rank_result(job, place, process, sizes, measured, (before, tuple(under_load)))
+    rank = _rank_result(job, place, process, sizes, measured, before)
     write_json(job.folder.rank_path(place.node, place.rank), rank)
     if distributed.is_initialized():
         distributed.barrier()
@@ -174,7 +169,7 @@ def _rank_result(
     process: CellProcess,
     sizes: ParameterSizes,
     measured: PassResults,
-    states: tuple[tuple[DeviceState, ...], tuple[DeviceState, ...]],
+    before: tuple[DeviceState, ...],
 ) -> RankResult:
     loss = process.step.last_loss
     environment = _environment_of_host(job, place)
@@ -193,10 +188,10 @@ def _rank_result(
         model=sizes,
         blocks=measured.blocks,
         memory=measured.memory,
-        device_states_before=states[0],
-        device_states_after=states[1],
+        device_states_before=before,
+        device_states_after=measured.under_load,
         findings=(
-            *device_findings([*states[0], *states[1]]),
+            *findings_at_moments(before, measured.under_load),
             *precision_findings(cell_workload(job.config.workload, job.cell).amp, process.devices),
             *unlike,
         ),

@@ -1,9 +1,11 @@
 """The passes over one cell in one process: warm-up, timed, traced, DDP's counters. Never mixed."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Event, Thread
 
 import msgspec
 import torch
@@ -14,16 +16,20 @@ from dpscope.launch.jobs.process_group import synchronise, told_by_rank_0
 from dpscope.launch.workload.compiling import compiled_so_far
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
-from dpscope.profiling.instruments.step_timer import StepSample, nothing, time_block
+from dpscope.profiling.instruments.step_timer import StepSample, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
+from dpscope.profiling.machine.environment import states_under_load
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, DeviceMemory, TimedBlock
+from dpscope.profiling.records.run import Cell, DeviceMemory, DeviceState, TimedBlock
 from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
 LEAST_DEVICE_STEPS = ddp_counters.ALWAYS_COUNTED_ITERATIONS + 1  # until DDP stops counting, and for the others as long
 LEAST_DEVICE_S = 1.5  # clocks rise and kernels are chosen while a device warms up
+LOAD_S = 1.0  # of steps during which the devices' states are sampled
+_LEAST_LOAD_STEPS = 2
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class CellProcess:
     report: Callable[[str], None]  # tells which pass begins
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
     tokens: int | None = None  # of a sample, where it is made of tokens
-    look_at_devices: Callable[[], None] = nothing  # called while the last timed steps run
+    device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # of this process's devices, at this moment
 
     def synchronise(self) -> None:
         """Wait for this process's devices and for the other processes."""
@@ -56,6 +62,7 @@ class PassResults:
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]
     compilation: Compilation | None = None  # of a cell that is compiled
+    under_load: tuple[DeviceState, ...] = ()
 
 
 def run_passes(process: CellProcess) -> PassResults:
@@ -70,6 +77,7 @@ def run_passes(process: CellProcess) -> PassResults:
     blocks, samples = _timed(process)
     process.step.batches.leave_out_short_batches()  # whole epochs had them; steps that are traced compare
     memory = _peak_memory(process.devices)
+    under_load = _states_under_load(process, statistics.median(sample.step_us for sample in samples) / 1e6)
     process.report("traced")
     traced = record_trace(
         process.step,
@@ -83,7 +91,7 @@ def run_passes(process: CellProcess) -> PassResults:
     if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:
         process.report("counters")
         _count(process, process.model)
-    return PassResults((*samples, *traced), tuple(blocks), memory, _compilation(warm))
+    return PassResults((*samples, *traced), tuple(blocks), memory, _compilation(warm), under_load)
 
 
 def _compilation(warm: Compilation | None) -> Compilation | None:
@@ -126,19 +134,46 @@ def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
     device = process.devices[0]
     steps, epochs = process.config.measurement.steps, process.config.measurement.epochs
     if steps is not None:
-        block, samples = time_block(
-            process.step, steps, device, process.synchronise, under_load=process.look_at_devices
-        )
+        block, samples = time_block(process.step, steps, device, process.synchronise)
         return [block], samples
     blocks, all_samples = [], []
     per_epoch = process.step.batches.steps_per_epoch
     for epoch in range(epochs or 0):
         first_step = epoch * per_epoch
-        look = process.look_at_devices if epoch + 1 == epochs else nothing
-        block, samples = time_block(process.step, per_epoch, device, process.synchronise, first_step, epoch, look)
+        block, samples = time_block(process.step, per_epoch, device, process.synchronise, first_step, epoch)
         blocks.append(block)
         all_samples += samples
     return blocks, all_samples
+
+
+def _states_under_load(process: CellProcess, step_s: float) -> tuple[DeviceState, ...]:
+    """The devices' states while untimed steps run for about LOAD_S, as many steps in every process; empty on the CPU."""
+    look = process.device_states
+    if look is None:
+        return ()
+    process.report("device states")
+    steps = told_by_rank_0(max(_LEAST_LOAD_STEPS, math.ceil(LOAD_S / max(step_s, 1e-4))), process.devices[0])
+    samples: list[tuple[DeviceState, ...]] = []
+    ended = Event()
+
+    def observe() -> None:
+        while not ended.is_set():
+            seen = look()
+            if not samples or not ended.is_set():  # else the load may have ended before the answer came
+                samples.append(seen)
+            ended.wait(_LOOK_EVERY_S)
+
+    observer = Thread(target=observe)
+    try:
+        for index in range(steps):
+            process.step()
+            if index == 0:
+                observer.start()
+        process.synchronise()
+    finally:
+        ended.set()
+    observer.join()
+    return states_under_load(samples)
 
 
 def _count(process: CellProcess, model: DistributedDataParallel) -> None:

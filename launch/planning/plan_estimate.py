@@ -27,7 +27,7 @@ _BASIS = {
 }
 _UNCOUNTED = "this model's multiplications cannot be counted and are taken as those of ResNet-18 for CIFAR"
 
-_START_S = {"cuda": 14.0, "cpu": 6.5}  # torchrun, imports, process group, model
+_START_S = {"cuda": 15.0, "cpu": 6.5}  # torchrun, imports, process group, model; on GPUs a second of sampled load
 _COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones
 _YARDSTICK = SIZES[CIFAR_RESNET]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -137,28 +136,21 @@ def time_block(
     synchronise: Callable[[], None],
     first_step: int = 0,
     epoch: int | None = None,
-    under_load: Callable[[], None] = nothing,
 ) -> tuple[TimedBlock, list[StepSample]]:
     """Run `steps` steps between two synchronisations; samples are numbered from `first_step`.
 
-    `synchronise` waits for this process's devices and for the other processes. `under_load` is called once the last
-    step is queued, in a thread of its own: the block's end does not wait for it.
+    `synchronise` waits for this process's devices and for the other processes.
     """
     timer = StepTimer(device)
     outcomes: list[StepCounts] = []
-    observer = Thread(target=under_load) if under_load is not nothing else None
     synchronise()
     started = time.perf_counter()
     timer.boundary()
     for _ in range(steps):
         outcomes.append(run_step(timer.batch_arrived))
         timer.boundary()
-    if observer is not None:
-        observer.start()
     synchronise()
     duration_s = time.perf_counter() - started
-    if observer is not None:
-        observer.join()
     waits_us = timer.data_waits_us()
     durations = zip(timer.step_durations_us(), waits_us, outcomes, strict=True)
     samples = [

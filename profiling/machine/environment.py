@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,50 @@ def torch_device_states(
     )
 
 
+def usable_device_states(nvml: Any | None, own_process_ids: Sequence[int] | None) -> tuple[DeviceState, ...]:
+    """State of every GPU that torch can use, by torch's index; those that NVML knows and the user left visible without torch's.
+
+    A GPU that NVML does not know (AMD's, a MIG instance, of which NVML lists the whole GPU) has its name and UUID only.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return device_states(nvml, own_process_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    named = {index: torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())}
+    uuids = {index: str(getattr(one, "uuid", "")) for index, one in named.items()}
+    known = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
+    return tuple(
+        known.get(index) or DeviceState(index=index, uuid=uuids[index] or None, name=one.name)
+        for index, one in named.items()
+    )
+
+
+def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:
+    """One state per device from several moments: median clocks and power, the highest temperature, every reason and process."""
+    by_device: dict[int, list[DeviceState]] = {}
+    for state in (one for moment in samples for one in moment):
+        by_device.setdefault(state.index, []).append(state)
+    return tuple(_joined_state(states) for _, states in sorted(by_device.items()))
+
+
+def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
+    def known(field: str) -> list[Any]:
+        return [value for state in states if (value := getattr(state, field)) is not None]
+
+    def united(field: str) -> tuple[Any, ...] | None:
+        return tuple(dict.fromkeys(one for value in known(field) for one in value)) if known(field) else None
+
+    changes: dict[str, Any] = {
+        name: statistics.median_low(values)
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w")
+        if (values := known(name))
+    }
+    highest = ("temperature_c", "pcie_generation", "pcie_width")
+    changes |= {name: max(values) for name in highest if (values := known(name))}
+    changes |= {name: united(name) for name in ("throttle_reasons", "other_process_ids")}
+    return msgspec.structs.replace(states[-1], **changes)
+
+
 def own_processes_seen(nvml: Any | None, process_id: int) -> bool:
     """Whether NVML lists `process_id`, so that its process ids are those of this process's namespace."""
     return any(process_id in (_process_ids(nvml, handle) or ()) for handle in gpu_handles(nvml) if handle is not None)
@@ -136,16 +181,13 @@ def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
 
 
 def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = None) -> Environment:
-    """This machine as it is now. Imports torch; `on_gpus`: GPUs that NVML does not know, as AMD's, are named by torch.
+    """This machine as it is now. Imports torch; `on_gpus`: with the GPUs that torch can use.
 
     `code` is the folder of the code that is measured, whose commit is asked of git; None: that is not asked.
     """
     import torch
 
-    accelerators = device_states(nvml, None, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if on_gpus and not accelerators and torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        accelerators = tuple(DeviceState(index=index, name=name) for index, name in enumerate(names))
+    accelerators = usable_device_states(nvml, None) if on_gpus else ()
     return Environment(
         hostname=socket.gethostname(),
         platform=platform.platform(),
@@ -212,9 +254,7 @@ def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], dev
     """What about this machine's first `devices` GPUs makes times unfair, or cannot be told; none on the CPU."""
     states = environment.accelerators[:devices]
     findings = device_findings(states)
-    if kind == "cuda" and all(
-        msgspec.structs.replace(one, name=None) == DeviceState(index=one.index) for one in states
-    ):
+    if kind == "cuda" and not any(map(state_is_known, states)):
         unknown = (
             "whether they are slowed down or shared"
             if states
@@ -225,11 +265,18 @@ def machine_findings(environment: Environment, kind: Literal["cuda", "cpu"], dev
     return findings
 
 
-def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
-    """What about these devices makes a comparison between them, or with another day, unfair.
+def state_is_known(state: DeviceState) -> bool:
+    """Whether more than a GPU's name and UUID is known."""
+    return msgspec.structs.replace(state, name=None, uuid=None) != DeviceState(index=state.index)
 
-    A device may be given at several moments; what is the same in each is told once.
-    """
+
+def findings_at_moments(*moments: Sequence[DeviceState]) -> list[Finding]:
+    """`device_findings` of each moment, every finding once. Clocks of different moments are not compared."""
+    return list(dict.fromkeys(finding for states in moments for finding in device_findings(states)))
+
+
+def device_findings(states: Sequence[DeviceState]) -> list[Finding]:
+    """What about these devices, at one moment, makes a comparison between them, or with another day, unfair."""
     findings: list[Finding] = []
     for state in states:
         if _tells_nothing(state):

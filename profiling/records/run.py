@@ -276,7 +276,7 @@ class RankResult(Stored, frozen=True):
     blocks: tuple[TimedBlock, ...]
     memory: tuple[DeviceMemory, ...]  # empty on CPU: the allocator keeps no such figure there
     device_states_before: tuple[DeviceState, ...] = ()  # before any process of the job was on them
-    device_states_after: tuple[DeviceState, ...] = ()  # after the last timed step was queued: under its load
+    device_states_after: tuple[DeviceState, ...] = ()  # while untimed steps ran after the timed ones: under their load
     findings: tuple[Finding, ...] = ()  # about its devices' states
     environment: Environment | None = None  # of its host, told by the first process on each host but the first
     last_loss: float | None = None

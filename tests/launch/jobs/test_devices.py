@@ -12,6 +12,7 @@ from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import Devices, resolve_devices
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.nvml_records import TwoGpuNvml
 
 without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines whose torch has no GPU")
 
@@ -33,7 +34,7 @@ def test_present_but_unusable_gpus_are_an_error(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(DpscopeError) as caught:
             resolve_devices(requested)
         message = str(caught.value)
-        assert "this machine has 2 GPUs (seen by nvidia-smi" in message
+        assert "this machine has 2 NVIDIA GPUs (seen by nvidia-smi" in message
         assert str(torch.version.cuda or "a CPU build") in message
         assert "--device cpu" in message
     assert resolve_devices("cpu") == Devices(kind="cpu", count=None)
@@ -109,17 +110,115 @@ def test_an_all_reduce_in_a_job_of_its_own() -> None:
             all_reduce_once("cuda", 1, console)
 
 
+@pytest.fixture
+def amd_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """AMD's driver with a processor (node 0) and two GPUs, no other GPU."""
+    nodes = tmp_path / "nodes"
+    for node, lines in enumerate(
+        ("cpu_cores_count 64\nsimd_count 0", "simd_count 912\nlds_size_in_kb 64", "simd_count 912")
+    ):
+        (nodes / str(node)).mkdir(parents=True)
+        (nodes / str(node) / "properties").write_text(lines + "\n")
+    (tmp_path / "kfd").touch()
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(devices, "_AMD_NODES", nodes)
+    monkeypatch.setattr(devices, "_AMD_DEVICE", tmp_path / "kfd")
+    monkeypatch.setattr(devices, "open_nvml", lambda: None)
+    monkeypatch.setattr(devices, "_listed_by_nvidia_smi", lambda: 0)
+    monkeypatch.setattr("glob.glob", lambda pattern: [])
+    return nodes
+
+
 @pytest.mark.parametrize(
-    ("usable", "kind", "count"),
-    [(True, "cuda", 2), (False, "cpu", None)],  # AMD's device file is there with its driver, also without a GPU
+    ("cuda", "hip", "fix"),
+    [
+        ("13.0", None, "(built for CUDA 13.0) cannot use them; install a ROCm build of torch;"),
+        (None, None, "(a CPU build) cannot use them; install a ROCm build of torch;"),
+        (None, "6.4", "(built for ROCm 6.4) cannot use them; let this user open /dev/kfd"),
+    ],
 )
-def test_auto_takes_amds_gpus_which_torch_alone_knows(
-    monkeypatch: pytest.MonkeyPatch, usable: bool, kind: str, count: int | None
+def test_amds_gpus_that_torch_cannot_use_stop_a_run(
+    amd_node: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, hip: str | None, fix: str
 ) -> None:
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/kfd" or exists(path))
-    monkeypatch.setattr(devices, "present_gpus", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with pytest.raises(DpscopeError) as caught:
+        resolve_devices("auto")
+    assert "this machine has 2 AMD GPUs (seen by " in str(caught.value)
+    assert fix in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert doctor._driver().status == "failed"
+    assert "ROCm" in doctor._driver().next_step
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")  # hidden on purpose
+    assert resolve_devices("auto") == Devices(kind="cpu", count=None)
+
+
+@pytest.mark.parametrize("lacks", ["gpus", "device file"])
+def test_without_a_gpu_to_open_amds_driver_alone_is_the_cpu(
+    amd_node: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """A processor alone in the topology; a container that sees the host's /sys and got no device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if lacks == "gpus":
+        for node in (1, 2):
+            (amd_node / str(node) / "properties").unlink()
+    else:
+        monkeypatch.setattr(devices, "_AMD_DEVICE", amd_node / "missing")
+    assert resolve_devices("auto") == Devices(kind="cpu", count=None)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_auto_takes_amds_gpus(amd_node: Path, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
+    """Also where the driver's list is missing and torch has them."""
+    if not listed:
+        monkeypatch.setattr(devices, "_AMD_NODES", amd_node / "missing")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = resolve_devices("auto")
-    assert (found.kind, found.count) == (kind, count)
+    assert resolve_devices("auto") == Devices(kind="cuda", count=2)
+
+
+@pytest.mark.parametrize(
+    ("visible", "unknown"),
+    [
+        ("7", "7"), ("0,7,1", "7"), ("0,0", "0"), ("GPU-cc", "GPU-cc"), ("cuda:0", "cuda:0"), ("0,,1", ""),
+        ("1,0", None), ("GPU-bb", None), ("MIG-6f1c", None), (None, None),
+    ],
+)  # fmt: skip
+def test_what_cuda_does_not_accept_as_visible_is_named(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, unknown: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(devices, "open_nvml", TwoGpuNvml)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.unknown_visible_device(2) == unknown
+    with pytest.raises(DpscopeError) as caught:
+        resolve_devices("auto")
+    named = f"CUDA does not accept {unknown!r} on this machine, which has 2 GPUs" in str(caught.value)
+    assert named == (unknown is not None)
+
+
+def test_the_doctor_names_what_cuda_ignores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7,1")
+    monkeypatch.setattr(devices, "open_nvml", TwoGpuNvml)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA A100-SXM4-40GB")
+    check = doctor._devices()
+    assert (check.status, "CUDA ignores '7' in CUDA_VISIBLE_DEVICES" in check.detail) == ("warning", True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert doctor._devices().status == "ok"
+
+
+def test_cuda_without_nvml_is_a_warning_that_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with NVIDIA_DRIVER_CAPABILITIES=compute: CUDA works, libnvidia-ml is not there."""
+    monkeypatch.setattr(doctor, "open_nvml", lambda: None)
+    monkeypatch.setattr(doctor, "present_gpus", lambda: devices.PresentGpus(2, "/dev/nvidia*", None))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check = doctor._driver()
+    assert (check.status, "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in check.next_step) == ("warning", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor._driver().status == "failed"

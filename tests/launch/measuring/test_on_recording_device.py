@@ -112,6 +112,7 @@ def test_memory_and_state_are_those_of_the_devices_that_ran(told: dict[str, Any]
     assert memory == {"single": [(0, 500, 1000)], "dp": [(0, 500, 1000), (1, 1000, 2000)], "ddp": [(1, 1000, 2000)]}
     for moment in ("device_states_before", "device_states_after"):
         states = {name: told[name]["rank"][moment] for name in memory}
+        assert all(len(one) == len({state["index"] for state in one}) for one in states.values())  # one per device
         hot = {name: [(one["index"], one["temperature_c"]) for one in found] for name, found in states.items()}
         assert hot == {"single": [(0, 83)], "dp": [(0, 83), (1, 41)], "ddp": [(1, 41)]}
 
@@ -119,7 +120,7 @@ def test_memory_and_state_are_those_of_the_devices_that_ran(told: dict[str, Any]
 def test_what_is_saved_of_each_strategy(told: dict[str, Any]) -> None:
     assert {name: told[name]["counted"] for name in ("single", "dp", "ddp")} == {"single": 0, "dp": 0, "ddp": 2}
     assert [told[name]["traces"] for name in ("single", "ddp")] == [["0_0.pt.trace.json.gz"], ["0_1.pt.trace.json.gz"]]
-    assert told["ddp"]["passes"] == ["warm-up", "timed", "traced", "counters", "saving"]
+    assert told["ddp"]["passes"] == ["warm-up", "timed", "device states", "traced", "counters", "saving"]
     assert (told["ddp"]["rank"]["nccl_engine"], told["single"]["rank"]["nccl_engine"]) == ("FakeProcessGroup", None)
     assert calls(told, "ddp")[-2:] == [("barrier", None), ("destroy_process_group", None)]
 

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.launch.measuring import cell_passes
 from dpscope.launch.measuring.cell_passes import CellProcess
-from dpscope.profiling.instruments.step_timer import nothing
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
@@ -56,7 +55,6 @@ def steps_taken(
         step=cast(Any, Step()),
         folder=RepeatFolder(Path(os.devnull)),
         report=lambda _: None,
-        look_at_devices=nothing,
     )
     monkeypatch.setattr(cell_passes, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(cell_passes, "synchronise", nothing_of)

@@ -124,22 +124,6 @@ def test_on_cuda_a_wait_behind_queued_work_is_none(monkeypatch: pytest.MonkeyPat
         assert (block.data_wait_s or 0.0) * 1000 == pytest.approx(sum(waits_ms))
 
 
-def test_the_devices_are_looked_at_while_the_last_steps_still_run() -> None:
-    happened = []
-
-    def synchronise() -> None:
-        time.sleep(0.05)
-        happened.append("synchronised")
-
-    def look() -> None:
-        happened.append("looked")
-        time.sleep(0.3)  # as slow drivers answer
-
-    block, samples = time_block(step, 2, HOST, synchronise, under_load=look)
-    assert happened == ["synchronised", "looked", "synchronised"]
-    assert block.duration_s < sum(sample.step_us for sample in samples) / 1e6 + 0.25
-
-
 def test_a_failing_step_leaves_no_trace(tmp_path: Path) -> None:
     def failing(batch_arrived: Callable[[], None]) -> StepCounts:
         raise ArithmeticError("on purpose")

@@ -16,8 +16,10 @@ from dpscope.profiling.machine.environment import (
     collect_environment,
     device_findings,
     device_states,
+    findings_at_moments,
     machine_findings,
     platform_version,
+    states_under_load,
     torch_device_states,
 )
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
@@ -132,12 +134,58 @@ def test_heat_is_told_whatever_the_clock() -> None:
     ]
 
 
+def test_clocks_of_different_moments_are_not_compared() -> None:
+    """A GPU at its power limit under load has a lower clock than it had when idle: that is no slow GPU."""
+    idle = DeviceState(index=0, uuid="GPU-a", sm_clock_mhz=1980, throttle_reasons=())
+    loaded = DeviceState(index=0, uuid="GPU-a", sm_clock_mhz=1500, throttle_reasons=("sw_power_cap",))
+    assert [(one.code, one.severity) for one in findings_at_moments([idle], [loaded])] == [
+        ("device_power_capped", "info")
+    ]
+    faster = msgspec.structs.replace(idle, index=1, uuid="GPU-b")
+    found = findings_at_moments([idle], [loaded, faster])
+    assert [one.code for one in found] == ["device_throttled"]
+    hot = msgspec.structs.replace(loaded, throttle_reasons=("hw_thermal_slowdown",))
+    assert len(findings_at_moments([hot], [hot])) == 1
+
+
+def test_states_of_several_moments_are_joined() -> None:
+    def at(clock_mhz: int, temperature_c: int, *reasons: str, index: int = 0) -> DeviceState:
+        return DeviceState(
+            index=index, sm_clock_mhz=clock_mhz, temperature_c=temperature_c, throttle_reasons=reasons, power_w=None
+        )
+
+    first, second = states_under_load(
+        [(at(1980, 40), at(1700, 50, index=1)), (at(1500, 60, "sw_power_cap"),), (at(1480, 55, "sw_power_cap"),)]
+    )
+    assert (first.sm_clock_mhz, first.temperature_c, first.throttle_reasons) == (1500, 60, ("sw_power_cap",))
+    assert (first.power_w, first.other_process_ids) == (None, None)  # unknown stays unknown
+    assert (second.index, second.sm_clock_mhz) == (1, 1700)
+    assert states_under_load([]) == ()
+
+
+def test_of_a_mig_instance_torchs_list_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML lists the two whole GPUs, torch the one instance that it can use."""
+    instance = SimpleNamespace(uuid="6f1c", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: instance)
+    environment = collect_environment(TwoGpuNvml(), on_gpus=True)
+    (state,) = environment.accelerators
+    assert (state.index, state.uuid, state.name) == (0, "6f1c", instance.name)
+    assert [one.code for one in machine_findings(environment, "cuda", 1)] == ["device_state_unknown"]
+    # A whole GPU is known by its UUID, whatever CUDA's order is.
+    instance.uuid = "bbbb"
+    (whole,) = collect_environment(TwoGpuNvml(), on_gpus=True).accelerators
+    assert (whole.index, whole.uuid, whole.temperature_c) == (0, "GPU-bbbb", 83)
+
+
 def test_gpus_that_nvml_does_not_know_are_named_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As AMD's are: their names make machines unlike, their states stay unknown."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     names = {0: "AMD Instinct MI300X", 1: "AMD Instinct MI250X"}
-    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=names[index]))
     environment = collect_environment(None, on_gpus=True)
     assert [(one.index, one.name) for one in environment.accelerators] == [(0, names[0]), (1, names[1])]
     found = [finding.code for finding in machine_findings(environment, "cuda", 2)]
@@ -214,6 +262,7 @@ def test_the_links_of_the_visible_gpus_are_recorded(monkeypatch: pytest.MonkeyPa
     """4 A100 in two bridged pairs; GPU 1 and 2 are of different pairs: PCIe 4.0 x16, 31.508 GB/s."""
     nvml = ReplayedNvml(DATA / "nvml" / "a100_pcie_x4_bridged.json")
     monkeypatch.setattr(environment_module, "driver_version", lambda _: "550.54.15")  # not among the recorded calls
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     uuids = [device.uuid for device in interconnect(nvml).devices]
     for gpus, gb_per_s in (((0, 1), 300.0), ((1, 2), 31.508)):
         visible = tuple(DeviceState(index=index, uuid=uuids[gpu]) for index, gpu in enumerate(gpus))
