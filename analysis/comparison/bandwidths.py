@@ -10,6 +10,7 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import KEYS, by_nccl, model_sizes
 from dpscope.analysis.comparison.row import Row, ratio
+from dpscope.analysis.comparison.subtraction import NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.run_data import CellData
@@ -100,7 +101,7 @@ def _alone_us(data: CellData, sources: CostSources) -> float | None:
 
 def _why_no_subtraction(added_us: float | None) -> str:
     if added_us is None:
-        return "no single-device cell at this batch per device"
+        return NO_SAME_BATCH
     return f"t_N(b) - t_1(b) is {show_time(added_us)}, not a time in which bytes could move"
 
 

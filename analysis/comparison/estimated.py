@@ -13,7 +13,7 @@ from dpscope.analysis.comparison.predicted import (
 )
 from dpscope.analysis.comparison.ring_load import has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, minus
-from dpscope.analysis.comparison.subtraction import METHODS, step_identity, subtraction_estimates
+from dpscope.analysis.comparison.subtraction import METHODS, NO_SAME_BATCH, step_identity, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import TERMS, RunSpreads, terms_by_repeat
@@ -77,7 +77,7 @@ def _put_subtractions(row: Row, data: CellData, singles: Mapping[int, CellData],
     alone = single.step_samples() if single is not None else []
     added = difference_estimate(data.step_samples(), alone, spreads.step)
     row.put_interval(
-        "no single-device cell at this batch per device" if single is None else NO_INTERVAL,
+        NO_SAME_BATCH if single is None else NO_INTERVAL,
         "same_local_batch_us",
         added,
     )
@@ -155,7 +155,7 @@ def _less(more: tuple[float, float] | None, less: tuple[float, float] | None) ->
 def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:
     """What shows why an estimate is off: waiting for data, and devices that compute longer than others."""
     waits = [_mean_wait_us(one) if one is not None else None for one in (data, single)]
-    row.put("no single-device cell at this batch per device", added_data_wait_us=minus(*waits))
+    row.put(NO_SAME_BATCH, added_data_wait_us=minus(*waits))
     windows = data.whole_windows()
     per_device = (
         windows.groupby(["rank", "device"], dropna=False)["compute_us"].mean().dropna().astype(float).tolist()

@@ -9,6 +9,7 @@ from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwi
 from dpscope.analysis.comparison.columns import COLUMNS, NAMES, RANK_RANGE
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
+from dpscope.analysis.comparison.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.runs.repeats import RunSpreads
@@ -172,19 +173,18 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spre
         _speedup_range(data, singles, cell.global_batch_size, spread),
     )
     few = "one device: 1 by definition" if cell.strategy == "single" else NO_INTERVAL
-    no_same, no_total = "no single-device cell at this batch per device", "no single-device cell at the global batch"
     row.put(
-        no_same,
+        NO_SAME_BATCH,
         weak_speedup=weak * cell.devices if weak is not None else None,
         weak_efficiency=weak,
     )
-    row.put_interval(no_same if same is None else few, "weak_efficiency", weak_range)
+    row.put_interval(NO_SAME_BATCH if same is None else few, "weak_efficiency", weak_range)
     row.put(
-        no_total,
+        NO_GLOBAL_BATCH,
         strong_speedup=strong,
         strong_efficiency=strong / cell.devices if strong is not None else None,
     )
-    row.put_interval(no_total if total is None else few, "strong_speedup", strong_range)
+    row.put_interval(NO_GLOBAL_BATCH if total is None else few, "strong_speedup", strong_range)
     row.put("the length of an epoch is not known", steps_per_epoch=data.ranks[0][1].steps_per_epoch)
 
 

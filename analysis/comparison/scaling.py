@@ -7,6 +7,7 @@ import numpy as np
 
 from dpscope.analysis.comparison.row import ratio as over
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.variant_savings import series_variant
 from dpscope.analysis.stats.samples import Estimate, Samples, Spread, pooled_median, ratio_estimate
 from dpscope.analysis.stats.scaling_laws import (
     Scaling,
@@ -94,9 +95,10 @@ def scaling_series(
             continue
         kinds: tuple[tuple[Scaling, int], ...] = (("weak", cell.batch_size), ("strong", cell.global_batch_size))
         for scaling, batch in kinds:
-            if batch in single_device_baselines(cell):
+            if (single := single_device_baselines(cell).get(batch)) is not None:
                 spread_wider = data.nodes > fewest[cell.strategy, cell.variant, cell.devices, cell.batch_size]
-                variant = f"{cell.variant} over {data.nodes} nodes".strip() if spread_wider else cell.variant
+                variant = series_variant(cell, single.planned)
+                variant = f"{variant} over {data.nodes} nodes".strip() if spread_wider else variant
                 groups.setdefault((cell.strategy, variant, scaling, batch), []).append(data)
     return tuple(
         _series(*key, single_device_baselines(group[0].planned)[key[3]], group, spread) for key, group in groups.items()

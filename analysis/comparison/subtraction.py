@@ -11,6 +11,9 @@ from dpscope.analysis.comparison.row import minus
 Method = Literal["same_local_batch", "ideal_split", "same_total"]
 METHODS: tuple[Method, ...] = ("same_local_batch", "ideal_split", "same_total")
 
+NO_SAME_BATCH = "no single-device cell with the same options at this batch per device"
+NO_GLOBAL_BATCH = "no single-device cell with the same options at the global batch"
+
 FORMULAS: dict[Method, str] = {
     "same_local_batch": "t_N(b) - t_1(b)",
     "ideal_split": "t_N(G/N) - t_1(G)/N",
@@ -44,12 +47,12 @@ def subtraction_estimates(
     different work per device and goes negative as soon as parallel training pays.
     """
     baselines: dict[Method, tuple[float | None, str]] = {
-        "same_local_batch": (single_same_batch_us, "no single-device cell at this batch per device"),
+        "same_local_batch": (single_same_batch_us, NO_SAME_BATCH),
         "ideal_split": (
             single_global_batch_us / devices if single_global_batch_us is not None else None,
-            "no single-device cell at the global batch",
+            NO_GLOBAL_BATCH,
         ),
-        "same_total": (single_global_batch_us, "no single-device cell at the global batch"),
+        "same_total": (single_global_batch_us, NO_GLOBAL_BATCH),
     }
     estimates = []
     for method, (baseline_us, why_not) in baselines.items():

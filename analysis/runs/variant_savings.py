@@ -149,14 +149,31 @@ def _signed(microseconds: float) -> str:
 
 
 def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:
-    """The measured single-device cells that a cell may be set against, by batch size: the same options."""
+    """The measured single-device cells that a cell is compared with, by batch size: the same options.
+
+    Accumulation may differ if the micro-batches are of one size: a script that keeps its global batch divides accumulation by
+    the number of devices. Of two at one batch the one with the same accumulation is taken.
+    """
     if not knows_batch(cell):
         return {}
-    return {
-        data.cell.batch_size: data
-        for data in run.measured
-        if data.cell.strategy == "single" and shared_options(data.cell.options) == shared_options(cell.options)
-    }
+    options = shared_options(cell.options)
+    singles = [data for data in run.measured if data.cell.strategy == "single"]
+    alike = [
+        data
+        for data in singles
+        if msgspec.structs.replace(shared_options(data.cell.options), accumulate=options.accumulate) == options
+        and data.cell.batch_size * options.accumulate == cell.batch_size * data.cell.options.accumulate
+    ]
+    same = [data for data in singles if shared_options(data.cell.options) == options]
+    return {data.cell.batch_size: data for data in (*alike, *same)}
+
+
+def series_variant(cell: Cell, single: Cell) -> str:
+    """What a cell's series is called next to one device: its variant, without an accumulation that falls as devices are added."""
+    if cell.options.accumulate == single.options.accumulate:
+        return cell.variant
+    options = msgspec.structs.replace(cell.options, accumulate=1)
+    return f"{options.name} in micro-batches of {cell.batch_size // cell.options.accumulate}".strip()
 
 
 def shared_options(options: CellOptions) -> CellOptions:

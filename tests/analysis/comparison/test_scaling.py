@@ -8,18 +8,19 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
-from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.comparison.compare import Comparison, compare
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
 from dpscope.analysis.findings.scaling import judge_target, law_table, scaling_table, strong_or_weak
 from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
-from dpscope.profiling.records.matrix import CellStrategy
-from dpscope.profiling.records.run import Cell
-from tests.helpers.run_cells import cell_data
+from dpscope.profiling.records.matrix import Amp, CellStrategy
+from dpscope.profiling.records.run import Cell, CellOptions
+from tests.helpers.run_cells import cell_data, run_of, windows
 
 
 def steps(strategy: CellStrategy, devices: int, batch_size: int, step_us: float, count: int = 8) -> CellData:
@@ -186,3 +187,38 @@ def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_an
     assert [one.label for one in weak] == ["DDP weak, b = 8", "DDP over 2 nodes weak, b = 8"]
     # 4 x 1,000 / 1,200 and 4 x 1,000 / 1,400
     assert [one.points[-1].speedup.value for one in weak] == pytest.approx([16 / 3, 20 / 7], rel=0.01)
+
+
+def accumulating(
+    strategy: CellStrategy, devices: int, batch_size: int, accumulate: int, step_us: float, amp: Amp | None = None
+) -> CellData:
+    cell = Cell(strategy, devices, batch_size, options=CellOptions(accumulate=accumulate, amp=amp))
+    return cell_data(cell, [[step_us] * 8] * 2, windows(cell, 2, 2, step_us=2.0, compute_us=1.0, idle_us=1.0))
+
+
+def test_accumulation_that_falls_as_devices_are_added_is_one_strong_series() -> None:
+    """A global batch of 48 in micro-batches of 12, as scripts cut it: 4 on one device, 2 on each of two, 1 on each of four."""
+    run = run_of(
+        *(
+            accumulating("single" if devices == 1 else "ddp", devices, 48 // devices, 4 // devices, step_us)
+            for devices, step_us in ((1, 1000.0), (2, 600.0), (4, 400.0))
+        ),
+        accumulating("single", 1, 48, 3, 900.0),  # micro-batches of 16
+    )
+    found = compare(run)
+    (strong,) = found.scaling
+    assert (strong.label, strong.scaling) == ("DDP in micro-batches of 12 strong, G = 48", "strong")
+    assert [point.speedup.value for point in strong.points] == [pytest.approx(1000 / 600), pytest.approx(2.5)]
+    row = found.table.set_index("cell").loc["ddp-d2-b24-accumulate-2"]
+    assert row["strong_efficiency"] == pytest.approx(1000 / 600 / 2)
+    assert row["ideal_split_us"] == pytest.approx(600 - 1000 / 2)
+
+
+def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline() -> None:
+    two = accumulating("ddp", 2, 24, 2, 600.0)
+    alike, same = accumulating("single", 1, 48, 4, 1000.0), accumulating("single", 1, 48, 2, 900.0)
+    assert single_device_baselines(run_of(two, alike, same), two.planned) == {48: same}
+    assert single_device_baselines(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")), two.planned) == {}
+    missing = compare(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")))
+    reason = missing.reasons["ddp-d2-b24-accumulate-2", "strong_efficiency"]
+    assert reason == "no single-device cell with the same options at the global batch"

@@ -25,7 +25,7 @@ def test_estimates_without_their_baseline_are_unknown_and_say_why() -> None:
     assert same.error_exposed_us is None
     assert ideal.value_us is None
     assert total.value_us is None
-    assert ideal.reason == "no single-device cell at the global batch"
+    assert ideal.reason == "no single-device cell with the same options at the global batch"
 
 
 def test_identity_has_four_terms_that_add_up() -> None:
