@@ -114,6 +114,22 @@ COLUMNS = (
     Column("queue_us", "queue", "time", "communication", "Time gloo's collectives waited for a worker thread"),
     Column("host_copy_us", "host copies", "time", "communication", "Other copies outside compute and communication"),
     Column("idle_us", "idle", "time", "communication", "Neither compute nor communication"),
+    Column(
+        "critical_device",
+        "critical device",
+        "count",
+        "communication",
+        "Of a process with several devices (DataParallel): the one that is least idle, whose values the row gives",
+    ),
+    *(
+        Column(f"{name}_device_mean_us", f"{heading} (mean)", "time", "communication", f"{what}: mean over all devices")
+        for name, heading, what in (
+            ("compute", "compute", "Compute"),
+            ("communication", "comm.", "Communication"),
+            ("exposed", "exposed", "Exposed communication"),
+            ("idle", "idle", "Idle time"),
+        )
+    ),
     Column("communication_share", "comm. share", "share", "communication", "Communication / traced step"),
     Column("exposed_share", "exposed share", "share", "communication", "Exposed communication / traced step"),
     Column(

@@ -29,11 +29,17 @@ from dpscope.analysis.stats.samples import (
 from dpscope.analysis.traces.steps.intervals import length, union
 
 _MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
+_DEVICE_MEANS = (
+    "compute_device_mean_us",
+    "communication_device_mean_us",
+    "exposed_device_mean_us",
+    "idle_device_mean_us",
+)
 _MATCHED = ("transfer_us", "wait_us", "exposed_wait_us")
 _COMMUNICATION = (
     "communication_us", *RANK_RANGE.of("communication_us"), "hidden_us", "exposed_us", *RANK_RANGE.of("exposed_us"),
     "transfer_us", "wait_us", "exposed_wait_us", "communication_share",
-    "exposed_share",
+    "exposed_share", "communication_device_mean_us", "exposed_device_mean_us",
     "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
 )  # fmt: skip
 _OF_RUNS = tuple(column.name for column in COLUMNS if column.group in ("time", "checks"))
@@ -75,7 +81,7 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
     else:
         put_bandwidths(row, data, sources)
     if not alone and not data.communication_known:
-        row.clear((*_PREDICTED, "idle_us"), lost)  # idle would hold what the trace does not show
+        row.clear((*_PREDICTED, "idle_us", "idle_device_mean_us"), lost)  # idle would hold what the trace does not show
     for column in NAMES:
         if row.values[column] is None:
             row.reasons.setdefault(column, "not measured")
@@ -197,12 +203,18 @@ def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: 
 
 
 def _put_breakdown(row: Row, data: CellData) -> None:
-    windows = data.whole_windows()
+    every, windows = data.whole_windows(), data.critical_windows()
     if windows.empty:
-        row.clear((*_MEANS, "traced_step_us"), "no whole traced step")
+        row.clear((*_MEANS, *_DEVICE_MEANS, "traced_step_us", "critical_device"), "no whole traced step")
         return
     means = {column: _mean(windows[column]) for column in (*_MEANS, "step_us", *_MATCHED)}
     row.put("", traced_step_us=means["step_us"], traced_step_count=len(windows))
+    several = len(windows) < len(every)
+    row.put(
+        "each process has one device",
+        critical_device=int(windows["device"].mode().iloc[0]) if several else None,
+        **{name: _mean(every[name.replace("_device_mean", "")]) if several else None for name in _DEVICE_MEANS},
+    )
     row.put("a CPU trace does not show it", **{column: means[column] for column in _MEANS})
     no_match = (
         "host copies within one process: no collective to match"
@@ -211,7 +223,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
     )
     row.put(no_match, **{column: means[column] for column in _MATCHED})
     for name in ("communication", "exposed"):
-        per_rank = windows.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
+        per_rank = every.groupby(["rank", "device"], dropna=False)[f"{name}_us"].mean().dropna()
         row.put_rank_range("not measured", f"{name}_us", mean_range([float(value) for value in per_rank]))
         value = means[f"{name}_us"]
         row.put(

@@ -56,11 +56,11 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
 
 
 def exposed_by_phase(data: CellData) -> dict[str, float]:
-    """Mean exposed communication of each DataParallel phase per (rank, device, whole step), microseconds."""
-    windows, phases = data.whole_windows(), data.dp_phases
+    """Exposed communication of each DataParallel phase on the critical device, mean over whole steps, microseconds."""
+    windows, phases = data.critical_windows(), data.dp_phases
     if windows.empty or phases.empty:
         return {}
-    whole = windows[["repeat", "rank", "step"]].drop_duplicates()
-    own = phases[phases["replica"].isna()].merge(whole, on=["repeat", "rank", "step"])
+    keys = ["repeat", "rank", "device", "step"]
+    own = phases[phases["replica"].isna()].merge(windows[keys], on=keys)
     sums = own.groupby("phase")["exposed_us"].sum()
     return {name: float(sums[name]) / len(windows) for name in PHASES if name in sums.index and sums[name] > 0}

@@ -107,8 +107,8 @@ def _change(cell: str, quantity: str, before: list[Samples], after: list[Samples
 
 
 def _window_samples(data: CellData, column: str) -> list[Samples]:
-    """One array per repeat: a component's mean over ranks and devices for every whole traced step."""
-    windows = data.whole_windows()
+    """One array per repeat: a component's mean over ranks for every whole traced step."""
+    windows = data.critical_windows()
     if windows.empty or (
         column not in ("compute_us", "step_us") and data.cell.devices > 1 and not data.communication_known
     ):

@@ -54,7 +54,7 @@ def terms_by_repeat(data: CellData) -> Samples:
     Parts are means over ranks, devices and whole traced steps; the rest is the repeat's untraced median minus their sum.
     Repeats of which a part is not known are left out; exposed alone is 0.
     """
-    windows = data.whole_windows()
+    windows = data.critical_windows()
     if windows.empty:
         return np.empty((0, len(TERMS)))
     if data.cell.devices == 1:

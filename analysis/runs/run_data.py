@@ -18,6 +18,7 @@ from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
+from dpscope.analysis.traces.ranks.critical_device import critical_windows
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
@@ -114,6 +115,11 @@ class CellData:
             return self.steps
         whole = self.steps[~self.steps["partial_window"].fillna(True).astype(bool)]
         return self.steps if whole.empty and isinstance(self.cell, TracedJob) else whole
+
+    def critical_windows(self) -> pd.DataFrame:
+        """The `whole_windows` behind a cell's values: of a process with several devices those of its critical device."""
+        windows = self.whole_windows()
+        return critical_windows(windows) if len(windows) else windows
 
     def waits(self) -> pd.DataFrame:
         """`waits_caused` of the whole steps with their `repeat`; empty where the trace does not tell."""

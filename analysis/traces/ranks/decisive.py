@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.critical_device import critical_windows
 from dpscope.analysis.traces.ranks.step_waits import step_waits
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.profiling.records.finding import Finding, counted
@@ -17,9 +18,11 @@ _MOST = 0.5  # of all waiting, from which on one rank is named for it
 
 @dataclass(frozen=True)
 class StepCost:
-    """Means over ranks, devices and steps, microseconds; `waits_us` by rank. None where the traces do not tell.
+    """Means over ranks and steps, microseconds; `waits_us` by rank. None where the traces do not tell.
 
-    `steps` counts the (rank, device, step) rows behind the means; they are partial windows where no other was traced.
+    Of a process with several devices the values are those of its critical device, and `devices_exposed_us` is the mean over all
+    of them; None where each process has one. `steps` counts the (rank, device, step) rows behind the means; they are partial
+    windows where no other was traced.
     """
 
     step_us: float
@@ -30,6 +33,8 @@ class StepCost:
     steps: int
     late_rank: int | None = None
     late_share: float | None = None  # of all waiting, 0..1
+    critical_device: int | None = None
+    devices_exposed_us: float | None = None
 
 
 def step_cost(
@@ -42,9 +47,10 @@ def step_cost(
     if steps["device"].isna().all() and collectives.empty:
         return None  # dp-host: copies within one process are no communication
     whole = steps[~steps["partial_window"].fillna(True).astype(bool)]
-    chosen = whole if len(whole) else steps
-    if chosen.empty:
+    every = whole if len(whole) else steps
+    if every.empty:
         return None
+    chosen = critical_windows(every)
     if waits is None:
         waits = step_waits(collectives, exposed) if "wait_us" in collectives else pd.DataFrame()
     own = chosen.merge(waits, on=["rank", "device", "step"]) if len(waits) else pd.DataFrame()
@@ -59,6 +65,8 @@ def step_cost(
         steps=len(chosen),
         late_rank=straggler.rank if straggler and straggler.share >= _MOST else None,
         late_share=straggler.share if straggler and straggler.share >= _MOST else None,
+        critical_device=int(chosen["device"].mode().iloc[0]) if len(chosen) < len(every) else None,
+        devices_exposed_us=_mean(every["exposed_us"]) if len(chosen) < len(every) else None,
     )
 
 
@@ -67,6 +75,16 @@ def decisive_findings(cost: StepCost | None, several_ranks: bool) -> list[Findin
     if cost is None or not cost.communication_us or cost.exposed_us is None:
         return []
     step = show_time(cost.step_us)
+    if cost.critical_device is not None and cost.devices_exposed_us is not None and cost.transfer_us is None:
+        message = (
+            f"communication takes {show_time(cost.communication_us)} of a {step} step on device {cost.critical_device}, which is "
+            f"the least idle; {show_time(cost.exposed_us)} of it ({cost.exposed_us / cost.step_us:.0%} of the step) is exposed, "
+            f"against {show_time(cost.devices_exposed_us)} in the mean over all devices of the process"
+        )
+        next_step = (
+            "see DataParallel's phases; DistributedDataParallel, a process per device, communicates while it computes"
+        )
+        return [TraceCode.COMMUNICATION_COST.finding(message, next_step)]
     if cost.transfer_us is None:
         why = "its collectives could not be matched" if several_ranks else "only one process was read"
         message = (
