@@ -112,7 +112,20 @@ COLUMNS = (
         "The part of exposed communication spent waiting for a later rank",
     ),
     Column("queue_us", "queue", "time", "communication", "Time gloo's collectives waited for a worker thread"),
-    Column("host_copy_us", "host copies", "time", "communication", "Other copies outside compute and communication"),
+    Column(
+        "host_copy_us",
+        "host copies",
+        "time",
+        "communication",
+        "Copies from or to the host outside compute and communication",
+    ),
+    Column(
+        "device_copy_us",
+        "device copies",
+        "time",
+        "communication",
+        "Copies within a device, and memsets, outside compute, communication and host copies",
+    ),
     Column("idle_us", "idle", "time", "communication", "Neither compute nor communication"),
     Column(
         "critical_device",

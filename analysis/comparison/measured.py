@@ -28,7 +28,7 @@ from dpscope.analysis.stats.samples import (
 )
 from dpscope.analysis.traces.steps.intervals import length, union
 
-_MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us")
+_MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "idle_us")
 _DEVICE_MEANS = (
     "compute_device_mean_us",
     "communication_device_mean_us",

@@ -14,6 +14,7 @@ from typing import Any
 
 from isal import igzip, igzip_lib
 
+from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_peer_copy
 from dpscope.profiling.store.errors import DpscopeError
@@ -92,7 +93,7 @@ def _communicates(event: _JsonEvent) -> bool:
     name = str(event.get("name"))
     if event.get("cat") == "kernel":
         return is_collective_kernel(name)
-    return event.get("cat") == "gpu_memcpy" and is_peer_copy(name)
+    return event.get("cat") == "gpu_memcpy" and is_peer_copy(copy_name(name, event.get("args", {}).get("copy kind")))
 
 
 def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:

@@ -24,7 +24,7 @@ _RATE = Unit("GB/s", 1.0, 3)
 
 STEP_FIELDS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
-    "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
+    "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
     "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
 )  # fmt: skip
 WAIT_FIELDS = ("transfer_us", "wait_us", "exposed_wait_us")

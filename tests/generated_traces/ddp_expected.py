@@ -41,10 +41,12 @@ WAITING_US = {"bucket0": 500, "bucket1": 40, "bucket2": 0}
 
 BUFFERS_US = 18  # exposed
 EXTRA_GROUPS_US = 30  # all-gather 20 and all-to-all 10, hidden; the reduce-scatter runs under bucket 0
-HOST_COPY_US: Triple = (38, 38, 38)
-# With lag: own inputs 30 (first step only), targets 2, and 736 to 750, where the copy of the last bucket and that of
-# the next step's inputs leave no gap; the last step has no next: 2 + 6.
-LAG_HOST_COPY_US: Triple = (46, 16, 8)
+HOST_COPY_US: Triple = (32, 32, 32)  # inputs 30, targets 2
+DEVICE_COPY_US: Triple = (6, 6, 6)  # of the last bucket: 736 to 742
+# With lag: own inputs 30 (first step only), targets 2, and of the next step's inputs 738 to 750, before the optimizer runs;
+# of the last bucket's copy the 2 before that. The last step has no next.
+LAG_HOST_COPY_US: Triple = (44, 14, 2)
+LAG_DEVICE_COPY_US: Triple = (2, 2, 6)
 MEMSET_US = 4  # in the idle time only where no bucket runs over it
 CLIPPED_US: Triple = (0, 30, 30)  # with lag: the inputs copied during the step before
 
@@ -115,6 +117,7 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
     extra = EXTRA_GROUPS_US if options.extra_groups else 0
     total, hidden, exposed = COMMUNICATION_US[role]
     host_copy = (LAG_HOST_COPY_US if options.lag else HOST_COPY_US)[index]
+    device_copy = (LAG_DEVICE_COPY_US if options.lag else DEVICE_COPY_US)[index]
     clipped = CLIPPED_US[index] if options.lag else 0
     ranges = {"forward": FORWARD_US, "backward": BACKWARD_US, "optimizer": OPTIMIZER_US[index]}
     if not clipped:
@@ -130,7 +133,8 @@ def _step(rank: int, device: int, index: int, step: int, role: Role, options: Dd
         communication_us=total + early - buffers + extra if is_whole else None,
         hidden_us=hidden + extra if is_whole else None,
         exposed_us=exposed + early - buffers if is_whole else None,
-        host_copy_us=host_copy if is_whole else host_copy + MEMSET_US,
+        host_copy_us=host_copy,
+        device_copy_us=device_copy if is_whole else device_copy + MEMSET_US,
         idle_us=idle if is_whole else IDLE_WITHOUT_COMMUNICATION_US[role][index],
         clipped_us=clipped,
         partial_window=index == 0,

@@ -120,6 +120,7 @@ def _expected(rank: int, world_size: int) -> Expected:
             hidden_us=HIDDEN_US,
             exposed_us=EXPOSED_US[index] - late_start,
             host_copy_us=None,
+            device_copy_us=None,
             idle_us=IDLE_US[index] + late_start,
             clipped_us=CLIPPED_US[index],
             partial_window=index == len(STEPS) - 1,

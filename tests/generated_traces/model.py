@@ -46,6 +46,7 @@ class ExpectedStep:
     hidden_us: float | None
     exposed_us: float | None
     host_copy_us: float | None
+    device_copy_us: float | None
     idle_us: float | None
     clipped_us: float = 0.0
     partial_window: bool = False

@@ -99,6 +99,7 @@ def _steps(job: Job, rank: int) -> dict[tuple[int | None, int], ExpectedStep]:
             hidden_us=sums.hidden_us,
             exposed_us=sums.exposed_us,
             host_copy_us=0.0,
+            device_copy_us=0.0,
             idle_us=sums.idle_first_us if index == 0 else sums.idle_us,
             partial_window=index == 0,
             collective_count=count,

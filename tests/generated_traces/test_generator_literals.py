@@ -54,12 +54,14 @@ def check_measures(expected: ExpectedStep, events: list[Trace], window: set[int]
     compute = cells(event for event in events if is_compute(event)) & window
     communication = cells(event for event in events if is_communication(event)) & window
     others = [event for event in events if not is_compute(event) and not is_communication(event)]
-    host = cells(others) & window
+    from_or_to_host = [event for event in others if "HtoD" in event["name"] or "DtoH" in event["name"]]
+    host, copies = cells(from_or_to_host) & window, cells(others) & window
     idle = {cell for cell in window if cell not in compute and cell not in communication}
     assert expected.step_us == length_us(window)
     assert expected.compute_us == length_us(compute)
     assert expected.idle_us == length_us(idle)
     assert expected.host_copy_us == length_us(idle & host)
+    assert expected.device_copy_us == length_us(idle & copies) - expected.host_copy_us
     if is_whole:
         assert expected.communication_us == length_us(communication) > 0
         assert expected.hidden_us == length_us(communication & compute)
@@ -93,6 +95,7 @@ def test_cpu_step_literals_on_a_grid(name: str) -> None:
         assert expected.clipped_us == sum(length_us(cells([event]) - window) for event in own)
         assert expected.collective_count == len(own) == 5
         assert expected.host_copy_us is None
+        assert expected.device_copy_us is None
 
 
 def phase_of(call: Trace, trace: Trace) -> str:

@@ -11,7 +11,8 @@ from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_
 from tests.generated_traces.generator import ExpectedStep, GeneratedTrace, write_trace
 
 TIMES = (
-    "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "idle_us", "clipped_us",
+    "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "idle_us",
+    "clipped_us",
 )  # fmt: skip
 
 

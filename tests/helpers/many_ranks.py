@@ -98,7 +98,7 @@ def _rows(
         "compute_us": lengths - communication,
         "communication_us": communication,
         "exposed_us": communication,
-        **dict.fromkeys(("hidden_us", "host_copy_us", "idle_us", "clipped_us"), zeros),
+        **dict.fromkeys(("hidden_us", "host_copy_us", "device_copy_us", "idle_us", "clipped_us"), zeros),
         "partial_window": np.tile(np.arange(steps) == 0, count),
         **{f"{name}_us": none(count * steps, pa.float64()) for name in _PHASES},
         "collective_count": np.full(count * steps, per_step),

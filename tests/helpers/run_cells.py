@@ -73,6 +73,7 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd
             "hidden_us",
             "exposed_us",
             "host_copy_us",
+            "device_copy_us",
             "idle_us",
             "transfer_us",
             "wait_us",

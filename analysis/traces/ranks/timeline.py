@@ -130,7 +130,7 @@ def _device_timelines(attribution: Attribution, index: int, window: tuple[float,
         own = launched & (events.device == device)
         compute = own & attribution.rows(Kind.COMPUTE)
         peers = np.flatnonzero(_within(events, own & attribution.rows(Kind.PEER_COPY), window))
-        others = np.flatnonzero(_within(events, own & attribution.rows(Kind.COPY), window))
+        others = np.flatnonzero(_within(events, own & attribution.rows(Kind.HOST_COPY), window))
         in_phase = () if by_phase is None else tuple(_launched_in(events, by_phase, own, window))
         yield _timeline(
             int(device),

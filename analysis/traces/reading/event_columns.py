@@ -141,7 +141,7 @@ class TableBuilder:
         if self.base_us is None:
             self.base_us = int(np.median(starts)) + subtracted_us
         category = np.array([known[event.cat] for event in events], dtype=np.uint8)
-        names = self._name_codes([event.name for event in events])
+        names = self._name_codes(_names(events, category))
         self._append(
             start_us=starts - float(self.base_us - subtracted_us),
             duration_us=durations,
@@ -216,6 +216,24 @@ class TableBuilder:
             parts = self.parts.pop(name)
             columns[name] = np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
         return EventTable(**columns, names=list(self.name_codes), communication=self.communication)
+
+
+_COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+"""CUpti_ActivityMemcpyKind of CUPTI's cupti_activity.h, by number."""
+
+
+def copy_name(name: str, kind: int | str | None) -> str:
+    """A copy's name with its kind, for tools that call all copies ``Memcpy`` and state the kind as an argument."""
+    if isinstance(kind, int):
+        kind = _COPY_KINDS[kind] if 0 < kind < len(_COPY_KINDS) else None
+    return name if not kind or kind in name else f"{name} {kind}"
+
+
+def _names(events: Sequence[Event], category: "np.ndarray[Any, np.dtype[np.uint8]]") -> list[str]:
+    names = [event.name for event in events]
+    for row in np.flatnonzero(category == Category.MEMCPY).tolist():
+        names[row] = copy_name(names[row], events[row].args.copy_kind)
+    return names
 
 
 def _several(owners: Counter[Any]) -> bool:

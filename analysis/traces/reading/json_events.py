@@ -21,6 +21,7 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     copy_device: int = msgspec.field(default=NONE, name="inDevice")  # a peer copy has no `device`
     correlation: int = NONE
     bytes: int = NONE
+    copy_kind: int | str | None = msgspec.field(default=None, name="copy kind")  # of a copy whose name has none
     collective_name: str | None = msgspec.field(default=None, name="Collective name")
     input_elements: int | None = msgspec.field(default=None, name="In msg nelems")
     output_elements: int | None = msgspec.field(default=None, name="Out msg nelems")

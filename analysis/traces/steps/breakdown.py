@@ -14,7 +14,13 @@ from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, Fl
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
-from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, named_annotations
+from dpscope.analysis.traces.steps.event_kind import (
+    COMMUNICATION_KINDS,
+    COPY_KINDS,
+    DEVICE_KINDS,
+    Kind,
+    named_annotations,
+)
 from dpscope.analysis.traces.steps.findings import communication_lost, shows_no_device
 from dpscope.analysis.traces.steps.intervals import Intervals
 from dpscope.analysis.traces.steps.stalls import launched
@@ -23,7 +29,7 @@ from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
-    "host_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
+    "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
     "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
 )  # fmt: skip
 
@@ -95,10 +101,12 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
     windows = attribution.windows
     compute = _union(attribution, own & attribution.rows(Kind.COMPUTE))
     communication = _union(attribution, own & attribution.rows(*COMMUNICATION_KINDS))
-    copies = _union(attribution, own & attribution.rows(Kind.COPY))
+    host_copies = _union(attribution, own & attribution.rows(Kind.HOST_COPY))
+    copies = _union(attribution, own & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
     compute_us, communication_us = _length_in(windows, compute), _length_in(windows, communication)
     either_us = _length_in(windows, either)
+    with_host_copies_us = _length_in(windows, intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
     unlaunched_us = step_us - _length_in(windows, launched(attribution, own))
     return {
@@ -107,7 +115,8 @@ def _lengths_in_windows(attribution: Attribution, own: BoolColumn) -> dict[str, 
         "communication_us": communication_us,
         "hidden_us": compute_us + communication_us - either_us,
         "exposed_us": either_us - compute_us,
-        "host_copy_us": _length_in(windows, intervals.merge(either, copies)) - either_us,
+        "host_copy_us": with_host_copies_us - either_us,
+        "device_copy_us": _length_in(windows, intervals.merge(either, copies)) - with_host_copies_us,
         "idle_us": step_us - either_us,
         "unlaunched_us": unlaunched_us,
     }
@@ -225,6 +234,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
             "hidden_us": hidden_us,
             "exposed_us": communication_us - hidden_us,
             "host_copy_us": None,
+            "device_copy_us": None,
             "idle_us": (end - start) - compute_us - (communication_us - hidden_us),
             "clipped_us": intervals.length(own) - communication_us,
             "partial_window": attribution.steps.numbers[index] is None or index == len(attribution.steps) - 1 > 0,

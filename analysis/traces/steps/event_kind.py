@@ -7,30 +7,34 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn, is_among
 from dpscope.analysis.traces.steps.communication_kernels import family_of, is_collective_kernel
 from dpscope.analysis.traces.steps.enclosing_ranges import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
 
 class Kind(IntEnum):
-    """DESIGN's split of a timeline: K is COMPUTE, C is COLLECTIVE and PEER_COPY, H is COPY."""
+    """DESIGN's split of a timeline: K is COMPUTE, C is COLLECTIVE and PEER_COPY, H is HOST_COPY, D is DEVICE_COPY."""
 
     OTHER = 0
     COMPUTE = 1  # a kernel that is no communication; on a CPU timeline, an operator
     COLLECTIVE = 2
     PEER_COPY = 3  # from device to another device
-    COPY = 4  # any other copy, and memsets
+    HOST_COPY = 4  # from or to the host
     HOST_RANGE = 5  # dp-host's stand-in for communication
     COLLECTIVE_PART = 6  # a further copy of a collective that copy engines carry out; its first is the COLLECTIVE
+    DEVICE_COPY = 7  # within one device, and memsets
     COMMUNICATION_CALL = 7  # on a CPU timeline: a thread starts a collective or waits for one
 
 
 COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.COLLECTIVE_PART, Kind.PEER_COPY)
-DEVICE_KINDS = (Kind.COMPUTE, *COMMUNICATION_KINDS, Kind.COPY)
+COPY_KINDS = (Kind.HOST_COPY, Kind.DEVICE_COPY)
+DEVICE_KINDS = (Kind.COMPUTE, *COMMUNICATION_KINDS, *COPY_KINDS)
 
 
 _PEER_COPY = re.compile(r"PtoP|Peer", re.IGNORECASE)
+# "Memcpy HtoD (Pinned -> Device)" of CUDA, "CopyHostToDevice" of ROCm, "Memcpy M2D(Memory -> Device)" of XPU; A is a CUDA array.
+_HOST_COPY = re.compile(r"Hto[DAH]|[DA]toH|HostTo|ToHost|[HM]2[DM]|D2[HM]|Pageable|Pinned", re.IGNORECASE)
 # Operators that start collectives or wait for them, and the ranges of FSDP's hooks, which do both.
 _CALLS = re.compile(r"^(?:_?c10d(?:_functional|_functional_autograd)?::|gloo:|nccl:|record_param_comms)")
 _HOOKS = re.compile(r"^(?:FSDP::|FullyShardedDataParallel\.)")
@@ -86,7 +90,7 @@ def with_peer_calls(events: EventTable, kind: npt.NDArray[np.uint8], launch_row:
     peer_call = np.array([bool(_PEER_COPY.search(name)) for name in events.names], dtype=bool)
     launched = (launch_row >= 0) & peer_call[events.name[np.maximum(launch_row, 0)]] if len(events) else launch_row >= 0
     return np.where(
-        launched & (kind == Kind.COPY) & events.is_category(Category.MEMCPY), np.uint8(Kind.PEER_COPY), kind
+        launched & is_among(kind, COPY_KINDS) & events.is_category(Category.MEMCPY), np.uint8(Kind.PEER_COPY), kind
     )
 
 
@@ -99,13 +103,16 @@ def event_kinds(events: EventTable) -> npt.NDArray[np.uint8]:
     """The Kind of every row of a trace with a device timeline."""
     collective_name = np.array([is_collective_kernel(name) for name in events.names], dtype=bool)
     peer_name = np.array([is_peer_copy(name) for name in events.names], dtype=bool)
+    host_name = np.array([bool(_HOST_COPY.search(name)) for name in events.names], dtype=bool)
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
     kernels = events.is_category(Category.KERNEL)
     kinds[kernels] = Kind.COMPUTE
-    kinds[events.is_category(Category.MEMCPY, Category.MEMSET)] = Kind.COPY
+    kinds[events.is_category(Category.MEMCPY, Category.MEMSET)] = Kind.DEVICE_COPY
     if len(events):
+        copies = events.is_category(Category.MEMCPY)
         kinds[kernels & events.has_name(collective_name)] = Kind.COLLECTIVE
-        kinds[events.is_category(Category.MEMCPY) & events.has_name(peer_name)] = Kind.PEER_COPY
+        kinds[copies & events.has_name(host_name)] = Kind.HOST_COPY
+        kinds[copies & events.has_name(peer_name)] = Kind.PEER_COPY
     return kinds
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, EventTable, FloatColumn, IntColumn, is_among
-from dpscope.analysis.traces.steps.event_kind import DEVICE_KINDS, Kind
+from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, DEVICE_KINDS
 
 NO_STEP = -1
 
@@ -40,7 +40,7 @@ def windows_of(events: EventTable, kind: npt.NDArray[np.uint8], step: IntColumn,
     ends = _latest(step[rows], events.end_us[rows], count)
     outlasting: IntColumn = np.empty(0, dtype=np.int64)
     if _hidden(ends).any():  # a checkpoint's copy on a stream of its own may last for steps, and holds none of them up
-        outlasting = _outlasting(events, rows[kind[rows] == Kind.COPY], step, ends)
+        outlasting = _outlasting(events, rows[is_among(kind[rows], COPY_KINDS)], step, ends)
         rows = rows[~np.isin(rows, outlasting)]
         ends = _latest(step[rows], events.end_us[rows], count)
     first = np.full(count, np.inf)

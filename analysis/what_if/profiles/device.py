@@ -8,7 +8,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import Category
 from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.event_kind import Kind
+from dpscope.analysis.traces.steps.event_kind import COPY_KINDS, Kind
 from dpscope.analysis.what_if.profiles import buckets as told
 from dpscope.analysis.what_if.profiles.gradients import PARTS, ReadyGradients, ends_of, ready_gradients
 from dpscope.analysis.what_if.profiles.kernel_bounds import kernel_bounds
@@ -75,7 +75,7 @@ def device_profile(
 
 def _launched(attribution: Attribution, step: int, began: float) -> _Launched:
     events = attribution.events
-    mine = attribution.rows(Kind.COMPUTE, Kind.COPY) & (attribution.step == step)
+    mine = attribution.rows(Kind.COMPUTE, *COPY_KINDS) & (attribution.step == step)
     rows = np.flatnonzero(mine)
     rows = rows[~np.isin(rows, attribution.windows.outlasting)]
     launch = attribution.launch_us[rows]
@@ -244,12 +244,12 @@ def _waits(attribution: Attribution, works: _Launched, step: int, began: float) 
 
 
 def _last_launch(attribution: Attribution, first: float) -> float:
-    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, Kind.COPY)]
+    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, *COPY_KINDS)]
     earlier = launches[launches < first]
     return float(earlier.max()) if len(earlier) else NEVER
 
 
 def _next_launch(attribution: Attribution, step: int, works: _Launched) -> float:
-    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, Kind.COPY)]
+    launches = attribution.launch_us[attribution.rows(Kind.COMPUTE, *COPY_KINDS)]
     later = launches[launches > (works.launch_us[-1] if len(works.launch_us) else NEVER)]
     return float(later.min()) if len(later) else float(attribution.steps.end_us[step])

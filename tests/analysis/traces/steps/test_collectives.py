@@ -32,9 +32,10 @@ def test_collectives_by_copy_engines(tmp_path: Path) -> None:
     assert table["bytes"].tolist() == [16_000, 16_000]
     assert table["duration_us"].tolist() == [60.0, 30.0]
     (step,) = analysis.steps.to_dict("records")
-    # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack) + 10 (from the host); the kernel 20
+    # communication 60 + 30, 10 of it under the kernel; copies 10 (unpack), 10 from the host; the kernel 20
     assert (step["communication_us"], step["hidden_us"], step["exposed_us"]) == (90.0, 10.0, 80.0)
-    assert (step["compute_us"], step["host_copy_us"], step["collective_count"]) == (20.0, 20.0, 2)
+    assert (step["compute_us"], step["host_copy_us"], step["device_copy_us"]) == (20.0, 10.0, 10.0)
+    assert step["collective_count"] == 2
     assert parallelism(analysis).startswith("not told: no operators of a backward pass")
 
 
@@ -71,7 +72,8 @@ def test_a_copy_at_world_size_one_is_no_communication(tmp_path: Path) -> None:
     trace["traceEvents"] = [event for event in trace["traceEvents"] if "ncclDev" not in event["name"]]
     analysis = analyzed(tmp_path, trace)
     (step,) = analysis.steps.to_dict("records")
-    assert (step["communication_us"], step["host_copy_us"], step["collective_count"]) == (0.0, 50.0, 0)
+    assert (step["communication_us"], step["host_copy_us"], step["device_copy_us"]) == (0.0, 10.0, 40.0)
+    assert step["collective_count"] == 0
     assert analysis.collectives.empty
     assert not {"trace_incomplete", "parallelism"} & {finding.code for finding in analysis.findings}
 

@@ -42,7 +42,8 @@ def test_a_copy_within_one_rank_is_no_communication(
     analysis = analyze_traces([tmp_path])
     row = analysis.steps.iloc[1]
     assert [row[name] for name in ("step_us", "compute_us", "communication_us")] == [530, 200, communication_us]
-    assert row["host_copy_us"] == 300 - communication_us
+    assert row["device_copy_us"] == 300 - communication_us
+    assert row["host_copy_us"] == 0
     assert "trace_incomplete" not in codes(analysis)
 
 
