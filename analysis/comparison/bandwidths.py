@@ -9,6 +9,7 @@ import pandas as pd
 
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import KEYS, by_nccl, model_sizes
+from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, NO_RINGS, has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, ratio
 from dpscope.analysis.comparison.subtraction import NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
@@ -60,6 +61,9 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
     row.put("the trace gives no sizes for some collectives", wire_bytes_per_step=moved)
     added, total = row.number("same_local_batch_us"), row.number("communication_us")
     row.put(_why_no_subtraction(added), subtraction_gb_per_s=_gb_per_s(moved, added))
+    ring = _ring_bytes(data)
+    why = ring if isinstance(ring, str) else _why_no_subtraction(added)
+    row.put(why, ring_subtraction_gb_per_s=None if isinstance(ring, str) else _gb_per_s(ring, added))
     row.put("communication is not known", communication_gb_per_s=_gb_per_s(moved, total))
     row.put(
         "needs matched all-reduces of every rank; DataParallel runs none",
@@ -76,6 +80,17 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
         for level, column in (("link", "link_gb_per_s"), ("calibration", "calibrated_gb_per_s")):
             why = row.reasons.get(f"{way}_gb_per_s") or row.reasons.get(column) or ""
             row.put(why, **{f"{way}_of_{level}": ratio(rate, row.number(column))})
+
+
+def _ring_bytes(data: CellData) -> float | str:
+    """Bytes that a rank sends in a step by the ring formula, of all gradients; else why it does not apply."""
+    if not has_rings(data):
+        return NO_RINGS.get(data.cell.strategy, NO_ALL_REDUCE)
+    loads = ring_loads(data)
+    if isinstance(loads, str):
+        return loads
+    sent = [(bus_factor(load.kind, load.ranks) or 0.0) * load.size_bytes for load in loads]
+    return sum(sent)
 
 
 def _calibrated_gb_per_s(row: Row, data: CellData, sources: CostSources, moved: float | None) -> float | None:

@@ -66,6 +66,7 @@ COLUMNS = (
     Column("cell", "cell", "text", "cell", "Strategy, devices and batch per device"),
     Column("strategy", "strategy", "text", "cell", "dp-host is the CPU stand-in for nn.DataParallel"),
     Column("devices", "devices", "count", "cell", "Devices the step runs on (CPU: processes or replicas)"),
+    Column("nodes", "nodes", "count", "cell", "Hosts that its processes run on; 1 for traces alone"),
     Column("batch_size", "batch", "count", "cell", "Samples per device and step"),
     Column("global_batch_size", "global batch", "count", "cell", "Samples per step over all devices"),
     Column("status", "status", "text", "cell", "ok, or what kept the cell from being measured"),
@@ -143,6 +144,11 @@ COLUMNS = (
             ("idle", "idle", "Idle time"),
         )
     ),
+    Column("data_us", "data", "time", "communication", "Compute of the phase that takes a batch from the loader"),
+    Column("host_to_device_us", "to device", "time", "communication", "Time of copying a batch to the device"),
+    Column("forward_us", "forward", "time", "communication", "Compute of the forward pass"),
+    Column("backward_us", "backward", "time", "communication", "Compute of the backward pass, without communication"),
+    Column("optimizer_us", "optimizer", "time", "communication", "Compute of the optimizer's step"),
     Column("communication_share", "comm. share", "share", "communication", "Communication / traced step"),
     Column("exposed_share", "exposed share", "share", "communication", "Exposed communication / traced step"),
     Column(
@@ -292,6 +298,13 @@ COLUMNS = (
         "wire_bytes_per_step", "wire bytes", "bytes", "bandwidth", "Bytes a rank sends per step, by the bus factors"
     ),
     Column("subtraction_gb_per_s", "by subtraction", "bandwidth", "bandwidth", "Wire bytes / (t_N(b) - t_1(b))"),
+    Column(
+        "ring_subtraction_gb_per_s",
+        "ring by subtraction",
+        "bandwidth",
+        "bandwidth",
+        "Bytes of the ring formula / (t_N(b) - t_1(b)), which per epoch is T_N - T_1/N",
+    ),
     Column(
         "communication_gb_per_s",
         "by comm.",

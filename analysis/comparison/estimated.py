@@ -11,7 +11,7 @@ from dpscope.analysis.comparison.predicted import (
     predict_cell,
     relative_error,
 )
-from dpscope.analysis.comparison.ring_load import has_rings, ring_loads
+from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, NO_RINGS, has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.comparison.subtraction import METHODS, NO_SAME_BATCH, step_identity, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
@@ -184,7 +184,6 @@ def _mean_wait_us(data: CellData) -> float | None:
     return float(np.concatenate(waits).mean()) if waits else None
 
 
-_NO_RINGS = {"dp": "DataParallel runs no all-reduce", "dp-host": "dp-host runs no all-reduce"}
 _NOT_REDUCED_ALONE = (
     "the all-reduces' own transfer is not known: ranks are missing, or other collectives are in the sum"
 )
@@ -197,7 +196,7 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     """
     columns = ("ring_us", "ring_error_us", "ring_source")
     if not has_rings(data):
-        row.clear(columns, _NO_RINGS.get(data.cell.strategy, "the traces show no all-reduce"))
+        row.clear(columns, NO_RINGS.get(data.cell.strategy, NO_ALL_REDUCE))
         return
     loads = ring_loads(data)
     if isinstance(loads, str):

@@ -29,6 +29,7 @@ from dpscope.analysis.stats.samples import (
 from dpscope.analysis.traces.steps.intervals import length, union
 
 _MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "idle_us")
+_PHASES = ("data_us", "host_to_device_us", "forward_us", "backward_us", "optimizer_us")
 _DEVICE_MEANS = (
     "compute_device_mean_us",
     "communication_device_mean_us",
@@ -54,6 +55,7 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
         cell=cell.name,
         strategy=cell.strategy,
         devices=cell.devices,
+        nodes=data.nodes,
         status=_status(data),
     )
     if knows_batch(cell):
@@ -205,9 +207,9 @@ def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: 
 def _put_breakdown(row: Row, data: CellData) -> None:
     every, windows = data.whole_windows(), data.critical_windows()
     if windows.empty:
-        row.clear((*_MEANS, *_DEVICE_MEANS, "traced_step_us", "critical_device"), "no whole traced step")
+        row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "traced_step_us", "critical_device"), "no whole traced step")
         return
-    means = {column: _mean(windows[column]) for column in (*_MEANS, "step_us", *_MATCHED)}
+    means = {column: _mean(windows[column]) for column in (*_MEANS, *_PHASES, "step_us", *_MATCHED)}
     row.put("", traced_step_us=means["step_us"], traced_step_count=len(windows))
     several = len(windows) < len(every)
     row.put(
@@ -216,6 +218,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
         **{name: _mean(every[name.replace("_device_mean", "")]) if several else None for name in _DEVICE_MEANS},
     )
     row.put("a CPU trace does not show it", **{column: means[column] for column in _MEANS})
+    row.put("the traces hold no range of this phase", **{column: means[column] for column in _PHASES})
     no_match = (
         "host copies within one process: no collective to match"
         if data.cell.strategy in ("dp", "dp-host")

@@ -8,6 +8,9 @@ from dpscope.analysis.runs.sharded_traffic import expected_bytes
 from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.profiling.records.matrix import SHARDED, shard_groups
 
+NO_RINGS = {"dp": "DataParallel runs no all-reduce", "dp-host": "dp-host runs no all-reduce"}
+NO_ALL_REDUCE = "the traces show no all-reduce"
+
 
 def runs_all_reduces(data: CellData) -> bool:
     """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""

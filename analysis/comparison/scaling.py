@@ -18,6 +18,7 @@ from dpscope.analysis.stats.scaling_laws import (
     speedup_draws,
     strong_speedup,
 )
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
 
@@ -25,6 +26,11 @@ STRATEGY_NAMES: Mapping[CellStrategy, str] = {
     "single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP", "replicate": "replicate", "fsdp": "FSDP",
     "fsdp-no-reshard": "FSDP without resharding", "hsdp": "HSDP", "custom": "custom",
 }  # fmt: skip
+
+
+def devices_text(devices: int, nodes: int) -> str:
+    """Such as ``8 devices``, and ``8 devices over 2 nodes``."""
+    return counted(devices, "device") + (f" over {nodes} nodes" if nodes > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class ScalingPoint:
     devices: int
     speedup: Estimate
     serial_fraction: float | None  # Karp and Flatt's; None where it would be above 1, as no fraction is
+    nodes: int = 1
 
     @property
     def efficiency(self) -> Estimate:
@@ -143,6 +150,7 @@ def _series(
                 devices=devices,
                 speedup=Estimate(speedups[devices], low, high, sum(map(len, several[devices]))),
                 serial_fraction=fraction if (fraction := karp_flatt(speedups[devices], devices)) <= 1 else None,
+                nodes=data.nodes,
             )
         )
     return ScalingSeries(strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws))

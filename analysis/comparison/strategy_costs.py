@@ -32,6 +32,7 @@ class StrategyCost:
     ratio: Estimate
     saved_bytes: float | None
     memory: Literal["peak", "state"]
+    nodes: int = 1
 
     @property
     def alone(self) -> bool:
@@ -81,4 +82,5 @@ def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, Row], 
         ratio=ratio_estimate(data.step_samples(), other.step_samples(), spread),
         saved_bytes=minus(both[0], both[1]),
         memory=memory,
+        nodes=data.nodes,
     )

@@ -17,7 +17,7 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.text.units import Unit, choose_unit
 
-Series = tuple[str, int, str]  # strategy, devices, variant
+Series = tuple[str, str, str]  # strategy, devices with their nodes, variant
 
 
 def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
@@ -25,7 +25,8 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     series: dict[Series, list[CellData]] = {}
     for data in (one for one in run.cells.values() if knows_batch(one.cell)):
         if data.measured or ran_out_of_memory(data):
-            series.setdefault((data.cell.strategy, data.cell.devices, data.cell.variant), []).append(data)
+            where = f"{data.cell.devices}" + (f" over {data.nodes} nodes" if data.nodes > 1 else "")
+            series.setdefault((data.cell.strategy, where, data.cell.variant), []).append(data)
     batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})
     if len(batches) < 2:
         return None
@@ -64,12 +65,12 @@ def ran_out_of_memory(data: CellData) -> bool:
 
 
 def _style(key: Series, index: int) -> dict[str, Any]:
-    strategy, devices, variant = key
+    strategy, where, variant = key
     return {
         "color": COLOURS[strategy],
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": "--" if variant else "-",
-        "label": f"{strategy} on {devices}{f' ({variant})' if variant else ''}",
+        "label": f"{strategy} on {where}{f' ({variant})' if variant else ''}",
     }
 
 
@@ -85,8 +86,8 @@ def _out_of_memory(axes: Axes, batches: Sequence[int], key: Series, index: int) 
     if not batches:
         return
     height = [0.04 + 0.05 * index] * len(batches)
-    strategy, devices, _ = key
+    strategy, where, _ = key
     axes.plot(
         list(batches), height, transform=axes.get_xaxis_transform(), linestyle="", marker="x", markersize=8,
-        markeredgewidth=2, color=COLOURS[strategy], clip_on=False, label=f"{strategy} on {devices}: out of memory",
+        markeredgewidth=2, color=COLOURS[strategy], clip_on=False, label=f"{strategy} on {where}: out of memory",
     )  # fmt: skip

@@ -108,7 +108,7 @@ def _larger_batch(rows: Sequence[CellValues], chosen: CellValues, of_script: boo
     alike = [
         row
         for row in rows
-        if (row["strategy"], row["devices"]) == (chosen["strategy"], chosen["devices"])
+        if all(row.get(name) == chosen.get(name) for name in ("strategy", "devices", "nodes"))
         and (number(row, "batch_size") or 0.0) > batch
         and (number(row, slowest) or 0.0) > BATCH_GAIN * (number(chosen, fastest) or rate)
     ]

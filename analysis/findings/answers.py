@@ -11,7 +11,7 @@ import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.row import CellValues, interval_of, number
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
+from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, devices_text
 from dpscope.analysis.findings.actions import Confidence, best_action, split_exposed
 from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
@@ -149,7 +149,7 @@ def _which(comparison: Comparison, case: Sequence[CellValues]) -> tuple[Answer, 
         case, key=lambda row: _measured(row, "step_us")
     )
     speedup = _speedup(comparison, str(chosen["cell"]))
-    where = f"on {chosen['devices']} devices"
+    where = f"on {devices_text(int(_measured(chosen, 'devices')), int(number(chosen, 'nodes') or 1))}"
     if chosen.get("steps_per_s") is None:  # told instead of samples where the batch is not known
         where += f" at batch {chosen['batch_size']} per device"
     between = f" {gap_sentence(gap)}" if gap else ""

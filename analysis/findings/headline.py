@@ -1,7 +1,7 @@
 """The one sentence to take away from a run."""
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries
+from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingPoint, ScalingSeries, devices_text
 from dpscope.analysis.findings.communication import communication_finding, known_values
 from dpscope.analysis.findings.strategy_costs import sharding_headline
 from dpscope.analysis.findings.strategy_gaps import gap_finding
@@ -50,7 +50,7 @@ def _speedup(comparison: Comparison) -> str:
 def _devices(series: ScalingSeries, point: ScalingPoint) -> str:
     batch = "batch {} per device" if series.scaling == "weak" else "global batch {}"
     strategy = f"{STRATEGY_NAMES[series.strategy]} {series.variant}".strip()
-    return f"{strategy} on {point.devices} devices, {batch.format(series.batch_size)}"
+    return f"{strategy} on {devices_text(point.devices, point.nodes)}, {batch.format(series.batch_size)}"
 
 
 def _times(point: ScalingPoint) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES
+from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, devices_text
 from dpscope.analysis.comparison.strategy_costs import StrategyCost
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.stats.samples import unshown, verdict
@@ -86,7 +86,7 @@ def cost_table(costs: Sequence[StrategyCost]) -> TextTable | None:
 
 
 def _where(cost: StrategyCost) -> str:
-    return f"{cost.devices} {'device' if cost.alone else 'devices'}, batch {cost.batch_size} per device"
+    return f"{devices_text(cost.devices, cost.nodes)}, batch {cost.batch_size} per device"
 
 
 def _saving(cost: StrategyCost) -> str:

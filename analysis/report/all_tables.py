@@ -57,6 +57,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "breakdown": views.get("breakdown"),
+        "phases": views.get("phases"),
         "traffic": views.get("traffic"),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
         "waits": run_waits(known),

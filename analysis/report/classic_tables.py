@@ -112,6 +112,10 @@ class _Builder:
         return (
             StudyQuantity("epoch [s]", self._epoch, 2, "step_us"),
             StudyQuantity("compute [s]", self._epoch_of("compute_us"), 2, "compute_us"),
+            *(
+                StudyQuantity(f"{phase} [s]", self._epoch_of(f"{phase}_us"), 2, f"{phase}_us")
+                for phase in ("forward", "backward", "optimizer")
+            ),
             self._told("communication, measured [s]", "communication_epoch_us", 2, 1e-6),
             self._told("exposed, measured [s]", "exposed_epoch_us", 2, 1e-6),
             self._told("estimate T_N-T_1/N [s]", "same_local_batch_epoch_us", 2, 1e-6),
@@ -120,12 +124,18 @@ class _Builder:
         )
 
     def bandwidth(self) -> Sequence[StudyQuantity]:
+        """Utilisation of the link where one is known, else of the calibrated rate."""
+        known, calibrated = (
+            bool(self._comparison.table[f"{level}_gb_per_s"].notna().any()) for level in ("link", "calibrated")
+        )
+        level, rate = ("calibration", "calibrated") if calibrated and not known else ("link", "link")
         return (
             self._told("all-reduces, algbw [GB/s]", "algbw_gb_per_s", 1, 1.0),
             self._told("all-reduces, busbw [GB/s]", "busbw_gb_per_s", 1, 1.0),
-            self._told("busbw / link [%]", "transfer_of_link", 1, 100.0),
+            self._told("ring, by T_N-T_1/N [GB/s]", "ring_subtraction_gb_per_s", 1, 1.0),
             self._told("all communication [GB/s]", "communication_gb_per_s", 1, 1.0),
-            self._told("all communication / link [%]", "communication_of_link", 1, 100.0),
+            self._told(f"busbw / {rate} [%]", f"transfer_of_{level}", 1, 100.0),
+            self._told(f"all communication / {rate} [%]", f"communication_of_{level}", 1, 100.0),
         )
 
     def results(self) -> Sequence[StudyQuantity]:
@@ -193,12 +203,18 @@ class _Builder:
         return (how, *((f"traced steps took longer than untraced ones: {', '.join(slowed)}",) if slowed else ()))
 
     def bandwidth_notes(self) -> tuple[str, ...]:
-        links = sorted({float(rate) for rate in self._comparison.table["link_gb_per_s"].dropna()})
+        table = self._comparison.table
+        rates = {
+            name: sorted({float(f"{rate:.3g}") for rate in table[f"{column}_gb_per_s"].dropna()})
+            for name, column in (("the link", "link"), ("the calibrated rate of the same messages", "calibrated"))
+        }
         moved = (
             "all communication: bytes that a rank sends (bus factors; under DP for broadcasts and reduces), divided by the time "
             "spent communicating"
         )
-        return (*((f"the link: {', '.join(f'{rate:.4g}' for rate in links)} GB/s",) if links else ()), moved)
+        known = (f"{name}: {', '.join(f'{one:g}' for one in found)} GB/s" for name, found in rates.items() if found)
+        ring = "ring, by T_N-T_1/N: bytes of the ring formula over the subtraction; no measured rate"
+        return (*known, ring, moved)
 
     def by_batch(
         self, title: str, quantities: Sequence[StudyQuantity], notes: Sequence[str]
@@ -244,7 +260,7 @@ class _Builder:
                 return None, ["the loader of a script is not timed"]
             return None, [f"--data {self._run.manifest.config.workload.data} loads nothing"]
         by_key = {
-            (f"{data.cell.strategy} {data.cell.variant}".strip(), data.cell.devices, batch(data)): data
+            (_row_label(data), data.cell.devices, batch(data)): data
             for data in self._run.measured
             if shown_batches is None or batch(data) in shown_batches
         }
@@ -310,6 +326,12 @@ class _Builder:
             return per_step * steps / 1e6 if per_step is not None and steps is not None else None
 
         return value
+
+
+def _row_label(data: CellData) -> str:
+    """A strategy with its variant, and with its nodes where there are several: each is a row in a grid."""
+    nodes = f", {data.nodes} nodes" if data.nodes > 1 else ""
+    return f"{data.cell.strategy} {data.cell.variant}".strip() + nodes
 
 
 def _shown(quantity: StudyQuantity, data: CellData) -> str:

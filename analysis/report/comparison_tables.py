@@ -44,6 +44,11 @@ _VIEWS = (
         ),
     ),
     View(
+        "phases",
+        "Time of each phase in a traced step, without communication",
+        ("cell", "host_to_device_us", "forward_us", "backward_us", "optimizer_us"),
+    ),
+    View(
         "traffic",
         "What moves",
         (

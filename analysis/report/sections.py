@@ -44,7 +44,7 @@ SECTIONS = (
         "Where a step goes",
         "How much of a step computes, communicates without computing, or does neither?",
         ("step_split", "phases"),
-        ("breakdown", "traffic"),
+        ("breakdown", "phases", "traffic"),
         terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(

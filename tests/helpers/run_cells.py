@@ -78,6 +78,11 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd
             "transfer_us",
             "wait_us",
             "exposed_wait_us",
+            "data_us",
+            "host_to_device_us",
+            "forward_us",
+            "backward_us",
+            "optimizer_us",
         ),
         pd.NA,
     )

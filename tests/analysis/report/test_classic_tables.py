@@ -8,11 +8,16 @@ import msgspec
 import pytest
 
 from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.findings.answers import answer
+from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.report.classic_tables import Study, classic_tables
-from dpscope.analysis.runs.run_data import RunData, load_run
+from dpscope.analysis.report.comparison_tables import views_by_name
+from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.profiling.records.run import PublishedQuantity, PublishedValue
+from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows
 
 NAMES = ("single-d1-b8", "dp-host-d2-b8", "ddp-d2-b8")
 
@@ -154,3 +159,83 @@ def test_an_efficiency_is_the_speedup_beside_it_over_its_devices(
     (table,) = [one for one in tables.tables if one.title == "Results"]
     row = dict(zip(table.headings, table.rows[2], strict=True))
     assert float(row["efficiency, same b [%]"]) == pytest.approx(100 * float(row["speedup T_1(b)/T_N(b)"]) / 2, abs=0.3)
+
+
+def measured_cell(cell: Cell, step_us: float, **phases: float) -> CellData:
+    return cell_data(
+        cell, [[step_us] * 8] * 2, windows(cell, 4, 2, step_us=step_us, compute_us=0.9 * step_us, **phases)
+    )
+
+
+SINGLE = Cell(strategy="single", devices=1, batch_size=8)
+ONE_NODE, TWO_NODES = (Cell(strategy="ddp", devices=2, batch_size=8, nodes=nodes) for nodes in (1, 2))
+
+
+def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own() -> None:
+    run = run_of(
+        *(measured_cell(cell, step_us) for cell, step_us in ((SINGLE, 100.0), (ONE_NODE, 120.0), (TWO_NODES, 200.0)))
+    )
+    (table, *_) = classic_tables(run, compare(run)).tables
+    speedups = {row[0]: row[3] for row in table.rows if row[2].startswith("speedup")}
+    assert (speedups["ddp"], speedups["ddp, 2 nodes"]) == ("0.833", "0.500")
+
+
+def test_the_first_answer_and_the_headline_name_the_nodes() -> None:
+    run = run_of(measured_cell(SINGLE, 100.0), measured_cell(TWO_NODES, 80.0))
+    comparison = compare(run)
+    assert "on 2 devices over 2 nodes" in answer(comparison, "cuda").which.text
+    assert "on 2 devices over 2 nodes" in best_sentence(comparison)
+    alone = compare(run_of(measured_cell(SINGLE, 100.0), measured_cell(ONE_NODE, 80.0)))
+    assert "nodes" not in answer(alone, "cuda").which.text + best_sentence(alone)
+
+
+def test_phases_are_columns_and_rows_of_an_epoch() -> None:
+    phases = {"forward_us": 30.0, "backward_us": 50.0, "optimizer_us": 10.0}
+    run = run_of(measured_cell(SINGLE, 100.0, **phases), measured_cell(ONE_NODE, 120.0, **phases))
+    comparison = compare(run)
+    values = comparison.table.set_index("cell").loc["ddp-d2-b8"]
+    assert {name: values[name] for name in phases} == phases
+    assert comparison.reasons["ddp-d2-b8", "data_us"] == "the traces hold no range of this phase"
+    phase_view = views_by_name(comparison)["phases"]
+    assert [row[-3:] for row in phase_view.rows] == [("30.0", "50.0", "10.0")] * 2
+    tables = {one.title: one for one in classic_tables(run, comparison).tables}
+    rows = tables["Compute and communication of an epoch, measured beside each estimate"].rows
+    assert {"forward [s]", "backward [s]", "optimizer [s]"} <= {row[2] for row in rows if row[0] == "ddp"}
+
+
+def test_bandwidth_by_subtraction_stands_next_to_the_measured_one_and_the_calibrated_rate_replaces_a_link() -> None:
+    """Ring bytes of 2 devices are the gradients' bytes: over 20 us of subtraction."""
+    buckets = [(float(SIZES.gradient_bytes), 10.0, 16.0)]
+    several = cell_data(
+        ONE_NODE,
+        [[120.0] * 8] * 2,
+        windows(
+            ONE_NODE,
+            4,
+            2,
+            step_us=120.0,
+            compute_us=100.0,
+            communication_us=16.0,
+            hidden_us=0.0,
+            exposed_us=16.0,
+            transfer_us=16.0,
+        ),
+        all_reduces(ONE_NODE, 4, buckets, 2),
+    )
+    run = run_of(measured_cell(SINGLE, 100.0), several)
+    comparison = compare(run, calibration=calibration({"all_reduce": (0.0, 2.0)}))
+    rate = comparison.table.set_index("cell").loc["ddp-d2-b8", "ring_subtraction_gb_per_s"]
+    assert rate == pytest.approx(SIZES.gradient_bytes / 20.0 / 1e3)
+    study = classic_tables(run, comparison)
+    (table,) = [one for one in study.tables if one.title == "Bandwidth and utilisation"]
+    quantities = [row[2] for row in table.rows]
+    assert quantities[1:3] == ["all-reduces, busbw [GB/s]", "ring, by T_N-T_1/N [GB/s]"]
+    assert entry(table, "ddp", "busbw / calibrated [%]") == pytest.approx(
+        SIZES.gradient_bytes / 16.0 / 1e3 / 2.0 * 100, rel=0.01
+    )
+    assert any("calibrated rate" in note and "2 GB/s" in note for note in table.notes)
+    assert not any("give --link" in line for line in study.left_out)
+    linked = classic_tables(
+        run, compare(run, link=parse_link("4GB/s"), calibration=calibration({"all_reduce": (0.0, 2.0)}))
+    )
+    assert any(row[2] == "busbw / link [%]" for one in linked.tables for row in one.rows)
