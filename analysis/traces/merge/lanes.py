@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.reading.json_events import Event
+from dpscope.analysis.traces.reading.json_events import MOST_US, Event
 
 Track = tuple[int | str, int | str]  # pid, tid
 EventPlace = tuple[int | str, int | str, float, float]  # pid, tid, ts, dur: as the file gives them
@@ -30,10 +30,10 @@ class TrackScan:
     def add(self, events: Sequence[Event]) -> None:
         """Note the next events, in file order."""
         starts = np.array([event.ts for event in events if event.ph != "M"], dtype=np.float64)
-        starts = starts[np.isfinite(starts)]
+        starts = starts[np.abs(starts) < MOST_US]
         if len(starts):
             self.first_us = min(self.first_us, float(starts.min()))
-        complete = [event for event in events if event.ph == "X" and event.ts is not None and event.dur is not None]
+        complete = [event for event in events if event.ph == "X" and _has_sound_times(event)]
         codes = self._tracks
         self._codes.append(np.array([codes.setdefault((e.pid, e.tid), len(codes)) for e in complete], dtype=np.int64))
         self._starts.append(np.array([event.ts for event in complete], dtype=np.float64))
@@ -53,6 +53,10 @@ class TrackScan:
         }
 
 
+def _has_sound_times(event: Event) -> bool:
+    return event.ts is not None and event.dur is not None and abs(event.ts) < MOST_US and 0 <= event.dur < MOST_US
+
+
 def lanes(track: _IntColumn, start_us: npt.NDArray[np.float64], duration_us: npt.NDArray[np.float64]) -> _IntColumn:
     """For each event the lane of its track, from 0, on which it nests with the others there; all arrays (events,).
 
@@ -61,8 +65,8 @@ def lanes(track: _IntColumn, start_us: npt.NDArray[np.float64], duration_us: npt
     if not len(start_us):
         return np.zeros(0, dtype=np.int64)
     since = np.floor(start_us.min())  # nanoseconds since 1970 would not fit a float
-    start = np.rint((start_us - since) * 1e3).astype(np.int64)
-    end = start + np.rint(duration_us * 1e3).astype(np.int64)
+    start = _nanoseconds(start_us - since)
+    end = start + _nanoseconds(duration_us)
     lane = np.zeros(len(start), dtype=np.int64)
     order = np.lexsort((start, track))
     for rows in _unnested(order, track, start, end):
@@ -70,6 +74,11 @@ def lanes(track: _IntColumn, start_us: npt.NDArray[np.float64], duration_us: npt
         for row, begin, stop in zip(rows.tolist(), start[rows].tolist(), end[rows].tolist(), strict=True):
             lane[row] = _place(open_ends, begin, stop)
     return lane
+
+
+def _nanoseconds(times_us: npt.NDArray[np.float64]) -> _IntColumn:
+    """Of two such times the sum fits 64 bits: beyond 142 years all are equal."""
+    return np.rint(np.minimum(times_us, MOST_US / 2) * 1e3).astype(np.int64)
 
 
 def _unnested(order: _IntColumn, track: _IntColumn, start: _IntColumn, end: _IntColumn) -> list[_IntColumn]:

@@ -93,8 +93,8 @@ class RankTracks:
         pid = hashable(event.get("pid"))
         if not isinstance(args, dict):
             return
-        if name in _THREAD_METADATA:
-            self._thread_args.setdefault((pid, hashable(event.get("tid"))), {})[str(name)] = args
+        if isinstance(name, str) and name in _THREAD_METADATA:
+            self._thread_args.setdefault((pid, hashable(event.get("tid"))), {})[name] = args
         for kind, key in (("process_name", "name"), ("process_labels", "labels")):
             if name == kind and isinstance(args.get(key), str):
                 self._process_told.setdefault(pid, {})[kind] = args[key]

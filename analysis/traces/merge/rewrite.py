@@ -10,12 +10,14 @@ import msgspec
 
 from dpscope.analysis.traces.merge.lanes import EventPlace
 from dpscope.analysis.traces.merge.names import RankTracks, RawEvent, hashable
-from dpscope.analysis.traces.reading.json_events import Codec, finite
+from dpscope.analysis.traces.reading.json_events import Codec, sound_us
 
 ID_STRIDE = 10_000_000_000
 """Ids keep their digits behind the rank's position: 30000019001 is id 19001 of the rank at position 3."""
 
 _PAIRED_ARGS = ("correlation", "External id", "external id", "wait_on_cuda_event_record_corr_id")
+
+_FLOW = frozenset("stf")  # phases: a flow's start, step and end
 
 
 def _lenient(text: bytes) -> RawEvent | None:
@@ -72,15 +74,21 @@ class RankRewriter:
                 self.left_out += 1
 
     def _rewrite(self, event: RawEvent) -> bool:
-        """False for an event without a phase or without sound times."""
-        phase, start, duration = event.get("ph"), finite(event.get("ts")), None
+        """False for an event without a phase or without sound times, or a flow without an id."""
+        phase, start, duration = event.get("ph"), sound_us(event.get("ts")), None
         if start is None or not isinstance(phase, str) or not phase:
             return False
         if phase == "X":
-            duration = finite(event.get("dur"))
+            duration = sound_us(event.get("dur"))
             if duration is None or duration < 0:
                 return False
             event["dur"] = round(duration, 3)
+        if phase in _FLOW and not isinstance(event.get("id"), int | str):
+            return False
+        if not isinstance(event.get("name"), str):
+            event["name"] = str(event.get("name", ""))
+        if not isinstance(event.get("cat", ""), str):
+            del event["cat"]
         self._put(event, start, duration)
         event["ts"] = round(start - self._placement.zero_us + self._placement.place_us, 3) + 0.0  # no -0.0
         if "id" in event:

@@ -190,8 +190,9 @@ def _match(job: JobTables) -> MatchedCollectives:
     ranks = [one.rank for one in job.summaries]
     if len(set(ranks)) == len(ranks):
         return match_ranks([job.collectives], origins)
-    own = job.collectives.groupby(job.collective_owner)
-    return match_unique_ranks([table for _, table in own], ranks, origins)
+    of_owner = dict(iter(job.collectives.groupby(job.collective_owner)))
+    none = job.collectives.iloc[:0]
+    return match_unique_ranks([of_owner.get(index, none) for index in range(len(ranks))], ranks, origins)
 
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, NONE, Event, EventArgs, int64, ordinal
+from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, EventArgs, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import Buffers, recorded_buffers
 
 CATEGORIES = {
@@ -50,7 +50,6 @@ _COMMUNICATION_NAME = re.compile(
 _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
 _LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)(?:\.(\d{1,17})\d*)?')
 _SEARCHED_WHOLE = 4  # chunks: a file may begin with much metadata, which has no times
-_MOST_US = 2.0**53  # 285 years: what is longer is no time
 
 _LONGEST_NAME = 1 << 14  # characters: C++ names of kernels have hundreds
 _LONGEST_TEXT = 1 << 16  # bytes of what describes a collective; a list of 8,000 ranks has 48,000
@@ -179,7 +178,7 @@ class TableBuilder:
         starts = np.array([event.ts for event in events], dtype=np.float64)
         durations = np.array([event.dur for event in events], dtype=np.float64)
         # A comparison with NaN is False.
-        sound = (np.abs(starts) < _MOST_US) & (durations >= 0) & (durations < _MOST_US)
+        sound = (np.abs(starts) < MOST_US) & (durations >= 0) & (durations < MOST_US)
         if sound.all():
             return events, starts, durations
         negative = durations < 0

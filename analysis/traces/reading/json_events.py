@@ -11,6 +11,7 @@ import msgspec
 
 _decode_lenient = json.JSONDecoder(strict=False).decode
 NONE = -1  # stands for a number the trace does not give
+MOST_US = 2.0**53  # 285 years: what is longer is no time
 MOST_ORDINAL = 2**31 - 1  # of ranks, devices and processes: c10d, CUDA and Linux count them in a C int
 
 
@@ -132,6 +133,12 @@ def finite(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def sound_us(value: object) -> float | None:
+    """A time in microseconds that an event may have; None if it is no number or out of range."""
+    number = finite(value)
+    return number if number is not None and abs(number) < MOST_US else None
 
 
 def int64(value: object) -> int | None:

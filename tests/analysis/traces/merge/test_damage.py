@@ -139,3 +139,35 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         merge_traces([good, bad], output)
     assert output.read_bytes() == older
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged.json", "rank0.json.gz", "rank1.json"]
+
+
+@pytest.mark.parametrize("value", ['{"a": 1}', "[1]", "null", "3", "true", "1e300", "{}"])
+@pytest.mark.parametrize(("field", "sound"), [("cat", '"cpu_op"'), ("name", '"aten::add"')])
+def test_categories_and_names_of_any_type(tmp_path: Path, field: str, sound: str, value: str) -> None:
+    odd = SOUND.replace(f'"{field}": {sound}', f'"{field}": {value}')
+    assert odd != SOUND
+    made = merge_traces([trace_file(tmp_path, SOUND, odd)], tmp_path / "merged.json")
+    assert len(complete(strict(made.path))) == 2
+
+
+def test_metadata_and_flows_of_any_type(tmp_path: Path) -> None:
+    metadata = '{"ph": "M", "name": ["a"], "pid": {"x": 1}, "tid": 0, "args": {"name": {"a": 1}}}'
+    flow = '{"ph": "s", "id": [1], "pid": 7, "tid": 8, "ts": 100.5, "cat": "ac2g", "name": "ac2g"}'
+    made = merge_traces([trace_file(tmp_path, SOUND, metadata, flow)], tmp_path / "merged.json")
+    assert [event["ph"] for event in strict(made.path)["traceEvents"] if event["ph"] != "M"] == ["X"]
+    assert made.ranks[0].left_out == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("time", ["1e16", "1e18", "-1e18", "1e19", "1e300", "-1e300", "1.7976931348623157e308"])
+@pytest.mark.parametrize("field", ["100.5", "2.25"])
+def test_times_out_of_range_are_left_out_without_a_warning(tmp_path: Path, field: str, time: str) -> None:
+    made = merge_traces([trace_file(tmp_path, SOUND, SOUND.replace(field, time))], tmp_path / "merged.json")
+    assert [(event["ts"], event["dur"]) for event in complete(strict(made.path))] == [(0.0, 2.25)]
+    assert made.ranks[0].left_out == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_lanes_of_the_longest_times() -> None:
+    starts, durations = np.array([-9e15, 9e15, 9e15]), np.array([1.0, 9e15, 1.0])
+    assert lanes(np.zeros(3, dtype=np.int64), starts, durations).tolist() == [0, 0, 0]
