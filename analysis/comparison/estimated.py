@@ -1,35 +1,30 @@
-"""The estimates of one cell's row: subtractions per step and epoch, the identity with its intervals, models, evidence."""
+"""The estimates of one cell's row: subtractions per step and epoch, models, evidence."""
 
-import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
-import pandas as pd
 
-from dpscope.analysis.comparison.columns import COLUMNS, INTERVAL
+from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import (
     predict_cell,
     relative_error,
 )
 from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, NO_RINGS, has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, minus
-from dpscope.analysis.comparison.subtraction import METHODS, NO_SAME_BATCH, step_identity, subtraction_estimates
+from dpscope.analysis.comparison.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
 from dpscope.analysis.costs.sources import CostSources
-from dpscope.analysis.runs.repeats import TERMS, RunSpreads, terms_by_repeat
+from dpscope.analysis.runs.repeats import RunSpreads
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.traced_job import TRACES_ALONE
-from dpscope.analysis.stats.samples import (
-    FEWEST_SAMPLES,
-    NO_INTERVAL,
-    Interval,
-    difference_estimate,
-    half_width,
-    pooled_median,
-)
+from dpscope.analysis.stats.samples import NO_INTERVAL, difference_estimate, pooled_median
 from dpscope.profiling.records.matrix import SHARDED
 
-ESTIMATE_COLUMNS = tuple(column.name for column in COLUMNS if column.group in ("estimates", "predictions"))
+ESTIMATE_COLUMNS = tuple(
+    column.name
+    for column in COLUMNS
+    if column.group in ("estimates", "predictions") and not column.name.startswith(("added_idle", "added_tracer"))
+)
 
 
 def single_step_us(singles: Mapping[int, CellData], batch_size: int) -> float | None:
@@ -53,7 +48,6 @@ def put_estimates(
         return
     _put_subtractions(row, data, singles, spreads)
     _put_epochs(row)
-    _put_identity(row, data, singles.get(data.cell.batch_size), spreads)
     _put_evidence(row, data, singles.get(data.cell.batch_size))
     _put_ring(row, data, sources)
     _put_predictions(row, data, sources)
@@ -95,61 +89,6 @@ def _put_epochs(row: Row) -> None:
         per_step = row.number(f"{name}_us")
         value = per_step * steps if per_step is not None and steps is not None else None
         row.put(row.reasons.get(f"{name}_us", "the length of an epoch is not known"), **{f"{name}_epoch_us": value})
-
-
-def _put_identity(row: Row, data: CellData, single: CellData | None, spreads: RunSpreads) -> None:
-    """t_N(b) - t_1(b) in four terms: exposed, change of compute, change of idle, and what the tracer's passes leave."""
-    base = single.whole_windows() if single is not None else pd.DataFrame()
-    base_us = pooled_median(single.step_samples()) if single is not None else None
-    several = tuple(row.number(name) for name in ("exposed_us", "compute_us", "idle_us"))
-    step_us = row.number("step_us")
-    if single is None or base.empty or base_us is None or step_us is None or None in several:
-        why = "needs communication and a traced single-device cell at this batch per device"
-        columns = [f"added_{term}_us" for term in TERMS]
-        row.clear(tuple(name for column in columns for name in (column, *INTERVAL.of(column))), why)
-        return
-    exposed, compute, idle = (value for value in several if value is not None)
-    alone = (0.0, float(base["compute_us"].mean()), float(base["idle_us"].mean()))
-    terms = step_identity((step_us, base_us), (exposed, compute, idle), alone)
-    row.put("", **{f"added_{term}_us": getattr(terms, f"{term}_us") for term in TERMS})
-    for term, within in identity_intervals(data, single, spreads).items():
-        value = getattr(terms, f"{term}_us")
-        holding = None if within is None else Interval(min(within.low, value), max(within.high, value))
-        why = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or one repeat alone: no interval"
-        row.put_interval(why, f"added_{term}_us", holding)
-
-
-def identity_intervals(data: CellData, single: CellData, spreads: RunSpreads) -> dict[str, Interval | None]:
-    """95% intervals of the identity's TERMS; None with too few steps on either side, or where nothing tells the spread.
-
-    From what each repeat says, as shares of the cell's step: N devices minus one, half widths added up as squares do.
-    """
-    sides = [_terms(one, spreads) for one in (data, single)]
-    return {term: _less(sides[0][term], sides[1][term]) for term in TERMS}
-
-
-def _terms(data: CellData, spreads: RunSpreads) -> dict[str, tuple[float, float] | None]:
-    """Mean over repeats and half its interval, microseconds, for each of the TERMS."""
-    step_us, terms = pooled_median(data.step_samples()), terms_by_repeat(data)
-    traced = len(data.whole_windows().drop_duplicates(["repeat", "step"]))
-    enough = min(sum(map(len, data.step_samples())), traced) >= FEWEST_SAMPLES and len(terms)
-    found: dict[str, tuple[float, float] | None] = dict.fromkeys(TERMS)
-    if step_us is None or not enough:
-        return found
-    for index, term in enumerate(TERMS):
-        exact = term == "exposed" and data.cell.devices == 1
-        half = 0.0 if exact else half_width(terms[:, index] / step_us, spreads.terms[term])
-        if half is not None:
-            found[term] = float(terms[:, index].mean()), half * step_us
-    return found
-
-
-def _less(more: tuple[float, float] | None, less: tuple[float, float] | None) -> Interval | None:
-    """Interval of the difference of two means with their half widths."""
-    if more is None or less is None:
-        return None
-    half = math.hypot(more[1], less[1])
-    return Interval(more[0] - less[0] - half, more[0] - less[0] + half)
 
 
 def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
+from dpscope.analysis.comparison.cell_ledger import LOST, put_ledger
 from dpscope.analysis.comparison.columns import COLUMNS, NAMES, RANK_RANGE
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
@@ -28,7 +29,7 @@ from dpscope.analysis.stats.samples import (
 )
 from dpscope.analysis.traces.steps.intervals import length, union
 
-_MEANS = ("compute_us", "communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "idle_us")
+_MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us")
 _PHASES = ("data_us", "host_to_device_us", "forward_us", "backward_us", "optimizer_us")
 _DEVICE_MEANS = (
     "compute_device_mean_us",
@@ -36,10 +37,10 @@ _DEVICE_MEANS = (
     "exposed_device_mean_us",
     "idle_device_mean_us",
 )
-_MATCHED = ("transfer_us", "wait_us", "exposed_wait_us")
+_MATCHED = ("transfer_us", "wait_us")
 _COMMUNICATION = (
     "communication_us", *RANK_RANGE.of("communication_us"), "hidden_us", "exposed_us", *RANK_RANGE.of("exposed_us"),
-    "transfer_us", "wait_us", "exposed_wait_us", "communication_share",
+    "transfer_us", "wait_us", "communication_share",
     "exposed_share", "communication_device_mean_us", "exposed_device_mean_us",
     "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
 )  # fmt: skip
@@ -72,18 +73,18 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
     else:
         row.clear(_OF_RUNS, TRACES_ALONE)
     _put_breakdown(row, data)
+    put_ledger(row, data, singles.get(cell.batch_size) if knows_batch(cell) else None, spreads)
     _put_bandwidth(row, data)
-    lost = "the trace does not show what the strategy must have moved (trace_incomplete)"
     alone = cell.devices == 1
     if alone or not data.communication_known:
-        row.clear(_COMMUNICATION, "one device: nothing to communicate" if alone else lost)
+        row.clear(_COMMUNICATION, "one device: nothing to communicate" if alone else LOST)
     put_estimates(row, data, singles, sources, spreads)
     if alone or not data.communication_known:
-        row.clear(BANDWIDTH_COLUMNS, "one device: nothing to communicate" if alone else lost)
+        row.clear(BANDWIDTH_COLUMNS, "one device: nothing to communicate" if alone else LOST)
     else:
         put_bandwidths(row, data, sources)
     if not alone and not data.communication_known:
-        row.clear((*_PREDICTED, "idle_us", "idle_device_mean_us"), lost)  # idle would hold what the trace does not show
+        row.clear((*_PREDICTED, "idle_device_mean_us"), LOST)
     for column in NAMES:
         if row.values[column] is None:
             row.reasons.setdefault(column, "not measured")
@@ -207,10 +208,10 @@ def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: 
 def _put_breakdown(row: Row, data: CellData) -> None:
     every, windows = data.whole_windows(), data.critical_windows()
     if windows.empty:
-        row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "traced_step_us", "critical_device"), "no whole traced step")
+        row.clear((*_MEANS, *_DEVICE_MEANS, *_PHASES, "critical_device"), "no whole traced step")
         return
     means = {column: _mean(windows[column]) for column in (*_MEANS, *_PHASES, "step_us", *_MATCHED)}
-    row.put("", traced_step_us=means["step_us"], traced_step_count=len(windows))
+    row.put("", traced_step_count=len(windows))
     several = len(windows) < len(every)
     row.put(
         "each process has one device",

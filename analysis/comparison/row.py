@@ -9,6 +9,7 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import INTERVAL, NAMES, RANK_RANGE
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
+from dpscope.analysis.traces.ranks.ledger import Ledger
 
 CellValues = Mapping[str, object]
 """One cell's row of the comparison: values by column, None or NA where missing."""
@@ -16,10 +17,11 @@ CellValues = Mapping[str, object]
 
 @dataclass
 class Row:
-    """Values by column name, None where missing; `reasons` has one for every missing value."""
+    """Values by column name, None where missing; `reasons` has one for every missing value; `ledger` is the cell's."""
 
     values: dict[str, object] = field(default_factory=lambda: dict.fromkeys(NAMES))
     reasons: dict[str, str] = field(default_factory=dict)
+    ledger: Ledger | None = None
 
     def number(self, column: str) -> float | None:
         return number(self.values, column)

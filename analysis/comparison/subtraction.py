@@ -67,26 +67,3 @@ def subtraction_estimates(
             )
         )
     return estimates
-
-
-@dataclass(frozen=True)
-class StepIdentity:
-    """t_N - t_1 in four terms: exposed + change of compute + change of idle + tracer; microseconds.
-
-    The first three are differences of means of traced windows; `tracer_us` is what they leave of the untraced difference.
-    """
-
-    difference_us: float
-    exposed_us: float
-    compute_us: float
-    idle_us: float
-    tracer_us: float
-
-
-def step_identity(
-    untraced_us: tuple[float, float], several: tuple[float, float, float], single: tuple[float, float, float]
-) -> StepIdentity:
-    """Split t_N - t_1. `untraced_us` is (t_N, t_1); the others are (exposed, compute, idle) means of traced windows."""
-    difference = untraced_us[0] - untraced_us[1]
-    exposed, compute, idle = (more - less for more, less in zip(several, single, strict=True))
-    return StepIdentity(difference, exposed, compute, idle, difference - exposed - compute - idle)

@@ -39,14 +39,11 @@ class ExposedSplit:
 
 
 def split_exposed(row: CellValues) -> ExposedSplit | None:
-    """None where waiting is not known. What is exposed of the transfers is no more than all of them."""
-    exposed, waiting, transfer = (number(row, name) for name in ("exposed_us", "exposed_wait_us", "transfer_us"))
-    if exposed is None or waiting is None:
+    """None where waiting is not known."""
+    wait, transfer, other = (number(row, f"exposed_{part}_us") for part in ("wait", "transfer", "other"))
+    if wait is None or transfer is None or other is None:
         return None
-    rest = max(exposed - waiting, 0.0)
-    of_transfers = rest if transfer is None or row["strategy"] != "ddp" else min(rest, transfer)
-    told = rest - of_transfers > _TOLD_SHARE * exposed
-    return ExposedSplit(waiting, of_transfers if told else rest, rest - of_transfers if told else 0.0)
+    return ExposedSplit(wait, transfer, other)
 
 
 @dataclass(frozen=True)

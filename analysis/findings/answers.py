@@ -231,7 +231,7 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
         f"{what} {show_time(total)} of a {show_time(step)} step; {show_time(exposed)} of it ({share:.0%} of the step) is "
         "exposed, not hidden behind compute"
     )
-    bounds = interval_of(chosen, "added_exposed_us")
+    bounds = interval_of(chosen, "exposed_us")
     confidence: Confidence = "traced_means" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
     if bounds is not None:
         low = f"{show_time(bounds.low)} to" if bounds.low > 0 else "up to"

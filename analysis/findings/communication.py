@@ -22,8 +22,8 @@ def communication_finding(values: Mapping[str, object]) -> Iterator[Finding]:
     if total is None or hidden is None or exposed is None or not total:
         return
     what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
-    wait = as_number(values["wait_us"])
-    waiting = f"; {show_time(wait)} of it only waits for a later rank" if wait is not None else ""
+    wait = as_number(values["exposed_wait_us"])
+    waiting = f", {show_time(wait)} of that waiting for a late rank" if wait is not None else ""
     yield RunCode.COMMUNICATION_MEASURED.finding(
         f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
         f"{show_time(exposed)} exposed{waiting}",

@@ -56,6 +56,7 @@ def _overlap_and_wait(values: CellValues) -> list[Reason]:
     return found
 
 
+_TERMS = {"compute": "slowdown", "idle": "added_idle", "tracer": "added_tracer"}  # their columns, without _us
 _TERM_WORDS = {
     "compute": "compute takes {} per step than on one device ({})",
     "idle": "the device idles {} per step than on one device ({})",
@@ -67,7 +68,7 @@ def _terms(values: CellValues) -> list[Reason]:
     """Terms of the identity whose interval leaves 0 out."""
     found = []
     for term, words in _TERM_WORDS.items():
-        value, bounds = number(values, f"added_{term}_us"), interval_of(values, f"added_{term}_us")
+        value, bounds = number(values, f"{_TERMS[term]}_us"), interval_of(values, f"{_TERMS[term]}_us")
         if value is None or bounds is None or bounds.low <= 0 <= bounds.high:
             continue
         size = show_time(abs(value))
@@ -123,7 +124,7 @@ def error_table(comparison: Comparison) -> TextTable | None:
             if error is None:
                 continue
             local = 0.0 if method == "same_local_batch" else number(values, f"{method}_local_batch_us")
-            rest = [number(values, f"added_{term}_us") for term in ("compute", "idle", "tracer")]
+            rest = [number(values, f"{column}_us") for column in _TERMS.values()]
             rows.append((str(values["cell"]), FORMULAS[method], [error, local, *rest]))
     if not rows:
         return None
@@ -145,8 +146,8 @@ def _lacks(rows: list[tuple[str, str, list[float | None]]]) -> bool:
 
 def identity_table(comparison: Comparison) -> TextTable | None:
     """t_N(b) - t_1(b) in its four terms with half the width of their 95% intervals; None without any."""
-    names = ("same_local_batch", "added_exposed", "added_compute", "added_idle", "added_tracer")
-    known = [values for values in comparison_rows(comparison) if number(values, "added_exposed_us") is not None]
+    names = ("same_local_batch", "exposed", *_TERMS.values())
+    known = [values for values in comparison_rows(comparison) if number(values, "added_tracer_us") is not None]
     if not known:
         return None
     unit = choose_unit("time", [number(values, f"{name}_us") for values in known for name in names])
@@ -170,7 +171,7 @@ def identity_table(comparison: Comparison) -> TextTable | None:
 
 
 def _no_interval(values: CellValues) -> bool:
-    return any(interval_of(values, column) is None for column in ("same_local_batch_us", "added_exposed_us"))
+    return any(interval_of(values, column) is None for column in ("same_local_batch_us", "exposed_us"))
 
 
 def _with_half_width(values: CellValues, name: str, unit: Unit) -> str:

@@ -188,9 +188,9 @@ def likely_reasons(
     if max(errors) > 0 and min(errors) >= 0:
         return _too_high(values)
     found = []
-    total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "wait_us"))
+    total, hidden, wait = (number(values, name) for name in ("communication_us", "hidden_us", "exposed_wait_us"))
     if total and hidden is not None and hidden > OVERLAP * total:
-        slower, bounds = number(values, "added_compute_us"), interval_of(values, "added_compute_us")
+        slower, bounds = number(values, "slowdown_us"), interval_of(values, "slowdown_us")
         too = (
             f", and compute takes {show_time(slower)} longer than alone in traced steps"
             if slower is not None and bounds is not None and bounds.low > 0
@@ -200,7 +200,7 @@ def likely_reasons(
         found.append(f"{what}: {hidden / total:.0%} of communication ran under compute{too}")
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         only = " (of exposed communication alone)" if len(off) > 1 or single else ""
-        found.append(f"waiting{only}: {show_time(wait)} a step for later ranks, which the model leaves out")
+        found.append(f"waiting{only}: {show_time(wait)} of it a step for later ranks, which the model leaves out")
     queued = number(values, "queue_us")
     if total and queued is not None and queued > NOTABLE * total:
         found.append(

@@ -8,7 +8,7 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, records
+from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, records
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.scaling_laws import ScalingFit
@@ -21,9 +21,7 @@ UNKNOWN_WITH_COMMUNICATION = (
     "hidden_us",
     "exposed_us",
     "idle_us",
-    "transfer_us",
-    "wait_us",
-    "exposed_wait_us",
+    *WAIT_FIELDS,
 )
 """What of a step is not known once its communication is not: idle would hold what the trace does not show."""
 
@@ -48,7 +46,7 @@ def run_json(report: Report) -> str:
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),
             "scaling": scaling_records(report.comparison),
-            "steps": _all(report, "steps", (*STEP_FIELDS, "transfer_us", "wait_us", "exposed_wait_us")),
+            "steps": _all(report, "steps", (*STEP_FIELDS, *WAIT_FIELDS)),
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
             "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
             "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),

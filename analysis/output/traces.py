@@ -14,6 +14,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.ranks.step_waits import EXPOSED
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -27,7 +28,7 @@ STEP_FIELDS = (
     "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
     "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
 )  # fmt: skip
-WAIT_FIELDS = ("transfer_us", "wait_us", "exposed_wait_us")
+WAIT_FIELDS = ("transfer_us", "wait_us", *EXPOSED)
 COLLECTIVE_FIELDS = (
     "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",

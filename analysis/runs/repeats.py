@@ -9,21 +9,22 @@ import pandas as pd
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.detection import RepeatCost
-from dpscope.analysis.stats.samples import ALONE, Samples, Spread, median_noise, pooled_spread, spread_of
+from dpscope.analysis.stats.samples import ALONE, Spread, median_noise, pooled_spread, spread_of
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import RunFolder
 
-TERMS = ("exposed", "compute", "idle", "tracer")
-_PARTS = ("exposed_us", "compute_us", "idle_us")
+PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
+"""Of a cell's step: those that add up to the traced step, all exposed communication, the traced step, the rest of the step."""
 
 
 @dataclass(frozen=True)
 class RunSpreads:
-    """`step`: of logarithms of untraced medians. `terms`: of TERMS, as shares of the cell's own untraced step."""
+    """`step`: of logarithms of untraced medians. `parts`: of PARTS, as shares of the cell's own untraced step."""
 
     step: Spread = ALONE
-    terms: Mapping[str, Spread] = field(default_factory=lambda: dict.fromkeys(TERMS, ALONE))
+    parts: Mapping[str, Spread] = field(default_factory=lambda: dict.fromkeys(PARTS, ALONE))
 
 
 def step_spread(cells: Sequence[CellData]) -> Spread:
@@ -32,14 +33,21 @@ def step_spread(cells: Sequence[CellData]) -> Spread:
 
 
 def run_spreads(cells: Sequence[CellData]) -> RunSpreads:
-    """The pooled spreads of measured cells. What one device exposes is 0 by definition and tells no spread."""
+    """The pooled spreads of measured cells. What one device exposes is 0 by definition and adds to no spread."""
     timed = [data for data in cells if len(data.samples)]
-    shares = [(data.cell.devices, terms_by_repeat(data) / _step_us(data)) for data in timed]
+    shares = [(data.cell.devices, parts_by_repeat(data) / _step_us(data)) for data in timed]
     return RunSpreads(
         step=step_spread(cells),
-        terms={
-            term: sum((spread_of(own[:, index]) for devices, own in shares if devices > 1 or term != "exposed"), ALONE)
-            for index, term in enumerate(TERMS)
+        parts={
+            part: sum(
+                (
+                    spread_of(own[part].dropna().to_numpy())
+                    for devices, own in shares
+                    if devices > 1 or "exposed" not in part
+                ),
+                ALONE,
+            )
+            for part in PARTS
         },
     )
 
@@ -48,22 +56,20 @@ def _step_us(data: CellData) -> float:
     return float(np.median(np.concatenate(data.step_samples())))
 
 
-def terms_by_repeat(data: CellData) -> Samples:
-    """Shape (repeats, 4), microseconds: what each repeat says of exposed, compute, idle and the tracer's rest.
+def parts_by_repeat(data: CellData) -> pd.DataFrame:
+    """A row per repeat with traced and timed steps, a column for each of PARTS, microseconds; NaN is unknown.
 
-    Parts are means over ranks, devices and whole traced steps; the rest is the repeat's untraced median minus their sum.
-    Repeats of which a part is not known are left out; exposed alone is 0.
+    Means over ranks and whole traced steps, as `Ledger`; `tracer` is the repeat's untraced median minus its mean traced step.
     """
     windows = data.critical_windows()
-    if windows.empty:
-        return np.empty((0, len(TERMS)))
-    if data.cell.devices == 1:
-        windows = windows.assign(exposed_us=0.0)
+    if windows.empty or data.samples.empty:
+        return pd.DataFrame(columns=list(PARTS), dtype=float)
     numbers = sorted(set(data.samples.loc[data.samples["measuring_pass"] == "timed", "repeat"]))
     untraced = {number: float(np.median(steps)) for number, steps in zip(numbers, data.step_samples(), strict=True)}
-    parts = windows.groupby("repeat")[list(_PARTS)].mean().dropna().astype(float)
-    rows = [[*row, untraced[number] - sum(row)] for number, *row in parts.itertuples() if number in untraced]
-    return np.array(rows).reshape(-1, len(TERMS))
+    columns = {f"{part}_us": part for part in (*STEP_PARTS, "exposed")} | {"step_us": "traced_step"}
+    means = windows.groupby("repeat")[list(columns)].mean().astype("Float64").astype(float).rename(columns=columns)
+    means = means[means.index.isin(list(untraced))]
+    return means.assign(tracer=means.index.map(untraced).astype(float) - means["traced_step"])[list(PARTS)]
 
 
 def measured_repeats(run: RunData) -> dict[str, int]:

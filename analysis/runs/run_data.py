@@ -43,7 +43,8 @@ class CellData:
     results: tuple[CellResult, ...] = ()
     ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, what the process said)
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)
-    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + transfer_us, wait_us, exposed_wait_us
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + the columns of step_waits
+    exposed_parts: pd.DataFrame = field(default_factory=pd.DataFrame)
     collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
     dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
     copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
@@ -212,7 +213,8 @@ def _nothing_measured(path: Path, run: RunData) -> str:
 def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
     """One cell with all its repeats."""
     cell = planned.cell
-    results, samples, steps, matched, dp_phases, copies, ranks, checks = [], [], [], [], [], [], [], []
+    results, samples, ranks, checks = [], [], [], []
+    read: list[tuple[int, TraceAnalysis]] = []
     findings: list[Finding] = []
     timelines: list[tuple[int, StepTimeline]] = []
     communication_known = True
@@ -236,10 +238,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
         communication_known &= traffic.shown and all(one.communication_shown for one in analysis.summaries)
-        steps.append(analysis.steps_with_waits.assign(repeat=repeat))
-        matched.append(analysis.collectives.assign(repeat=repeat))
-        dp_phases.append(analysis.dp_phases.assign(repeat=repeat))
-        copies.append(copies_between_devices(analysis).assign(repeat=repeat))
+        read.append((repeat, analysis))
         timelines = timelines or [(repeat, one) for one in analysis.timelines]
         checks += _counter_checks(cell, done, loaded.ranks)
     data = CellData(
@@ -248,10 +247,11 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         results=tuple(results),
         ranks=tuple(ranks),
         samples=_concatenated(samples),
-        steps=_concatenated(steps),
-        collectives=_concatenated(matched),
-        dp_phases=_concatenated(dp_phases),
-        copies=_concatenated(copies),
+        steps=_of_repeats(read, lambda one: one.steps_with_waits),
+        exposed_parts=_of_repeats(read, lambda one: one.exposed_parts),
+        collectives=_of_repeats(read, lambda one: one.collectives),
+        dp_phases=_of_repeats(read, lambda one: one.dp_phases),
+        copies=_of_repeats(read, copies_between_devices),
         timelines=tuple(timelines),
         counter_checks=tuple(checks),
         communication_known=communication_known,
@@ -311,6 +311,12 @@ def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult])
         for rank in ranks
         if done.counters_path(rank.node, rank.rank).exists()
     ]
+
+
+def _of_repeats(
+    read: Sequence[tuple[int, TraceAnalysis]], table_of: Callable[[TraceAnalysis], pd.DataFrame]
+) -> pd.DataFrame:
+    return _concatenated([table_of(analysis).assign(repeat=repeat) for repeat, analysis in read])
 
 
 def _concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:

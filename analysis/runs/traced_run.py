@@ -34,6 +34,7 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
         cell=job,
         skip_reason=None,
         steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in told]),
+        exposed_parts=_together([one.exposed_parts.assign(repeat=repeat) for repeat, one in told]),
         collectives=_together([one.collectives.assign(repeat=repeat) for repeat, one in told]),
         dp_phases=_together([one.dp_phases.assign(repeat=repeat) for repeat, one in told]),
         copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in told]),

@@ -16,3 +16,23 @@ def rank_table(rank: int, rows: Sequence[Mapping[str, object]], device: int | No
     table[["kind", "group"]] = table[["kind", "group"]].astype("string")
     table[["start_us", "duration_us"]] = table[["start_us", "duration_us"]].astype("Float64")
     return table
+
+
+def matched_rows(*rows: tuple[int, int | None, int | None, float, float | None, float | None]) -> pd.DataFrame:
+    """rank, device, step, start_us, transfer_us, wait_us of one collective each; unmatched if these are None, and 50 us long."""
+    table = pd.DataFrame(rows, columns=["rank", "device", "step", "start_us", "transfer_us", "wait_us"])
+    table[["rank", "device", "step"]] = table[["rank", "device", "step"]].astype("Int64")
+    table = table.astype({"start_us": "float64", "transfer_us": "Float64", "wait_us": "Float64"})
+    matched = pd.array(range(len(table)), dtype="Int64")
+    return table.assign(
+        kind=pd.array(["all_reduce"] * len(table), dtype="string"),
+        match=pd.Series(matched, index=table.index).where(table["wait_us"].notna()),
+        duration_us=(table["transfer_us"] + table["wait_us"]).fillna(50.0),
+    )
+
+
+def stretch_rows(*rows: tuple[int, int | None, int | None, float, float]) -> pd.DataFrame:
+    """rank, device, step, start_us, end_us, as `exposed_stretches` gives them."""
+    table = pd.DataFrame(rows, columns=["rank", "device", "step", "start_us", "end_us"])
+    table[["rank", "device", "step"]] = table[["rank", "device", "step"]].astype("Int64")
+    return table

@@ -83,9 +83,15 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd
             "forward_us",
             "backward_us",
             "optimizer_us",
+            "exposed_transfer_us",
+            "exposed_other_us",
+            "unlaunched_us",
         ),
         pd.NA,
     )
+    if "exposed_us" in columns:  # what is not waiting or transfer
+        split = columns.get("exposed_wait_us", 0.0) + columns.get("exposed_transfer_us", 0.0)
+        columns.setdefault("exposed_other_us", columns["exposed_us"] - split)
     frame = pd.DataFrame(
         [
             {

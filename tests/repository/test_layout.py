@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/reading": "profiling/records profiling/store",
     "analysis/traces/steps": "analysis/traces/reading profiling/records",
     "analysis/traces/data_parallel": "analysis/traces/reading analysis/traces/steps profiling/records",
-    "analysis/traces/ranks": "analysis/costs analysis/text analysis/traces/data_parallel analysis/traces/reading "
+    "analysis/traces/ranks": "analysis/costs analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/reading "
     "analysis/traces/steps profiling/records profiling/store",
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
     "analysis/comparison": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
-    "analysis/traces/steps analysis/training profiling/records",
+    "analysis/traces/ranks analysis/traces/steps analysis/training profiling/records",
     "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records profiling/store",
     "analysis/what_if/replay": "analysis/costs analysis/stats",

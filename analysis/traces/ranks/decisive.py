@@ -7,7 +7,7 @@ import pandas as pd
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.critical_device import critical_windows
-from dpscope.analysis.traces.ranks.step_waits import step_waits
+from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -37,23 +37,15 @@ class StepCost:
     devices_exposed_us: float | None = None
 
 
-def step_cost(
-    steps: pd.DataFrame, collectives: pd.DataFrame, exposed: pd.DataFrame, waits: pd.DataFrame | None = None
-) -> StepCost | None:
-    """From the tables of `TraceAnalysis`; None where no step was traced or no process communicates with another.
-
-    `waits` is what `step_waits` gives of them, where that is known already.
-    """
+def step_cost(steps: pd.DataFrame, collectives: pd.DataFrame) -> StepCost | None:
+    """From `with_waits`' steps; None where no step was traced or no process communicates with another."""
     if steps["device"].isna().all() and collectives.empty:
         return None  # dp-host: copies within one process are no communication
-    whole = steps[~steps["partial_window"].fillna(True).astype(bool)]
-    every = whole if len(whole) else steps
+    every = whole_steps(steps)
     if every.empty:
         return None
     chosen = critical_windows(every)
-    if waits is None:
-        waits = step_waits(collectives, exposed) if "wait_us" in collectives else pd.DataFrame()
-    own = chosen.merge(waits, on=["rank", "device", "step"]) if len(waits) else pd.DataFrame()
+    own = chosen[chosen["wait_us"].notna()]
     straggler = find_straggler(collectives) if len(own) else None
     by_rank = own.groupby("rank")["wait_us"].mean() if len(own) else pd.Series(dtype=float)
     return StepCost(

@@ -10,15 +10,22 @@ _CHOSEN = 8
 _LATE = 3  # that most waiting is for
 
 
-def drawn_ranks(ranks: Sequence[int | None], waits: pd.DataFrame, caused: pd.DataFrame) -> list[int]:
+def drawn_ranks(ranks: Sequence[int | None], steps: pd.DataFrame, caused: pd.DataFrame) -> list[int]:
     """Indices into `ranks`, in order: all, or of many the first, the last, the latest, who waits most and least, the middle.
 
-    `waits` is `step_waits`' table, `caused` that of `waits_caused`. What is left of _CHOSEN is spread over all ranks.
+    `steps` are those of `with_waits`, `caused` that of `waits_caused`. What is left of _CHOSEN is spread over all ranks.
     """
     if len(ranks) <= MOST_TO_DRAW:
         return list(range(len(ranks)))
     late = caused.groupby("late_rank")["wait_us"].sum().sort_values(ascending=False, kind="stable").index
-    own = waits.groupby("rank")["wait_us"].mean().astype(float).sort_values(kind="stable").index
+    own = (
+        steps.dropna(subset=["wait_us"])
+        .groupby("rank")["wait_us"]
+        .mean()
+        .astype(float)
+        .sort_values(kind="stable")
+        .index
+    )
     told = [ranks[0], *late[:_LATE]]
     if len(own):
         told += [own[-1], own[len(own) // 2], own[0]]

@@ -1,5 +1,6 @@
 """Who made whom wait, and how long; the rank that most waiting was for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -19,10 +20,16 @@ def waits_caused(table: pd.DataFrame) -> pd.DataFrame:
     if waiting.empty:
         return _frame(pd.DataFrame(columns=list(COLUMNS[:5])), 0)
     pair = [waiting["late_rank"], waiting["rank"].rename("waiting_rank")]
-    rows = waiting.assign(lost_us=_lost_once(waiting)).groupby(pair)
+    rows = waiting.assign(lost_us=lost_once(waiting, ("late_rank", "rank", "step"))).groupby(pair)
     found = rows.agg(collectives=("match", "size"), wait_us=("lost_us", "sum"))
     found.insert(1, "steps", rows["step"].nunique(dropna=False))
     return _frame(found.reset_index(), steps)
+
+
+def late_ranks(table: pd.DataFrame) -> "pd.Series[int]":
+    """The rank that arrived last at each matched collective, by `match`: the one whose duration is the transfer itself."""
+    known = table[table["wait_us"].notna() & table["match"].notna()].reset_index(drop=True)
+    return known.loc[known.groupby("match")["duration_us"].idxmin()].set_index("match")["rank"]
 
 
 @dataclass(frozen=True)
@@ -57,20 +64,19 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
 def _waiting(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The rows that waited, each with its `late_rank`, and in how many steps collectives were matched."""
     known = table[table["wait_us"].notna() & table["match"].notna()].reset_index(drop=True)
-    last = known.loc[known.groupby("match")["duration_us"].idxmin()].set_index("match")["rank"]
-    waiting = known.assign(late_rank=known["match"].map(last))
+    waiting = known.assign(late_rank=known["match"].map(late_ranks(known)))
     waited = (waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)
     return waiting[waited], known["step"].nunique(dropna=False)
 
 
-def _lost_once(waiting: pd.DataFrame) -> "pd.Series[float]":
-    """Of each wait the part that no earlier begun wait of the same pair and step covers; their sum is the union's length."""
+def lost_once(waiting: pd.DataFrame, keys: Sequence[str]) -> "pd.Series[float]":
+    """The part of each wait that no earlier begun wait of the same keys covers; their sum is the length of the union."""
     starts = waiting["start_us"].astype(float)
     ends = starts + waiting["wait_us"].astype(float)
     ordered = pd.DataFrame({"start": starts, "end": ends}).sort_values("start", kind="stable")
-    keys = [waiting[name].loc[ordered.index] for name in ("late_rank", "rank", "step")]
-    reach = ordered.groupby(keys, dropna=False)["end"].cummax()
-    covered = reach.groupby(keys, dropna=False).shift(1)
+    own = [waiting[name].loc[ordered.index] for name in keys]
+    reach = ordered.groupby(own, dropna=False)["end"].cummax()
+    covered = reach.groupby(own, dropna=False).shift(1)
     begin = ordered["start"].where(covered.isna() | (covered < ordered["start"]), covered)
     return (ordered["end"] - begin).clip(lower=0.0).reindex(waiting.index)
 

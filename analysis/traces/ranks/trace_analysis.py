@@ -13,16 +13,18 @@ import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
+from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.job_tables import JobTables, join_rows, rows_in_order
 from dpscope.analysis.traces.ranks.jobs import jobs_of
 from dpscope.analysis.traces.ranks.kept_tables import read_files_once
+from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
 from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_trace_rows
 from dpscope.analysis.traces.ranks.rank_rows import timelines_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
-from dpscope.analysis.traces.ranks.step_waits import step_waits
+from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
@@ -67,13 +69,18 @@ class TraceAnalysis:
 
     @cached_property
     def steps_with_waits(self) -> pd.DataFrame:
-        """`steps` with each row's transfer_us, wait_us and exposed_wait_us; a step without matched collectives has none."""
-        return self.steps.merge(self.waits, on=["rank", "device", "step"], how="left")
+        """`steps` with the columns of `step_waits`; a step's exposed parts add up to its exposed_us."""
+        return with_waits(self.steps, self.collectives, self.exposed_parts)
 
     @cached_property
-    def waits(self) -> pd.DataFrame:
-        """`step_waits` of the collectives."""
-        return step_waits(self.collectives, self.exposed)
+    def exposed_parts(self) -> pd.DataFrame:
+        """`exposed_parts` of the collectives."""
+        return exposed_parts(self.collectives, self.exposed)
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Where a step of the job goes; None without a traced step."""
+        return ledger_of(whole_steps(self.steps_with_waits), self.exposed_parts)
 
     @cached_property
     def waits_caused(self) -> pd.DataFrame:
@@ -151,7 +158,7 @@ def analyze_rows(
     analysis = replace(analysis, job_findings=_job_findings(analysis))
     many = len(analysis.summaries) > MOST_TO_DRAW
     caused = analysis.waits_caused if many else pd.DataFrame()
-    drawn = timelines(drawn_ranks([one.rank for one in analysis.summaries], analysis.waits, caused))
+    drawn = timelines(drawn_ranks([one.rank for one in analysis.summaries], analysis.steps_with_waits, caused))
     return replace(analysis, timelines=tuple(one for one in drawn if one is not None))
 
 
@@ -196,7 +203,7 @@ def _match(job: JobTables) -> MatchedCollectives:
 
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
-    cost = step_cost(found.steps, found.collectives, found.exposed, found.waits)
+    cost = step_cost(found.steps_with_waits, found.collectives)
     return (
         *idle_findings(found.steps),
         *decisive_findings(cost, several_ranks=len(found.summaries) > 1),

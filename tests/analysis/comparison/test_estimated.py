@@ -7,14 +7,14 @@ import msgspec
 import pandas as pd
 import pytest
 
+from dpscope.analysis.comparison.cell_ledger import LEDGER
 from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.comparison.estimated import identity_intervals
 from dpscope.analysis.comparison.measured import summarise_cell
 from dpscope.analysis.comparison.predicted import predict_cell
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.report.comparison_tables import views_by_name
-from dpscope.analysis.runs.repeats import TERMS, RunSpreads, run_spreads
+from dpscope.analysis.runs.repeats import RunSpreads, run_spreads
 from dpscope.analysis.runs.run_data import CellData, copies_between_devices
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
@@ -77,10 +77,10 @@ def test_estimates_per_step_and_epoch() -> None:
 def test_an_estimates_error_is_its_reasons() -> None:
     found = row(ddp(), CostSources())
     # traced parts of one device at b = 8: 960 compute, 50 idle. 500 = 450 exposed + 40 compute + 30 idle - 20 tracer
-    terms = [found.number(f"added_{term}_us") for term in ("exposed", "compute", "idle", "tracer")]
+    terms = [found.number(f"{term}_us") for term in ("exposed", "slowdown", "added_idle", "added_tracer")]
     assert terms == [450, 40, 30, -20]
     # every step alike: the intervals are points
-    assert (found.number("added_compute_low_us"), found.number("added_compute_high_us")) == (40, 40)
+    assert (found.number("slowdown_low_us"), found.number("slowdown_high_us")) == (40, 40)
     # t_1(b) = 1,000 against t_1(G)/N = 900 and t_1(G) = 1,800
     assert found.number("ideal_split_local_batch_us") == 100
     assert found.number("same_total_local_batch_us") == -800
@@ -98,7 +98,11 @@ def repeats_that_differ(cell: Cell, step_us: tuple[float, float], **columns: tup
     return cell_data(cell, [[one] * STEPS for one in step_us], steps)
 
 
-def test_the_identitys_intervals_are_students() -> None:
+def bounds(row: Row, name: str) -> tuple[float | None, float | None]:
+    return row.number(f"{name}_low_us"), row.number(f"{name}_high_us")
+
+
+def test_a_ledgers_intervals_are_students() -> None:
     """Alone a cell of two repeats that lie d apart has ±12.706 d / 2, Student's t of 1 degree of freedom being 12.706."""
     several = repeats_that_differ(
         Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1506.0),
@@ -108,20 +112,21 @@ def test_the_identitys_intervals_are_students() -> None:
         Cell(strategy="single", devices=1, batch_size=8), (1000.0, 1000.0),
         compute_us=(960.0, 957.0), idle_us=(40.0, 43.0),
     )  # fmt: skip
-    alone = identity_intervals(several, single, RunSpreads())
-    assert list(alone) == list(TERMS)
-    assert alone["exposed"] == pytest.approx((442 - 12.706 * 2, 442 + 12.706 * 2), rel=1e-4)
-    assert alone["compute"] == pytest.approx((41.5 - 12.706 * 1.5, 41.5 + 12.706 * 1.5), rel=1e-4)
+    alone = summarise_cell(several, {8: single}, CostSources(), RunSpreads())
+    assert bounds(alone, "exposed") == pytest.approx((442 - 12.706 * 2, 442 + 12.706 * 2), rel=1e-4)
+    assert bounds(alone, "exposed_other") == bounds(alone, "exposed")
+    assert bounds(alone, "slowdown") == pytest.approx((41.5 - 12.706 * 1.5, 41.5 + 12.706 * 1.5), rel=1e-4)
+    assert bounds(alone, "idle") == pytest.approx((61 - 12.706, 61 + 12.706), rel=1e-4)
     half = 12.706 * (1**2 + 1.5**2) ** 0.5  # both sides spread
-    assert alone["idle"] == pytest.approx((61 - 41.5 - half, 61 - 41.5 + half), abs=0.01)
-    assert alone["tracer"] == pytest.approx((0, 0), abs=1e-6)  # 0 in every repeat of both
+    assert bounds(alone, "added_idle") == pytest.approx((61 - 41.5 - half, 61 - 41.5 + half), abs=0.01)
+    assert bounds(alone, "added_tracer") == pytest.approx((0, 0), abs=1e-6)  # 0 in every repeat of both
     # Of both together compute has 2 degrees of freedom, t = 4.303, and the mean of the variances of shares of the step,
     # 0 and 3**2 / 2 / 1,000**2. DDP takes that mean, the single device keeps its own, which is larger.
-    together = identity_intervals(several, single, run_spreads([several, single]))
+    together = summarise_cell(several, {8: single}, CostSources(), run_spreads([several, single]))
     half = 4.303 * ((9 / 4 / 1000**2 * 1503**2 / 2) + 9 / 2 / 2) ** 0.5
-    assert together["compute"] == pytest.approx((41.5 - half, 41.5 + half), rel=1e-4)
+    assert bounds(together, "slowdown") == pytest.approx((41.5 - half, 41.5 + half), rel=1e-4)
     # what one device exposes is 0 by definition: DDP's exposed has its own degree of freedom alone
-    assert together["exposed"] == alone["exposed"]
+    assert bounds(together, "exposed") == bounds(alone, "exposed")
 
 
 def test_one_repeat_alone_has_no_interval() -> None:
@@ -131,8 +136,8 @@ def test_one_repeat_alone_has_no_interval() -> None:
     found = row(data, CostSources())
     assert (found.number("step_us"), found.number("step_low_us")) == (1500, None)
     assert found.reasons["step_low_us"] == "fewer than 5 timed steps, or one repeat alone: no interval"
-    assert set(identity_intervals(data, SINGLES[8], RunSpreads()).values()) == {None}
-    # a second repeat of another cell tells how far repeats lie apart
+    assert {bounds(found, name) for name in LEDGER} == {(None, None)}
+    # a second repeat of another cell shows how far repeats lie apart
     assert summarise_cell(data, SINGLES, CostSources(), run_spreads([data, SINGLES[8]])).number("step_low_us") == 1500
 
 
@@ -288,8 +293,7 @@ def test_bytes_of_dp_by_copies_are_those_copied(tmp_path: Path) -> None:
     generated = dp_trace(2, "peer_copy")
     analysis = analyze_traces([write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")])
     cell = Cell(strategy="dp", devices=2, batch_size=8)
-    nothing = float("nan")
-    steps = analysis.steps.assign(repeat=0, transfer_us=nothing, wait_us=nothing, exposed_wait_us=nothing)
+    steps = analysis.steps_with_waits.assign(repeat=0)
     data = replace(cell_data(cell, [[900.0] * STEPS], steps), copies=copies_between_devices(analysis).assign(repeat=0))
     found = row(data, CostSources())
     assert found.number("bytes_per_step") == (15_772_320 + 15_733_760) / 2

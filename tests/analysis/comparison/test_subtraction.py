@@ -1,10 +1,10 @@
-"""Subtraction estimates, the step's identity, the ring model, DDP's counters: pocket calculations."""
+"""Subtraction estimates, the ring model, DDP's counters: pocket calculations."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.comparison.subtraction import step_identity, subtraction_estimates
+from dpscope.analysis.comparison.subtraction import subtraction_estimates
 from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.profiling.records.run import Cell, DdpCounters
@@ -26,13 +26,6 @@ def test_estimates_without_their_baseline_are_unknown_and_say_why() -> None:
     assert ideal.value_us is None
     assert total.value_us is None
     assert ideal.reason == "no single-device cell with the same options at the global batch"
-
-
-def test_identity_has_four_terms_that_add_up() -> None:
-    """t_N - t_1 = 130 - 100 ms; traced windows: exposed 20 - 0, compute 92 - 90, idle 15 - 8; the tracer takes the rest."""
-    terms = step_identity((130e3, 100e3), (20e3, 92e3, 15e3), (0.0, 90e3, 8e3))
-    assert (terms.exposed_us, terms.compute_us, terms.idle_us, terms.tracer_us) == (20e3, 2e3, 7e3, 1e3)
-    assert terms.exposed_us + terms.compute_us + terms.idle_us + terms.tracer_us == terms.difference_us == 30e3
 
 
 def test_ring() -> None:

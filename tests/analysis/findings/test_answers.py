@@ -88,7 +88,7 @@ def test_what_chance_could_give_is_not_decided() -> None:
 
 
 def test_what_communication_costs() -> None:
-    row = cell("ddp", 4, 32, added_exposed_low_us=15e3, added_exposed_high_us=25e3)
+    row = cell("ddp", 4, 32, exposed_low_us=15e3, exposed_high_us=25e3)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda").cost
     assert said.text == (
         "DDP's communication takes 30.0 ms of a 100.0 ms step; 20.0 ms of it (20% of the step) is exposed, not "
@@ -98,20 +98,20 @@ def test_what_communication_costs() -> None:
 
 
 def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
-    """Of 20 ms exposed 5 ms wait; all transfers take 6 ms, so at least 9 ms are DDP's broadcasts."""
-    row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
+    """Of 20 ms exposed 5 ms wait, 6 ms are transfers and 9 ms DDP's broadcasts."""
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
     assert said.cost.text.endswith(": 5.00 ms waiting for late ranks, 6.00 ms transfer, 9.00 ms broadcasts of buffers.")
     assert said.action.text.startswith("Try DDP without broadcasts of buffers (--broadcast-buffers off measures it)")
     assert said.action.text.endswith("At most 9.00 ms of a 100.0 ms step (9%) can be saved.")
-    hidden = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=60e3)
+    hidden = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=15e3, exposed_other_us=0.0)
     said = answer(comparison(SINGLE, hidden, speedups={"ddp-d4-b32": FASTER}), "cuda")
     assert said.cost.text.endswith(": 5.00 ms waiting for late ranks, 15.0 ms transfer.")
     assert said.action.text.startswith("Hide or shrink the transfers")
 
 
 def test_a_script_is_given_torchs_argument_and_no_option_of_dpscopes() -> None:
-    row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), of_script=True)
     action = answer(of_script, "cuda").action.text
     assert action.startswith("Try DDP without broadcasts of buffers (DDP's broadcast_buffers=False): every step waits")
@@ -155,7 +155,7 @@ def test_variants_over_several_nodes_do_not_compete_with_the_plain_cells() -> No
 
 def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
     """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, where it is named: 14 of 100 ms."""
-    row = cell("ddp", 4, 32, exposed_wait_us=5e3, transfer_us=6e3)
+    row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda", {"ddp-d4-b32": "rank 2"})
     assert said.cost.text.endswith("9.00 ms broadcasts of buffers. Rank 2 is the late one.")
     assert said.action.text.startswith("Find out why rank 2 arrives late")

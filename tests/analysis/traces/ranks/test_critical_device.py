@@ -56,8 +56,7 @@ def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
 
 def test_the_sentence_of_foreign_traces_names_the_device() -> None:
     table = data_parallel_windows()
-    nothing = pd.DataFrame(columns=["rank", "device", "step", "start_us", "end_us"])
-    cost = step_cost(table, pd.DataFrame(), nothing)
+    cost = step_cost(table, pd.DataFrame())
     assert cost is not None
     assert (cost.exposed_us, cost.critical_device, cost.devices_exposed_us) == (500, 0, 125)
     (finding,) = decisive_findings(cost, several_ranks=False)

@@ -3,6 +3,8 @@
 import pandas as pd
 
 from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
+from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
+from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -29,7 +31,8 @@ def collectives(*rows: tuple[int, float, float]) -> pd.DataFrame:
 
 
 def message(table: pd.DataFrame, reduced: pd.DataFrame, several: bool = True) -> str | None:
-    found = decisive_findings(step_cost(table, reduced, NOTHING), several)
+    steps = with_waits(table, reduced, exposed_parts(reduced, NOTHING))
+    found = decisive_findings(step_cost(steps, reduced), several)
     return found[0].message if found else None
 
 

@@ -1,0 +1,109 @@
+"""Where a traced step goes, in parts that add up: compute, exposed wait, exposed transfer, other exposed communication, idle."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.traces.ranks.critical_device import critical_windows
+
+STEP_PARTS = ("compute", "exposed_wait", "exposed_transfer", "exposed_other", "idle")
+"""Of a traced step, in the order in which tables show them; their sum is the step."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Means over ranks and whole traced windows, microseconds per step; None is unknown.
+
+    A process with several devices counts with its critical one, `critical_device`; `devices_exposed_us` is the mean over all.
+
+    traced_step_us = compute_us + exposed_wait_us + exposed_transfer_us + exposed_other_us + idle_us. If wait and transfer are
+    None and `exposed_other_us` is not, the exposed communication could not be split, and all of it is `exposed_other_us`.
+    untraced step = traced_step_us + tracer_us; compute_us = compute of one device at the same batch + slowdown_us.
+    """
+
+    traced_step_us: float
+    compute_us: float | None
+    exposed_wait_us: float | None
+    exposed_transfer_us: float | None
+    exposed_other_us: float | None
+    idle_us: float | None
+    transfer_by_kind_us: Mapping[str, float] = field(default_factory=dict)  # adds up to exposed_transfer_us
+    other_by_kind_us: Mapping[str, float] = field(default_factory=dict)  # adds up to exposed_other_us
+    wait_by_rank_us: Mapping[int, float] = field(default_factory=dict)  # by late rank, adds up to exposed_wait_us
+    unlaunched_us: float | None = None  # of idle: nothing was launched for the device
+    host_copy_us: float | None = None  # of idle: copies that are no communication
+    windows: int = 0  # (rank, device, step) rows behind the means
+    critical_device: int | None = None
+    devices_exposed_us: float | None = None
+    tracer_us: float | None = None
+    slowdown_us: float | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95%, over repeats, by name without _us
+
+    @property
+    def exposed_us(self) -> float | None:
+        """All exposed communication."""
+        if self.exposed_other_us is None:
+            return None
+        return (self.exposed_wait_us or 0.0) + (self.exposed_transfer_us or 0.0) + self.exposed_other_us
+
+    @property
+    def is_split(self) -> bool:
+        """Whether waiting could be separated from transfer."""
+        return self.exposed_wait_us is not None
+
+    @property
+    def parts_us(self) -> dict[str, float]:
+        """The known ones of STEP_PARTS."""
+        values = {name: getattr(self, f"{name}_us") for name in STEP_PARTS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def whole_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """Steps with a window of their own; all of them if there is none."""
+    whole = steps[~steps["partial_window"].fillna(True).astype(bool)]
+    return whole if len(whole) else steps
+
+
+def ledger_of(windows: pd.DataFrame, parts: pd.DataFrame) -> Ledger | None:
+    """From `with_waits`' rows and `exposed_parts` of the same tables; None without a known step."""
+    every = windows[windows["step_us"].notna()]
+    if every.empty:
+        return None
+    known = critical_windows(every)
+    several = len(known) < len(every)
+    keys = [name for name in ("repeat", "rank", "device", "step") if name in known and name in parts]
+    own = parts.merge(known[keys], on=keys) if len(parts) else parts
+    return Ledger(
+        traced_step_us=float(known["step_us"].mean()),
+        compute_us=_mean(known, "compute_us"),
+        exposed_wait_us=_mean(known, "exposed_wait_us"),
+        exposed_transfer_us=_mean(known, "exposed_transfer_us"),
+        exposed_other_us=_mean(known, "exposed_other_us"),
+        idle_us=_mean(known, "idle_us"),
+        unlaunched_us=_mean(known, "unlaunched_us"),
+        host_copy_us=_mean(known, "host_copy_us"),
+        transfer_by_kind_us={str(name): time for name, time in _by(own, "transfer", "kind", len(known)).items()},
+        other_by_kind_us={str(name): time for name, time in _by(own, "other", "kind", len(known)).items()},
+        wait_by_rank_us={int(str(rank)): time for rank, time in _by(own, "wait", "late_rank", len(known)).items()},
+        windows=len(known),
+        critical_device=int(known["device"].mode().iloc[0]) if several else None,
+        devices_exposed_us=_mean(every, "exposed_us") if several else None,
+    )
+
+
+def _mean(windows: pd.DataFrame, column: str) -> float | None:
+    values = windows[column].dropna()
+    return float(values.mean()) if len(values) else None
+
+
+def _by(parts: pd.DataFrame, part: str, label: str, windows: int) -> dict[Hashable, float]:
+    """Per step, largest first."""
+    if parts.empty:
+        return {}
+    own = parts[parts["part"] == part]
+    if label == "kind":
+        own = own.assign(kind=own["kind"].fillna("unknown"))
+    summed = own.groupby(label)["time_us"].sum().astype(float) / windows
+    return {name: float(time) for name, time in summed.sort_values(ascending=False, kind="stable").items()}
