@@ -84,6 +84,10 @@ class KeptBatches:
         """From the next epoch on, hand out whole batches only."""
         self._batches.leave_out_short_batches()
 
+    def close(self) -> None:
+        """End the loader workers."""
+        self._batches.close()
+
 
 class _Process:
     """One process of one training."""
@@ -151,6 +155,7 @@ class _Process:
             assert train_step.last_loss is not None
             recorder.add_step(train_step.last_loss.item())
             recorder.samples.add(step, kept.epoch, kept.samples, kept.inputs)
+        kept.close()
 
     def _in_double(self, built: BuiltModel) -> BuiltModel:
         """The model's own loss, of targets in the precision in which is trained."""

@@ -71,6 +71,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     if job.kind == "cuda":
         process = dataclasses.replace(process, device_states=lambda: _device_states(job, place, own))
     measured = run_passes(process)
+    process.step.batches.close()
     report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), measured.samples)
     rank = _rank_result(job, place, process, sizes, measured, before)

@@ -63,6 +63,7 @@ def run_training(job: TrainJob, place: TorchrunPlace, began_s: float, report: Ca
     record = functools.partial(_record, job, place, state)
     with stop.listening():
         finished = train(state, job.config.epochs, functools.partial(synchronise, devices), test, record, checkpoints)
+    state.step.batches.close()
     if place.rank == 0 and finished:
         result = TrainResult(
             cell=job.cell,

@@ -7,7 +7,7 @@ seeded per process: the dropped units are not the same.
 
 import functools
 import math
-import signal
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
@@ -41,6 +41,9 @@ class BatchStream(Protocol):
     def leave_out_short_batches(self) -> None:
         """From the next epoch on, hand out whole batches only: an epoch then ends before a shorter last one."""
 
+    def close(self) -> None:
+        """End the loader workers; no batch is handed out afterwards."""
+
 
 class SyntheticBatches:
     """One random batch, already on the device: no loading and no transfer to measure."""
@@ -66,6 +69,9 @@ class SyntheticBatches:
 
     def leave_out_short_batches(self) -> None:
         """There are none."""
+
+    def close(self) -> None:
+        """There are no loader workers."""
 
 
 class RankOrderBatchSampler(Sampler[list[int]]):
@@ -165,6 +171,12 @@ class LoadedBatches:
         """From the next epoch on, hand out whole batches only."""
         self._sampler.whole_only = True
 
+    def close(self) -> None:
+        """End the loader workers, whatever else still refers to their iterator."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None and self.loader_workers:
+            cast(Any, iterator)._shutdown_workers()  # what the iterator's own __del__ calls; there is no public method
+
 
 def open_stream(
     workload: Workload, cell: Cell, built: BuiltModel, rank: int, device: torch.device, augment: bool = True
@@ -214,8 +226,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _bind_to_parent(worker_index: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they reach all of a job: the process that trains ends its loaders
+    """A worker ends with its parent, or when the parent ends it: signals to the parent's process group do not reach it."""
+    os.setpgid(0, 0)
     die_with_job()
 
 

@@ -42,7 +42,6 @@ class StepTrace:
         self._profiler = profile(
             activities=_activities(device),
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=traced_steps + 1, repeat=1),
-            on_trace_ready=self._save,
             record_shapes=True,
             experimental_config=_all_threads_config() if all_threads else None,
         )
@@ -69,6 +68,8 @@ class StepTrace:
         if step == WARMUP_STEPS - 1:
             self._synchronise()  # else what is still queued would run in the recorded window, launched in none of its steps
         self._profiler.step()
+        if last:  # not by on_trace_ready: the profiler is in a reference cycle, and would keep alive all that this object holds
+            _export(self._profiler, self._path)
         self._step += 1
         if WARMUP_STEPS <= self._step < self.steps:
             self._timer.boundary()
@@ -89,10 +90,6 @@ class StepTrace:
             StepSample("traced", None, WARMUP_STEPS + index, step_us, wait_us, outcome.samples)
             for index, (step_us, wait_us, outcome) in enumerate(durations)
         ]
-
-    def _save(self, profiler: profile) -> None:
-        if self.complete:
-            _export(profiler, self._path)
 
 
 def record_trace(

@@ -1,5 +1,7 @@
 """Batches, and that every strategy trains on the same samples."""
 
+import multiprocessing
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,33 @@ def test_short_batches_can_be_left_out_from_the_next_epoch_on(workers: int) -> N
     assert sizes == [3, 3, 3, 1] + [3] * 7
     assert stream.epoch == 3
     assert stream.steps_per_epoch == 4
+
+
+@pytest.mark.process
+def test_a_closed_stream_has_no_workers() -> None:
+    before = set(multiprocessing.active_children())
+    stream = open_stream(asked(data="fake", workers=2), DDP, BUILT, 0, HOST)
+    stream.next_batch()
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    held = stream._iterator  # type: ignore[attr-defined]  # as a reference cycle would
+    stream.close()
+    assert held is not None
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.process
+def test_a_worker_can_be_terminated_and_gets_no_signal_of_its_group() -> None:
+    before = set(multiprocessing.active_children())
+    stream = open_stream(asked(data="fake", workers=1), DDP, BUILT, 0, HOST)
+    stream.next_batch()
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert worker.pid is not None
+    assert os.getpgid(worker.pid) == worker.pid
+    worker.terminate()
+    worker.join(5)
+    assert worker.exitcode == 0  # torch's own answer to a parent's SIGTERM
+    stream.close()
 
 
 def test_a_total_of_workers_is_shared() -> None:

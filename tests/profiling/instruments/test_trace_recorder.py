@@ -1,10 +1,12 @@
 """Timing and tracing of steps in this process."""
 
 import dataclasses
+import gc
 import gzip
 import json
 import math
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, StepCounts, save_samples, time_block
+from dpscope.profiling.instruments.step_timer import SAMPLE_COLUMNS, RunStep, StepCounts, save_samples, time_block
 from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS, StepTrace, record_trace
 
 HOST = torch.device("cpu")
@@ -172,3 +174,25 @@ def test_a_trace_that_is_stopped_before_its_last_step_is_not_saved(tmp_path: Pat
     assert path.exists()
     assert [(sample.step, sample.samples) for sample in trace.samples()] == [(2, 3), (3, 3)]
     assert all(math.isnan(sample.data_wait_us) for sample in trace.samples())  # nobody told when a batch was there
+
+
+def test_a_finished_trace_holds_nothing(tmp_path: Path) -> None:
+    """torch's profiler is in a reference cycle: what it held would stay alive, loader workers among it."""
+
+    class Process:
+        def synchronise(self) -> None:
+            pass
+
+    step: RunStep = lambda arrived: StepCounts(samples=1)  # noqa: E731
+    record_trace(
+        step, 1, tmp_path / "first.gz", HOST, False, lambda: None
+    )  # torch keeps the frames of a process's first one
+    process = Process()
+    held = weakref.ref(process)
+    gc.disable()
+    try:
+        record_trace(step, 1, tmp_path / "t.gz", HOST, False, process.synchronise)
+        del process
+        assert held() is None
+    finally:
+        gc.enable()

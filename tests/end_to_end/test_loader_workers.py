@@ -1,0 +1,58 @@
+"""A cell whose batches come from loader workers: its processes end when their result is written."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
+from dpscope.launch.jobs.torchrun import processes_with
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.sweeps import wait_until
+
+LONGEST_END_S = 10.0
+
+
+@pytest.mark.parametrize("data", ["fake", "digits"])
+@pytest.mark.parametrize("strategy", ["single", "dp-host", "ddp"])
+def test_a_cell_with_loader_workers_ends_with_all_its_processes(tmp_path: Path, strategy: str, data: str) -> None:
+    processes = 2 if strategy == "ddp" else 1
+    token = uuid.uuid4().hex
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    worker = [
+        "-m",
+        "dpscope.launch.worker",
+        "--strategy",
+        strategy.removesuffix("-host"),
+        "--batch-size",
+        "4",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    worker += ["--model", "tiny_models:tiny" if data == "fake" else "resnet8_cifar", "--data", data]
+    worker += ["--workers", "2", "--steps", "4", "--traced-steps", "2"]
+    worker += ["--samples", "96"] if data == "fake" else []
+    job = subprocess.Popen(
+        [*torchrun, *worker],
+        cwd=USER_MODELS,
+        env={**os.environ, "OMP_NUM_THREADS": "1", JOB_TOKEN_VARIABLE: token},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_until(lambda: any(tmp_path.glob("run/cells/*/repeat0/result.json")) or job.poll() is not None, 120)
+        written_s = time.monotonic()
+        printed, _ = job.communicate(timeout=LONGEST_END_S)
+        assert job.returncode == 0, printed
+        assert time.monotonic() - written_s < LONGEST_END_S
+        (rank_path,) = tmp_path.glob(f"run/cells/{strategy}-*/repeat0/rank_0_0.json")
+        assert msgspec.json.decode(rank_path.read_bytes())["loader_workers"] == 2
+        assert processes_with(f"{JOB_TOKEN_VARIABLE}={token}") == []
+    finally:
+        job.kill()
