@@ -3,20 +3,32 @@
 torchrun --nproc-per-node=4 -m dpscope.launch.attach --out runs/mine train.py --their --arguments
 """
 
+import contextlib
 import os
 import sys
 
+from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, die_with_job
+
+if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:  # a process started by hand may outlive its shell
+    die_with_job()
+
 from dpscope.launch.attach.arguments import attachment
+from dpscope.launch.jobs.out_folder import locked
 from dpscope.profiling.store.errors import DpscopeError
 
 
 def main() -> None:
     """Measure the script that the arguments name, in this process."""
+    lock = contextlib.ExitStack()
     try:
         attached = attachment(sys.argv[1:])
+        if (
+            JOB_TOKEN_VARIABLE not in os.environ and os.environ.get("RANK", "0") == "0"
+        ):  # else `dpscope attach` holds it
+            lock.enter_context(locked(attached.settings.out, wait=False, note=_note))
     except DpscopeError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            sys.stderr.write(f"dpscope: {error}\n")
+            _note(str(error))
         sys.exit(2)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not the script's
     from dpscope.launch.attach.script import run_script
@@ -25,7 +37,8 @@ def main() -> None:
 
     session = Active.session = Session(attached.settings, _note)
     session.listen()
-    run_script(attached.command, session.close)
+    with lock:
+        run_script(attached.command, session.close)
 
 
 def _note(text: str) -> None:

@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.parent_death import dying_with_process
+from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
+from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.launch.jobs.torchrun import end_processes
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
@@ -42,7 +45,7 @@ def default_counts(devices: Devices) -> tuple[int, ...]:
 
 def attach_command(count: int, out: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:
     """The torchrun command of one device count; it can be given by hand."""
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+    torchrun = (sys.executable, "-m", "dpscope.launch.attach.torchrun", "--standalone", f"--nproc-per-node={count}")
     return [*torchrun, "-m", "dpscope.launch.attach", "--out", str(out), *options, *script]
 
 
@@ -65,31 +68,49 @@ def repeats_there(out: Path) -> int:
 def run_jobs(commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> int:
     """Run the commands one after another with this process's own input and output; the first exit status that is not 0.
 
-    A signal that asks this process to end is passed on, and no further command is started.
+    A signal that asks this process to end is passed on; when the job has ended it raises StoppedError. A job that a signal ended
+    leaves no process behind.
     """
     for command in commands:
-        job = subprocess.Popen(dying_with_process(os.getpid(), command), env=environment)
-        with _passed_on(job):
+        token = uuid.uuid4().hex
+        job_variables = {**(os.environ if environment is None else environment), JOB_TOKEN_VARIABLE: token}
+        job = subprocess.Popen(dying_with_process(os.getpid(), command), env=job_variables)
+        with _passed_on(job) as received:
             status = job.wait()
+        if received or status < 0:
+            end_processes(f"{JOB_TOKEN_VARIABLE}={token}")
+        if received:
+            name = signal.Signals(received[0]).name
+            raise StoppedError(
+                f"stopped by {name}; `dpscope analyze` reports what was measured before", 128 + received[0]
+            )
         if status:
             return status if status > 0 else 128 - status
     return 0
 
 
 @contextmanager
-def _passed_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
-    """SIGTERM goes to the job; SIGINT, which a terminal sends to all processes, is the job's to answer."""
+def _passed_on(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Pass the signals that end a process on to the job; yields those that have arrived."""
+    received: list[int] = []
 
     def send(number: int, frame: FrameType | None) -> None:
-        job.send_signal(number)
+        received.append(number)
+        if number != signal.SIGINT or not _in_foreground():
+            job.send_signal(number)
 
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, send), signal.SIGINT: signal.signal(signal.SIGINT, _ignore)}
+    before = {one: signal.signal(one, send) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Not SIG_IGN, which the job would inherit."""
+def _in_foreground() -> bool:
+    """Whether this process and its job are a terminal's foreground, all of which Ctrl-C signals."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # no terminal
+        return False

@@ -67,6 +67,7 @@ def attach(
         run_jobs,
     )
     from dpscope.launch.jobs.devices import resolve_devices
+    from dpscope.launch.jobs.out_folder import locked
     from dpscope.launch.planning.run_config import parse_devices, read_text
     from dpscope.profiling.store.folders import is_run_folder
 
@@ -94,11 +95,12 @@ def attach(
     check_counts(counts, found)
     console = Console()
     commands = [attach_command(count, out, given, script) for _ in range(repeats) for count in counts]
-    before = repeats_there(out)
-    status = run_jobs(commands, job_environment(counts)) or int(repeats_there(out) < before + len(commands))
-    if not is_run_folder(out):
-        raise typer.Exit(status or 1)  # why nothing was measured, each job has said
-    from dpscope.analysis.output.analyze import Targets, show_run
+    with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
+        before = repeats_there(out)
+        status = run_jobs(commands, job_environment(counts)) or int(repeats_there(out) < before + len(commands))
+        if not is_run_folder(out):
+            raise typer.Exit(status or 1)  # why nothing was measured, each job has said
+        from dpscope.analysis.output.analyze import Targets, show_run
 
-    sound = show_run(out, Targets(), console, detail)
+        sound = show_run(out, Targets(), console, detail)
     raise typer.Exit(status or int(not sound))

@@ -99,5 +99,5 @@ def test_jobs_run_until_one_fails_and_its_status_is_the_commands(capfd: pytest.C
 
 def test_the_command_of_a_job_can_be_given_by_hand(tmp_path: Path, train: str) -> None:
     command = attach_command(2, tmp_path / "run", ["--steps", "5"], (train, "--lr", "1"))
-    assert command[2:5] == ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert command[2:5] == ["dpscope.launch.attach.torchrun", "--standalone", "--nproc-per-node=2"]
     assert attachment(command[command.index("dpscope.launch.attach") + 1 :]).command == (train, "--lr", "1")
