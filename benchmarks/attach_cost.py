@@ -97,7 +97,7 @@ def measure(case: Case, pairs: int) -> tuple[list[Clocks], list[Clocks]]:
     found: dict[str, list[Clocks]] = {"bare": [], "attached": []}
     with tempfile.TemporaryDirectory() as folder:
         settings = AttachSettings(
-            Path(folder), "attach_cost.py", warmup_steps=WARMUP_STEPS, steps=pairs * case.steps + 1
+            Path(folder), "attach_cost.py", warmup_steps=WARMUP_STEPS, steps=pairs * case.steps + 1, traced_steps=0
         )
         session = Session(settings, lambda text: None)
         session.listen()

@@ -37,7 +37,7 @@ from dpscope.profiling.attached.settings import AttachSettings
 WARMUP = 10
 BLOCK_STEPS = 8
 LEFT_OUT = 4  # of them, its first: there the switch itself and the caches that it emptied show
-ENDLESS = 1_000_000  # timed steps: the script ends before, within the timed window, and nothing is traced
+ENDLESS = 1_000_000  # timed steps: the script ends before, within the timed window
 
 
 Clocks = list[tuple[int, int]]
@@ -67,7 +67,9 @@ def run(command: list[str], ended: Callable[[str], None], read: Callable[..., No
 def run_attached(command: list[str], out: Path, blocks: bool = False) -> Clocks:
     """The same, attached to as `python -m dpscope.launch.attach` does it."""
     notes: list[str] = []
-    session = Session(AttachSettings(out, " ".join(command), warmup_steps=WARMUP, steps=ENDLESS), notes.append)
+    session = Session(
+        AttachSettings(out, " ".join(command), warmup_steps=WARMUP, steps=ENDLESS, traced_steps=0), notes.append
+    )
     session.listen()
     clocks_ns = run(command, session.close, Switch() if blocks else None)
     assert session.saved, notes

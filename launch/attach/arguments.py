@@ -10,11 +10,10 @@ from typing import NoReturn, get_args
 from dpscope.launch.attach.command import check_script
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.profiling.attached.settings import AttachSettings, StepsBy
-from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
-_LEAST = {"--warmup": MINIMUM_WARMUP_STEPS, "--steps": 1, "--traced-steps": 1, "--batch-size": 1}
+_LEAST = {"--warmup": 2, "--steps": 1, "--traced-steps": 1, "--batch-size": 1}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+from dpscope.profiling.attached.settings import RAISED
+
 
 def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:
     """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` is told how it ends, before it does.
@@ -34,7 +36,7 @@ def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:
         ended("the script was interrupted")
         raise
     except BaseException as error:
-        ended(f"the script raised {type(error).__name__}")
+        ended(f"{RAISED} {type(error).__name__}")
         error.__traceback__ = _from_the_script_on(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

@@ -55,13 +55,14 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
         beside = config_path.parent if config_path is not None and flags.get("published") is None else Path()
         given["published"] = _checked_published(beside / str(given["published"]), origins["published"])
     workload = build_part(Workload, given, origins)
-    config = RunConfig(
-        workload=workload,
-        optimizer=build_part(Optimizer, given, origins),
-        measurement=build_part(Measurement, given, origins),
-        matrix=build_matrix(given, origins, workload.amp),
-        reporting=build_part(Reporting, given, origins),
-    )
+    with settings_told(origins):
+        config = RunConfig(
+            workload=workload,
+            optimizer=build_part(Optimizer, given, origins),
+            measurement=build_part(Measurement, given, origins),
+            matrix=build_matrix(given, origins, workload.amp),
+            reporting=build_part(Reporting, given, origins),
+        )
     check_idle(idle_settings(config.workload, config.matrix), origins)
     return config
 

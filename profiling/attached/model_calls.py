@@ -1,17 +1,18 @@
 """How a script calls its model, seen from outside: samples, micro-batches, precision, and calls that train nothing."""
 
 import gc
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.attached.told_calls import ToldCalls
 from dpscope.profiling.records.matrix import Amp
 
+_WRAPPERS = 3  # around a model, such as a task, DDP and the module that torch.compile makes
 _PRECISION_LOOKS = 20  # at the first calls: another 6 us each
 
 
@@ -63,10 +64,11 @@ class ModelCalls:
             self._watched[id(module)] = module
             if isinstance(module, DistributedDataParallel) and self._on_training is None:
                 self._told.tell(module.module, self._called)  # by DDP, once in each call, or by a validation past it
-                continue
-            self._told.tell(module, self._called)
-            if isinstance(module, DistributedDataParallel | DataParallel):
-                self._told.tell(module.module, self._called_inside)
+            else:
+                self._told.tell(module, self._called)
+            for inside in _wrapped_in(module):
+                if not self._told.tells(inside):
+                    self._told.tell(inside, self._called_inside)
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
@@ -124,6 +126,22 @@ def _first_dimension(value: object) -> int | None:
             if (found := _first_dimension(one)) is not None:
                 return found
     return None
+
+
+def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a module only wraps, outermost first: each holds all parameters of the one around it.
+
+    Validations often call what is wrapped. What torch.compile has wrapped is left out: it traces through those calls.
+    """
+    for _ in range(_WRAPPERS):
+        if inner_module(module) is not module or getattr(module, "_compiled_call_impl", None) is not None:
+            return
+        count = sum(1 for _ in module.parameters())
+        inside = [child for child in module.children() if sum(1 for _ in child.parameters()) == count]
+        if len(inside) != 1 or not count:
+            return
+        (module,) = inside
+        yield module
 
 
 def inner_module(module: nn.Module) -> nn.Module:

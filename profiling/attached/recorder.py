@@ -25,6 +25,7 @@ from dpscope.profiling.attached.wrapped_models import Constructed, ToldStrategy,
 from dpscope.profiling.instruments.parameter_sizes import tensor_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
+from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult
@@ -45,6 +46,7 @@ class Seen:
     calls: ModelCalls
     model: str  # the class of the model
     trained: list[Tensor]  # the parameters of the optimizers that stepped
+    trained_ids: frozenset[int]  # of the parameters that required a gradient when their optimizer stepped
     optimizers: tuple[str, ...]  # their classes
     backwards: int  # backward passes of a step, 0 where they could not be counted
     own_profiler: OwnProfiler
@@ -52,6 +54,7 @@ class Seen:
     traced: TracedWindow | None = None
     counted: CountedWindow | None = None
     ended_early: str | None = None  # how the script ended before the windows did
+    steps: int = 0  # of the whole script, where it ended early
 
     @property
     def counters_tell(self) -> bool:
@@ -60,10 +63,9 @@ class Seen:
 
     def early_text(self) -> str:
         """What there is of a script that ended early, and what lacks."""
-        timed = f"{len(self.timed.calls)} of {self.settings.steps} steps were timed"
-        if self.traced is None or not self.traced.complete:
-            return f"{timed}, none traced"
-        return f"{timed}, {self.settings.traced_steps} traced, and DDP's counters are missing"
+        traced = self.settings.traced_steps if self.traced is not None and self.traced.complete else "none"
+        without = ", and DDP's counters are missing" if self.counters_tell else ""
+        return f"{len(self.timed.calls)} of {self.settings.steps} steps were timed, {traced} traced{without}"
 
 
 @dataclass
@@ -172,7 +174,7 @@ def _sizes(seen: Seen) -> ParameterSizes:
     if not seen.told.ddp:
         parameters |= {id(one): one for one in seen.trained}
     buffers = {id(one): one for module in modules for one in module.buffers()}
-    return tensor_sizes(parameters.values(), buffers.values())
+    return tensor_sizes(parameters.values(), buffers.values(), seen.trained_ids)
 
 
 def _findings(seen: Seen) -> list[Finding]:
@@ -193,7 +195,11 @@ def _findings(seen: Seen) -> list[Finding]:
             AttachCode.DATA_PARALLEL_DID_NOTHING.finding(f"nn.DataParallel has {counted(max(idle), 'GPU')} here")
         )
     if seen.ended_early is not None:
-        found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(f"{seen.ended_early}: {seen.early_text()}"))
+        options = seen.settings.shorter(seen.steps, counted=seen.counters_tell)
+        advice = f"attach with {options}, or let the script train longer" if options else "let the script train longer"
+        found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(f"{seen.ended_early}: {seen.early_text()}", advice))
+    if seen.settings.warmup_steps < MINIMUM_WARMUP_STEPS:
+        found.append(AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(seen.settings.warmup_steps, 'step')}"))
     if seen.traced is not None and (steps := seen.traced.interrupted_steps):
         found.append(
             AttachCode.TRACED_BESIDE_OTHER_WORK.finding(

@@ -5,6 +5,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 from torch.optim.optimizer import Optimizer
 
@@ -15,12 +16,13 @@ from dpscope.profiling.attached.optimizer_hook import OptimizerHook
 from dpscope.profiling.attached.own_profiler import OwnProfiler
 from dpscope.profiling.attached.place import attached_place, name_of_job, transport_of
 from dpscope.profiling.attached.recorder import Seen, model_name, save_process
-from dpscope.profiling.attached.settings import AttachSettings
+from dpscope.profiling.attached.settings import RAISED, AttachSettings
 from dpscope.profiling.attached.unfinished_jobs import HeldFolder, gathering_folder, remove_unfinished_jobs
 from dpscope.profiling.attached.warm_up import WarmUp
-from dpscope.profiling.attached.windows import CountedWindow, TimedWindow, TracedWindow, Window
+from dpscope.profiling.attached.windows import CountedWindow, SettlingWindow, TimedWindow, TracedWindow, Window
 from dpscope.profiling.attached.wrapped_models import Constructed, tell_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.folders import RepeatFolder
 
 MEASURED = "measured whole"
@@ -49,6 +51,7 @@ class Session:
         self._window: Window | None = None
         self._part: SavedPart | None = None
         self._over = False
+        self._steps = 0  # of the script, warm-up and windows
         self._working = threading.Lock()  # a signal's thread saves between two steps
 
     def listen(self) -> None:
@@ -118,6 +121,7 @@ class Session:
                 self._note(f"{how}, and saving failed ({type(error).__name__}: {error})")
 
     def _step_ended(self) -> None:
+        self._steps += 1
         if self._window is None:
             if self._warm_up.step_ended():
                 self._begin_measuring()
@@ -154,6 +158,7 @@ class Session:
             calls=calls,
             model=model_name(calls.modules),
             trained=warm_up.trained,
+            trained_ids=frozenset(warm_up.trained_ids),
             optimizers=tuple(type(one).__name__ for one in warm_up.optimizers),
             backwards=warm_up.backwards,
             own_profiler=self._own_profiler,
@@ -161,33 +166,36 @@ class Session:
         )
         for model in told.ddp:
             stop_counting(model)
-        self._window = self._seen.timed
         calls.take()
+        self._held = HeldFolder(self._folder, place.node, place.rank)
+        if self._settings.traced_steps:
+            self._seen.traced = self._trace_to(self._seen, self._folder.trace_path(place.node, place.rank))
+        self._window = self._seen.traced or self._seen.timed
         self._window.begin()
 
     def _next_window(self) -> None:
         """End the window that is over; begin the next, or save."""
-        seen, window = self._seen, self._window
+        seen, window, folder = self._seen, self._window, self._folder
         assert seen is not None
         assert window is not None
-        assert self._folder is not None
+        assert folder is not None
         window.end()
-        self._hold(seen, self._folder)
-        place, steps = seen.place, self._settings.traced_steps
-        all_threads = seen.told.strategy == "dp"
-        if window is seen.timed:
-            path = self._folder.trace_path(place.node, place.rank)
-            seen.traced = TracedWindow(steps, path, seen.device, all_threads, self._own_profiler)
-            self._window = seen.traced
-        elif window is seen.traced and seen.traced.complete and seen.counters_tell:
-            path = self._folder.counters_trace_path(place.node, place.rank)
-            traced = TracedWindow(steps, path, seen.device, all_threads, self._own_profiler)
-            seen.counted = CountedWindow(traced, seen.told.ddp[0])
+        if window is seen.traced and seen.traced.complete:
+            self._window = SettlingWindow()
+        elif window is seen.traced or isinstance(window, SettlingWindow):
+            self._window = seen.timed
+        elif window is seen.timed and seen.traced is not None and seen.traced.complete and seen.counters_tell:
+            path = folder.counters_trace_path(seen.place.node, seen.place.rank)
+            seen.counted = CountedWindow(self._trace_to(seen, path), seen.told.ddp[0])
             self._window = seen.counted
         else:
             self._finish(MEASURED)
             return
         self._window.begin()
+
+    def _trace_to(self, seen: Seen, path: Path) -> TracedWindow:
+        all_threads = seen.told.strategy == "dp"
+        return TracedWindow(self._settings.traced_steps, path, seen.device, all_threads, self._own_profiler)
 
     def _finish(self, how: str) -> None:
         self._over = True
@@ -196,11 +204,6 @@ class Session:
         self._save(how)
         self._leave()
 
-    def _hold(self, seen: Seen, folder: RepeatFolder) -> None:
-        """Before anything is written: whose it is."""
-        if self._held is None:
-            self._held = HeldFolder(folder, seen.place.node, seen.place.rank)
-
     def _save(self, how: str) -> None:
         seen, folder = self._seen, self._folder
         if seen is None or folder is None or not seen.timed.calls:
@@ -208,8 +211,7 @@ class Session:
                 self._note(self._nothing_measured(how))
             return
         if how != MEASURED:
-            seen.ended_early = how
-        self._hold(seen, folder)
+            seen.ended_early, seen.steps = how, self._steps
         self._part = save_process(seen, folder)
         self.saved = True
         whole = finish_job(folder, self._part)
@@ -219,15 +221,17 @@ class Session:
             self._note(f"{how}: {seen.early_text()}; {kept}")
 
     def _nothing_measured(self, how: str) -> str:
-        seen = self._warm_up.steps
-        if not seen:
-            what = "no step was seen, as no optimizer of torch's has stepped; use --steps-by forward, or watch_steps"
-        else:
-            what = (
-                f"nothing was measured: {seen} steps were seen, and the first {self._settings.warmup_steps} are warm-up; "
-                "use a smaller --warmup, or let the script train longer"
-            )
-        return f"{how}: {what}"
+        steps, fewest = self._steps, self._settings.fewest_steps
+        if how.startswith(RAISED):
+            when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
+            return f"{how} {when}: nothing was measured"
+        if steps:
+            options = self._settings.shorter(steps)
+            advice = f"give {options}" if options else "let the script train longer"
+            return f"{how}: nothing was measured: {counted(steps, 'step')} of {fewest} that are needed; {advice}"
+        return (
+            f"{how}: no step was seen, as no optimizer of torch's has stepped; use --steps-by forward, or watch_steps"
+        )
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
@@ -254,7 +258,7 @@ class Session:
         self._own_profiler.stop()
         self._signals.stop()
         if self._held is not None:
-            self._held.release(empty=not self.saved)
+            self._held.release(keep=self.saved)
         for model in self._seen.told.ddp if self._seen is not None else ():
             count_by_default(model)
         self._seen, self._window = None, None

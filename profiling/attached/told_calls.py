@@ -35,6 +35,10 @@ class ToldCalls:
             kind.__call__ = telling  # type: ignore[method-assign]
         self._told[kind][id(module)] = told
 
+    def tells(self, module: nn.Module) -> bool:
+        """Whether it tells of this module's calls."""
+        return id(module) in self._told.get(type(module), {})
+
     def forget(self, module: nn.Module) -> None:
         """Tell of its calls no more."""
         self._told.get(type(module), {}).pop(id(module), None)

@@ -23,6 +23,9 @@ class HeldFolder:
 
     def __init__(self, folder: RepeatFolder, node: int, rank: int) -> None:
         self._path = folder.path / f"{_HELD}{node}_{rank}"
+        self._traces = (folder.trace_path(node, rank), folder.counters_trace_path(node, rank))
+        cells = folder.path.parent
+        self._made = [path for path in (cells, cells.parent) if not path.exists()]
         folder.path.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -30,16 +33,18 @@ class HeldFolder:
         except OSError:  # a file system without locks: what lies there is never removed
             self._path.unlink(missing_ok=True)
 
-    def release(self, empty: bool) -> None:
-        """Hold it no more; where it is `empty` of measurements, the last process removes it."""
+    def release(self, keep: bool) -> None:
+        """Hold it no more. Without measurements to `keep` this process removes what it wrote, and the last one the folder."""
         if self._descriptor is None:
             return
         os.close(self._descriptor)
         self._descriptor = None
-        if empty:
-            self._path.unlink(missing_ok=True)
-            for path in (self._path.parent / "traces", self._path.parent / "counters", self._path.parent):
-                _remove_if_empty(path)
+        if keep:
+            return
+        for path in (self._path, *self._traces):
+            path.unlink(missing_ok=True)
+        for path in (*(one.parent for one in self._traces), self._path.parent, *self._made):
+            _remove_if_empty(path)
 
 
 def forget_processes(folder: RepeatFolder) -> None:

@@ -23,6 +23,7 @@ class WarmUp:
         self.calls: ModelCalls | None = None
         self.backwards = 0  # backward passes of a step, 0 where they could not be counted
         self.stays_gathered = False  # whether fully_shard leaves all parameters gathered after the forward pass
+        self.trained_ids: set[int] = set()  # of parameters that required a gradient when their optimizer stepped
         self._settings = settings
         self._constructed = constructed
         self._end_step = step_ended
@@ -57,6 +58,10 @@ class WarmUp:
         The first that steps is; where others step on and on without it, as after a short training before the real one, the
         warm-up begins again with the one that steps then.
         """
+        if (
+            self.steps < self._settings.warmup_steps
+        ):  # those of the other models may require none at other times (a GAN's)
+            self.trained_ids |= {id(one) for one in _parameters(optimizer) if one.requires_grad}
         if optimizer is self._first:
             self._since_first = 0
             return True

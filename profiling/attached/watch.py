@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from dpscope.profiling.attached.session import Session
 from dpscope.profiling.attached.settings import AttachSettings
-from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
 
 _Batch = TypeVar("_Batch")
 
@@ -41,10 +40,8 @@ def watch_steps(
     if session is None:
         if out is None:
             raise ValueError("watch_steps needs out, the run folder, such as out='runs/mine'")
-        if warmup < MINIMUM_WARMUP_STEPS or steps < 1 or traced_steps < 1:
-            raise ValueError(
-                f"watch_steps needs a warmup of {MINIMUM_WARMUP_STEPS} or more, and steps and traced_steps above 0"
-            )
+        if warmup < 2 or steps < 1 or traced_steps < 1:
+            raise ValueError("watch_steps needs a warmup of 2 or more, and steps and traced_steps above 0")
         settings = AttachSettings(
             out=Path(out), script=" ".join(sys.argv), warmup_steps=warmup, steps=steps, traced_steps=traced_steps,
             steps_by="call", batch_size=batch_size, code=Path(sys.argv[0]).absolute().parent,

@@ -1,4 +1,4 @@
-"""The windows of an attached measurement, told of the end of every step: timed, traced, DDP's counters. Never mixed."""
+"""The windows of an attached measurement, each told of the end of every step: traced, timed, DDP's counters. Never mixed."""
 
 import math
 import time
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.attached.model_calls import StepCalls
 from dpscope.profiling.attached.own_profiler import OwnProfiler
+from dpscope.profiling.attached.settings import SETTLING_STEPS
 from dpscope.profiling.instruments.ddp_counters import StepCounters
 from dpscope.profiling.instruments.step_timer import StepCounts, StepSample, StepTimer
 from dpscope.profiling.instruments.trace_recorder import StepTrace
@@ -87,6 +88,23 @@ def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
         return ()
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return (DeviceMemory(device=device.index or 0, allocated_bytes=allocated, reserved_bytes=reserved),)
+
+
+class SettlingWindow:
+    """Steps after a trace that are not measured."""
+
+    def __init__(self) -> None:
+        self._left = SETTLING_STEPS
+
+    def begin(self) -> None:
+        pass
+
+    def step_ended(self, calls: StepCalls) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+    def end(self) -> None:
+        pass
 
 
 class TracedWindow:

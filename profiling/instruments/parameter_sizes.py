@@ -1,6 +1,6 @@
 """Sizes of a model's parameters and buffers: what a strategy has to move."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -12,10 +12,12 @@ def parameter_sizes(model: nn.Module) -> ParameterSizes:
     return tensor_sizes(model.parameters(), model.buffers())
 
 
-def tensor_sizes(parameters: Iterable[Tensor], buffers: Iterable[Tensor]) -> ParameterSizes:
-    """The same of tensors, each given once."""
+def tensor_sizes(
+    parameters: Iterable[Tensor], buffers: Iterable[Tensor], trained_ids: Collection[int] = ()
+) -> ParameterSizes:
+    """The same of tensors, each given once; those of `trained_ids` have gradients even if they require none now."""
     all_parameters, all_buffers = list(parameters), list(buffers)
-    trained = [parameter for parameter in all_parameters if parameter.requires_grad]
+    trained = [one for one in all_parameters if one.requires_grad or id(one) in trained_ids]
     return ParameterSizes(
         parameter_count=sum(parameter.numel() for parameter in all_parameters),
         parameter_bytes=_total_bytes(all_parameters),

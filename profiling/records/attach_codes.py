@@ -12,6 +12,12 @@ class AttachCode(FindingCode):
         "The script ended before it was measured whole: what was measured by then is all there is.",
         "attach with fewer --warmup and --steps, or let the script train longer",
     )
+    SHORT_WARM_UP = (
+        "short_warm_up",
+        "warning",
+        "The script was measured after fewer than 5 warm-up steps: DDP rebuilds its buckets in them, and caches still fill.",
+        "let the script train longer, and attach with --warmup 5 or more",
+    )
     SCRIPT_PROFILES = (
         "script_profiles",
         "warning",

@@ -75,8 +75,8 @@ class Measurement(ConfigPart, frozen=True):
         return [
             (
                 "warmup_steps",
-                self.warmup_steps >= MINIMUM_WARMUP_STEPS,
-                f"must be {MINIMUM_WARMUP_STEPS} or more: DDP rebuilds its buckets in the first steps",
+                self.warmup_steps >= 1,
+                "must be 1 or more",
             ),
             ("steps", self.steps is None or self.steps >= 1, "must be 1 or more"),
             ("epochs", self.epochs is None or self.epochs >= 1, "must be 1 or more"),
@@ -116,6 +116,12 @@ class RunConfig(Stored, frozen=True):
     measurement: Measurement = Measurement()
     matrix: Matrix = Matrix()
     reporting: Reporting = Reporting()
+
+    def __post_init__(self) -> None:
+        """A script that is attached to may be too short for as many steps: its manifest holds what it had."""
+        if type(self) is RunConfig and self.measurement.warmup_steps < MINIMUM_WARMUP_STEPS:
+            fix = f"must be {MINIMUM_WARMUP_STEPS} or more: DDP rebuilds its buckets in the first steps"
+            raise SettingError(fix, warmup_steps=self.measurement.warmup_steps)
 
 
 MAY_CHANGE = ("repeats", "timeout_s", "download", "calibrate", *Reporting.__struct_fields__)

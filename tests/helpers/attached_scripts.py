@@ -14,7 +14,9 @@ from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
 WARMUP, TIMED = 5, 4
-WHOLE = WARMUP + TIMED + 4  # two steps under a tracer that discards, one traced and the one before it
+TRACED = 4  # two steps under a tracer that discards, one traced and the one before it
+UNTIMED = WARMUP + TRACED + 2  # two more until the processes of a job have all written their traces
+WHOLE = UNTIMED + TIMED
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def main() -> None:
             else:
                 with model.no_sync():
                     model(inputs).sum().backward()
-            if last and index // MICRO_BATCHES == 8:
+            if last and index // MICRO_BATCHES == 12:
                 validate(model.module)
     sys.stdout.write(f"rank {rank} trained\n")
     distributed.barrier()

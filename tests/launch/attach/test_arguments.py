@@ -45,7 +45,7 @@ def test_options_after_the_script_are_its_own(tmp_path: Path, train: str) -> Non
         (["--out", "OUT", "nowhere.py"], "nowhere.py: no such file"),
         (["TRAIN"], "--out"),
         (["--out", "OUT", "--steps", "0", "TRAIN"], "--steps 0: must be 1 or more"),
-        (["--out", "OUT", "--warmup", "1", "TRAIN"], "--warmup 1: must be 5 or more"),
+        (["--out", "OUT", "--warmup", "1", "TRAIN"], "--warmup 1: must be 2 or more"),
         (["--out", "OUT", "--batch-size", "0", "TRAIN"], "--batch-size 0: must be 1 or more"),
         (["--out", "OUT", "--steps", "many", "TRAIN"], "invalid int value: 'many'"),
         (["--out", "OUT", "--steps-by", "luck", "TRAIN"], "invalid choice: 'luck'"),

@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
-from tests.helpers.attached_scripts import TIMED, WARMUP, WHOLE, Net, attached, measured, train
+from tests.helpers.attached_scripts import TIMED, UNTIMED, WARMUP, WHOLE, Net, attached, measured, train
 
 BY_DEFAULT = 100  # iterations from one reading of DDP's own counters to the next, torch's kDDPRuntimeLoggingSampleRate
 
@@ -46,7 +46,7 @@ class Two(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("steps", [WHOLE, WARMUP + TIMED - 1], ids=["measured whole", "ended early"])
+@pytest.mark.parametrize("steps", [WHOLE, UNTIMED + TIMED - 1], ids=["measured whole", "ended early"])
 def test_ddp_reads_its_own_counters_as_often_as_before(
     tmp_path: Path, rates: dict[nn.Module, list[int]], steps: int
 ) -> None:
@@ -89,9 +89,9 @@ def test_a_model_that_is_measured_is_saved_and_copied_as_ever(
     alone = look(model)
     with attached(tmp_path, []):
         optimizer = torch.optim.SGD(model.parameters())
-        train(model, optimizer, WARMUP + 2)  # within the timed window
+        train(model, optimizer, UNTIMED + 2)  # within the timed window
         assert look(model) == alone
-        train(model, optimizer, WHOLE - WARMUP - 2)
+        train(model, optimizer, WHOLE - UNTIMED - 2)
     _, _, rank, samples = measured(tmp_path)
     timed = samples[samples["measuring_pass"] == "timed"]
     assert list(timed["samples"]) == [8] * len(timed)

@@ -15,12 +15,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.report.comparison_tables import summary_table
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.attached.session import Session
+from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.watch import Active, watch_steps
 from dpscope.profiling.attached.wrapped_models import Constructed
 from dpscope.profiling.records.run import RankResult
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.attached_scripts import (
     TIMED,
+    UNTIMED,
     WARMUP,
     WHOLE,
     Net,
@@ -44,7 +47,7 @@ def test_an_unchanged_loop_is_timed_and_traced_and_then_left_alone(tmp_path: Pat
         train(model, optimizer, WHOLE - 1)
         assert not session.saved
         train(model, optimizer, 1)
-        assert session.saved  # at the end of the last traced step: nothing is lost if the script is killed now
+        assert session.saved  # at the end of the last timed step: nothing is lost if the script is killed now
         assert "__call__" not in vars(Net)
         train(model, optimizer, 3)
     cell, repeat, rank, samples = measured(tmp_path)
@@ -150,7 +153,7 @@ def test_a_step_with_a_validation_in_it_is_left_out(tmp_path: Path) -> None:
         optimizer = torch.optim.SGD(model.parameters())
         for step in range(WHOLE + 1):
             train(model, optimizer, 1)
-            if step in (WARMUP + 1, WARMUP + 6):  # between the second and third timed step, and while it is traced
+            if step in (WARMUP + 2, UNTIMED + 1):  # while it is traced, and between the second and third timed step
                 model.eval()
                 with torch.no_grad():
                     loss_of(model, 100)
@@ -182,7 +185,7 @@ def test_short_last_batches_are_left_out_and_ever_changing_ones_count_as_their_m
         with attached(tmp_path / name, []):
             model = Net()
             optimizer = torch.optim.SGD(model.parameters())
-            for size in (*([8] * WARMUP), *sizes, 8, 8, 8, 8):
+            for size in (*([8] * UNTIMED), *sizes):
                 train(model, optimizer, 1, size)
     assert measured(tmp_path / "last")[2].blocks[0].samples == 24
     assert measured(tmp_path / "changing")[0].batch_size == 6
@@ -201,7 +204,7 @@ def test_one_larger_batch_is_not_told_as_the_usual_one(tmp_path: Path) -> None:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
         for step in range(WHOLE):
-            train(model, optimizer, 1, 16 if step == WARMUP + 1 else 8)
+            train(model, optimizer, 1, 16 if step == UNTIMED + 1 else 8)
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.batch_size, rank.blocks[0].steps) == (8, TIMED - 1)
     assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 2, 3]
@@ -213,12 +216,12 @@ def test_the_usual_batch_is_that_of_a_step_that_is_kept(tmp_path: Path) -> None:
     with attached(tmp_path, [], steps=2):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
-        train(model, optimizer, WARMUP)
+        train(model, optimizer, UNTIMED)
         with torch.no_grad():
             loss_of(model.eval(), 100)
         model.train()
         train(model, optimizer, 1, 8)
-        train(model, optimizer, 5, 4)
+        train(model, optimizer, 1, 4)
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.batch_size, rank.blocks[0].steps, rank.blocks[0].samples) == (4, 1, 4)
     assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [1]
@@ -228,15 +231,21 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     notes: list[str] = []
     with attached(tmp_path, notes):
         model = Net()
-        train(model, torch.optim.SGD(model.parameters()), WARMUP + 2)
+        train(model, torch.optim.SGD(model.parameters()), UNTIMED + 2)
     _, repeat, rank, samples = measured(tmp_path)
-    assert (len(samples), rank.blocks[0].steps, repeat.traces()) == (2, 2, [])
-    assert "script_ended_early" in codes(rank)
-    assert notes == ["the script ended: 2 of 4 steps were timed, none traced; what was measured is saved"]
+    assert (len(samples), rank.blocks[0].steps, len(repeat.traces())) == (2 + 2, 2, 1)
+    (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
+    assert early.next_step == "attach with --warmup 2 --steps 4 --traced-steps 1, or let the script train longer"
+    assert notes == ["the script ended: 2 of 4 steps were timed, 1 traced; what was measured is saved"]
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"), [(0, "no step was seen"), (WARMUP, "nothing was measured: 5 steps were seen")]
+    ("steps", "told"),
+    [
+        (0, "no step was seen"),
+        (WARMUP, "nothing was measured: 5 steps of 16 that are needed; let the script train longer"),
+        (UNTIMED, "11 steps of 16 that are needed; let the script train longer"),
+    ],
 )
 def test_a_script_without_a_timed_step_leaves_nothing_but_one_line(tmp_path: Path, steps: int, told: str) -> None:
     notes: list[str] = []
@@ -265,9 +274,9 @@ def test_a_profiler_that_the_script_starts_while_dpscope_traces_wins(tmp_path: P
     with attached(tmp_path, []):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
-        train(model, optimizer, WARMUP + TIMED + 2)
+        train(model, optimizer, WARMUP + 2)
         with torch.profiler.profile() as theirs:
-            train(model, optimizer, 3)
+            train(model, optimizer, 6)
     _, repeat, rank, _ = measured(tmp_path)
     assert repeat.traces() == []
     assert "script_profiles" in codes(rank)
@@ -374,7 +383,7 @@ def test_a_child_of_the_script_saves_nothing(tmp_path: Path) -> None:
     with attached(tmp_path, []) as session:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters())
-        train(model, optimizer, WARMUP + 1)
+        train(model, optimizer, UNTIMED + 1)
         if (child := os.fork()) == 0:
             for _ in range(WHOLE):
                 session.step_ended()
@@ -436,3 +445,83 @@ def test_a_wrapper_may_be_constructed_by_names(tmp_path: Path) -> None:
     finally:
         constructed.stop()
     assert set(constructed.modules) == {wrapped}
+
+
+def test_a_validation_past_the_module_around_the_model_is_no_training(tmp_path: Path) -> None:
+    """As timm does it: a task holds the model and its loss, and validations call the model."""
+
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.loss = Net(), nn.MSELoss()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            loss: Tensor = self.loss(self.model(inputs), torch.zeros(len(inputs), 2))
+            return loss
+
+    with attached(tmp_path, []):
+        task = Task()
+        optimizer = torch.optim.SGD(task.parameters())
+        for step in range(WHOLE):
+            task(torch.ones(8, 3)).backward()
+            optimizer.step()
+            if step == UNTIMED:
+                task.eval()
+                with torch.no_grad():
+                    task.model(torch.ones(100, 3))
+                task.train()
+    _, _, rank, samples = measured(tmp_path)
+    assert list(samples[samples["measuring_pass"] == "timed"]["step"]) == [0, 2, 3]
+    assert "steps_left_out" in codes(rank)
+
+
+def test_gradients_that_are_switched_off_between_two_optimizers_are_counted(tmp_path: Path) -> None:
+    """As Lightning toggles the optimizers of a GAN: while one steps, the other model requires no gradient."""
+    models = Net(), nn.Linear(2, 1)
+    frozen = models[0].layer.bias.requires_grad_(False)
+    with attached(tmp_path, []):
+        optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+        for _ in range(WHOLE):
+            for own, other, optimizer in ((0, 1, optimizers[0]), (1, 0, optimizers[1])):
+                for model, on in ((models[own], True), (models[other], False)):
+                    for parameter in model.parameters():
+                        parameter.requires_grad_(on and parameter is not frozen)
+                models[1](models[0](torch.ones(5, 3))).sum().backward()
+                optimizer.step()
+    _, _, rank, _ = measured(tmp_path)
+    assert (rank.model.parameter_count, rank.model.gradient_bytes) == (8 + 3, 4 * (6 + 3))
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (0, "the script raised KeyError before its first training step: nothing was measured"),
+        (7, "the script raised KeyError after 7 of the 16 steps that are needed: nothing was measured"),
+    ],
+)
+def test_an_exception_before_the_measurement_is_no_matter_of_options(tmp_path: Path, steps: int, message: str) -> None:
+    notes: list[str] = []
+    session = Session(AttachSettings(tmp_path / "run", "train.py", warmup_steps=5, traced_steps=1), notes.append)
+    session.listen()
+    model = Net()
+    train(model, torch.optim.SGD(model.parameters()), steps)
+    session.close("the script raised KeyError")
+    assert notes == [message]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_short_script_is_measured_with_the_options_that_its_message_names(tmp_path: Path) -> None:
+    """17 steps: too few for 10 of warm-up and 3 traced ones."""
+    notes: list[str] = []
+    with attached(tmp_path / "first", notes, warmup_steps=10, traced_steps=3):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), 17)
+    assert notes == [
+        "the script ended: nothing was measured: 17 steps of 23 that are needed; give --warmup 5 --steps 4 --traced-steps 1"
+    ]
+    with attached(tmp_path / "second", notes, warmup_steps=4):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), 17)
+    _, repeat, rank, _ = measured(tmp_path / "second")
+    assert (rank.blocks[0].steps, len(repeat.traces()), len(notes)) == (TIMED, 1, 1)
+    assert "short_warm_up" in codes(rank)

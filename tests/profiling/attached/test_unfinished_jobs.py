@@ -7,11 +7,11 @@ from dpscope.profiling.attached.unfinished_jobs import HeldFolder, gathering_fol
 
 def test_what_dead_jobs_left_is_removed_and_what_living_ones_write_stays(tmp_path: Path) -> None:
     dead, living, foreign = (gathering_folder(tmp_path, name) for name in ("dead", "living", "foreign"))
-    HeldFolder(dead, 0, 0).release(empty=False)  # as the system does when its process is killed
-    HeldFolder(dead, 0, 1).release(empty=False)
+    HeldFolder(dead, 0, 0).release(keep=True)  # as the system does when its process is killed
+    HeldFolder(dead, 0, 1).release(keep=True)
     dead.trace_path(0, 0).parent.mkdir()
     dead.trace_path(0, 0).write_bytes(b"half a trace")
-    HeldFolder(living, 0, 0).release(empty=False)  # one of its two processes has ended
+    HeldFolder(living, 0, 0).release(keep=True)  # one of its two processes has ended
     held = HeldFolder(living, 0, 1)
     living.rank_path(0, 0).write_text("{}")
     foreign.path.mkdir()
@@ -23,7 +23,7 @@ def test_what_dead_jobs_left_is_removed_and_what_living_ones_write_stays(tmp_pat
     assert sorted(path.name for path in living.path.iterdir()) == ["rank_0_0.json", "running_0_0", "running_0_1"]
     assert (foreign.path / "notes.txt").exists()
     assert other.exists()
-    held.release(empty=False)
+    held.release(keep=True)
     remove_unfinished_jobs(tmp_path)
     assert not living.path.exists()
     remove_unfinished_jobs(tmp_path / "nowhere")
@@ -32,7 +32,7 @@ def test_what_dead_jobs_left_is_removed_and_what_living_ones_write_stays(tmp_pat
 def test_a_process_that_measured_nothing_leaves_nothing(tmp_path: Path) -> None:
     folder = gathering_folder(tmp_path, "job")
     first, second = HeldFolder(folder, 0, 0), HeldFolder(folder, 0, 1)
-    first.release(empty=True)
+    first.release(keep=False)
     assert folder.path.exists()
-    second.release(empty=True)
+    second.release(keep=False)
     assert not folder.path.exists()
