@@ -159,13 +159,16 @@ def _all_reduced(subgroup: "Subgroup", points: Sequence[CalibrationPoint]) -> bo
 
 
 def _join(settings: CalibrationSettings, place: TorchrunPlace) -> "torch.device":
-    """Join the job's process group; returns this process's device."""
+    """Join the job's process group; returns this process's device.
+
+    Its collectives may wait almost as long as the job may take: ranks outside of a subgroup wait in them until it is timed.
+    """
     import torch
     from torch import distributed
 
-    from dpscope.launch.jobs.process_group import collective_limit_s
+    from dpscope.launch.jobs.process_group import join_limit_s
 
-    timeout = timedelta(seconds=collective_limit_s(torch.device(settings.device), settings.timeout_s))
+    timeout = timedelta(seconds=join_limit_s(torch.device(settings.device), settings.timeout_s))
     if settings.device == "cpu":
         torch.set_num_threads(1)
         distributed.init_process_group("gloo", timeout=timeout)
@@ -184,13 +187,15 @@ def _subgroups(settings: CalibrationSettings, device: "torch.device", on_each_no
     from torch import distributed
 
     from dpscope.launch.calibration.collective_timing import Subgroup
+    from dpscope.launch.jobs.process_group import collective_limit_s
 
     rank = distributed.get_rank()
+    timeout = timedelta(seconds=collective_limit_s(device, settings.timeout_s))
     free_bytes = _least(_free_bytes(device), device)
     subgroups: list[Subgroup | None] = []
     for layout in settings.groups:
         ranks = [node * on_each_node + local for node in range(layout.nodes) for local in range(layout.per_node)]
-        group = distributed.new_group(ranks)
+        group = distributed.new_group(ranks, timeout=timeout)
         if isinstance(group, distributed.ProcessGroup) and rank in ranks:
             subgroups.append(Subgroup(group, layout.nodes, layout.devices, device, free_bytes))
         else:

@@ -19,7 +19,7 @@ from dpscope.launch.equality.models import (
 )
 from dpscope.launch.equality.recording import TrainingRecorder
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group
+from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, limit_collectives
 from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.workload.image_sets import Batch
 from dpscope.launch.workload.input_pipeline import BatchStream, open_stream
@@ -41,11 +41,11 @@ def run_job(
     device = devices_of(job.cell, settings.device, place)[0]
     _compute_reproducibly()
     if job.cell.per_device:
-        limit_s = collective_limit_s(device, settings.config.timeout_s, settings.config.workload.data)
-        join_process_group(device, limit_s)
+        join_process_group(device, join_limit_s(device, settings.config.timeout_s))
     for training in job.trainings:
         report(training.kind.replace("_", " "))
         _Process(settings, job.cell, training, place, device).train(job.folder(out) / training.kind)
+        limit_collectives(device, settings.config.timeout_s)
     if distributed.is_initialized():
         distributed.barrier()
         distributed.destroy_process_group()

@@ -29,8 +29,7 @@ from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder
 
 _ELEMENTS = 1 << 20
-_COLLECTIVE_S = 60.0
-_JOB_S = 120.0
+_JOB_S = 300.0  # imports from a cold file system take minutes
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,12 @@ def _reduce(kind: str, place: TorchrunPlace) -> str:
     import torch
     from torch import distributed
 
-    from dpscope.launch.jobs.process_group import join_process_group, nccl_engine, synchronise
+    from dpscope.launch.jobs.process_group import join_limit_s, join_process_group, nccl_engine, synchronise
 
     device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
-    join_process_group(device, _COLLECTIVE_S)
+    join_process_group(device, join_limit_s(device, _JOB_S))
     tensor = torch.full((_ELEMENTS,), float(place.rank + 1), device=device)
     distributed.all_reduce(tensor)
     synchronise([device])

@@ -30,24 +30,34 @@ def devices_of(cell: Cell, kind: DeviceType, place: TorchrunPlace) -> tuple[torc
     return devices
 
 
-COLLECTIVE_S = (
-    120.0  # how long NCCL waits for a late rank: no step takes as long, and NCCL then says which collective it was
-)
-DATA_SET_UP_S = {"digits": 30.0, "cifar10": 120.0}  # reading it, which some ranks do later than others
+COLLECTIVE_S = 120.0  # no warm step takes as long; NCCL then reports which collective a rank did not join
 _SHARE_OF_JOB = 0.8
 
 
-def collective_limit_s(
-    device: torch.device, job_s: float, data: str | None = None, longest_s: float = COLLECTIVE_S
-) -> float:
-    """Seconds that a collective may wait in a job that may take `job_s`: on a GPU less than that, so that NCCL's message is seen.
+def join_limit_s(device: torch.device, job_s: float) -> float:
+    """Seconds that ranks may wait for each other until all are warm, in a job that may take `job_s`.
 
-    `longest_s` is how long a rank may be late there. gloo's ranks wait as long as the job may take: on cores that are shared a
-    step may take minutes, and gloo tells nothing more.
+    Imports from a cold file system, data sets and compilation delay ranks by minutes. On a GPU less than the job's limit, so
+    that NCCL's message is seen.
     """
-    if device.type != "cuda":
-        return job_s
-    return min(longest_s + DATA_SET_UP_S.get(data or "", 0.0), _SHARE_OF_JOB * job_s)
+    return _SHARE_OF_JOB * job_s if device.type == "cuda" else job_s
+
+
+def collective_limit_s(device: torch.device, job_s: float, longest_s: float = COLLECTIVE_S) -> float:
+    """Seconds that a collective may wait once all ranks are warm; `longest_s` is how late a rank may be on a GPU.
+
+    gloo's ranks wait as long as the job may take: a step on shared cores may take minutes, and gloo reports nothing more.
+    """
+    return min(longest_s, join_limit_s(device, job_s)) if device.type == "cuda" else job_s
+
+
+def limit_collectives(device: torch.device, job_s: float) -> None:
+    """Lower the limit of collectives from that of joining; without a process group, and on the CPU, nothing changes."""
+    if device.type != "cuda" or not distributed.is_initialized():
+        return
+    # torch <= 2.13 has it as a private function.
+    set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
+    set_timeout(timedelta(seconds=collective_limit_s(device, job_s)))
 
 
 ENGINES: dict[NcclEngine, str] = {"legacy": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from dpscope.launch.jobs.place import TorchrunPlace
-from dpscope.launch.jobs.process_group import collective_limit_s, devices_of, join_process_group, nccl_engine
+from dpscope.launch.jobs.process_group import devices_of, join_limit_s, join_process_group, nccl_engine
 from dpscope.launch.jobs.worker_process import starting_up
 from dpscope.launch.measuring.cell_passes import CellProcess, PassResults, run_passes
 from dpscope.launch.measuring.worker_arguments import WorkerJob
@@ -61,7 +61,7 @@ def run_cell(job: WorkerJob, place: TorchrunPlace, began: float, report: Callabl
     before = _device_states(job, place, own_process_ids=())  # before any process of this job is on them
     devices = devices_of(job.cell, job.kind, place)
     if job.cell.per_device:
-        limit_s = collective_limit_s(devices[0], job.config.measurement.timeout_s, job.config.workload.data)
+        limit_s = join_limit_s(devices[0], job.config.measurement.timeout_s)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         process, sizes = _prepare(job, place, devices, report)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpscope.launch.jobs.process_group import synchronise, told_by_rank_0
+from dpscope.launch.jobs.process_group import limit_collectives, synchronise, told_by_rank_0
 from dpscope.launch.workload.compiling import compiled_so_far
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.instruments import ddp_counters
@@ -71,6 +71,7 @@ def run_passes(process: CellProcess) -> PassResults:
         process.step.batches.leave_out_short_batches()
     process.report("warm-up")
     _warm_up(process)
+    limit_collectives(process.devices[0], process.config.measurement.timeout_s)
     warm = compiled_so_far() if process.cell.options.compile != "off" else None
     process.report("timed")
     _reset_peak_memory(process.devices)

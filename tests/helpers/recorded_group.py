@@ -37,13 +37,22 @@ class RecordedGroup:
         self._links = [DoubleStream(double, index, "nccl") for index in range(double.count)]
         self._real = {
             name: getattr(distributed, name)
-            for name in ("init_process_group", "barrier", "all_reduce", "broadcast", "destroy_process_group")
+            for name in (
+                "init_process_group",
+                "new_group",
+                "barrier",
+                "all_reduce",
+                "broadcast",
+                "destroy_process_group",
+            )
         }
 
     def install(self) -> None:
         """Put the recorder in the place of torch.distributed's functions, for good."""
         doubles: dict[str, Any] = {
             "init_process_group": self._init,
+            "new_group": self._new_group,
+            "set_timeout": lambda timeout: self._double.note("set_timeout", None, timeout.total_seconds()),
             "barrier": self._barrier,
             "all_reduce": self._collective("all_reduce"),
             "broadcast": self._collective("broadcast"),
@@ -56,6 +65,10 @@ class RecordedGroup:
         seconds = None if timeout is None else timeout.total_seconds()
         self._double.note("init_process_group", None if device_id is None else device_id.index, backend, seconds)
         self._real["init_process_group"]("fake", rank=self.rank, world_size=self.world_size, store=FakeStore())
+
+    def _new_group(self, ranks: list[int], timeout: Any = None) -> Any:
+        self._double.note("new_group", None, ranks, None if timeout is None else timeout.total_seconds())
+        return self._real["new_group"](ranks)
 
     def _destroy(self) -> None:
         self._double.note("destroy_process_group")

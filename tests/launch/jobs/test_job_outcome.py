@@ -8,7 +8,7 @@ import torch
 from dpscope.launch.jobs import job_outcome as module
 from dpscope.launch.jobs.job_files import FailureNote, read_failures, write_failure
 from dpscope.launch.jobs.job_outcome import JobOutcome, job_outcome, judged_by_kernel
-from dpscope.launch.jobs.process_group import collective_limit_s
+from dpscope.launch.jobs.process_group import collective_limit_s, join_limit_s
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
 
@@ -127,16 +127,18 @@ def test_a_collective_that_nccl_gave_up_is_told_in_its_words(folder: RepeatFolde
 
 
 @pytest.mark.parametrize(
-    ("device", "job_s", "data", "limit_s"),
+    ("device", "job_s", "joining_s", "limit_s"),
     [
-        ("cuda", 900.0, "synthetic", 120.0),
-        ("cuda", 900.0, "cifar10", 240.0),
-        ("cuda", 60.0, "cifar10", 48.0),  # 80% of the job's
-        ("cpu", 900.0, "cifar10", 900.0),
+        ("cuda", 900.0, 720.0, 120.0),  # joining: 80% of the job's
+        ("cuda", 60.0, 48.0, 48.0),
+        ("cpu", 900.0, 900.0, 900.0),
     ],
 )
-def test_a_collective_on_gpus_is_given_up_before_its_job(device: str, job_s: float, data: str, limit_s: float) -> None:
-    assert collective_limit_s(torch.device(device), job_s, data) == limit_s
+def test_a_collective_on_gpus_is_given_up_before_its_job(
+    device: str, job_s: float, joining_s: float, limit_s: float
+) -> None:
+    assert join_limit_s(torch.device(device), job_s) == joining_s
+    assert collective_limit_s(torch.device(device), job_s) == limit_s
 
 
 def test_a_training_s_collectives_may_wait_for_a_checkpoint_and_end_before_it() -> None:

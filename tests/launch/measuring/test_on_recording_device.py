@@ -48,7 +48,7 @@ def test_a_process_takes_its_devices_before_it_joins_and_no_other(told: dict[str
     order = [call[0] for call in calls(told, "ddp") if call[0] in ("set_device", "init_process_group", "ddp")]
     assert order == ["set_device", "init_process_group", "ddp"]
     assert calls(told, "ddp", "set_device", "init_process_group", "ddp") == [
-        ("set_device", 1), ("init_process_group", 1, "nccl", 120.0), ("ddp", 1),
+        ("set_device", 1), ("init_process_group", 1, "nccl", 720.0), ("ddp", 1),
     ]  # fmt: skip
     assert {call[1] for call in calls(told, "ddp")} <= {1, None}
     assert {call[1] for call in calls(told, "single")} <= {0, None}
@@ -60,6 +60,17 @@ def test_a_process_takes_its_devices_before_it_joins_and_no_other(told: dict[str
 def test_every_strategy_is_warmed_up_alike(told: dict[str, Any], strategy: str) -> None:
     moved = [call for call in in_pass(told, strategy, "warm-up") if call[0] == "to"]
     assert len(moved) == 2 * WARM_UP  # images and labels
+
+
+def test_collectives_have_the_jobs_limit_until_all_processes_are_warm(told: dict[str, Any]) -> None:
+    order = list(
+        calls(told, "ddp", "init_process_group", "set_timeout", "pass: timed", "pass: warm-up", "pass: traced")
+    )
+    assert order == [
+        ("init_process_group", 1, "nccl", 720.0), ("pass: warm-up", None), ("set_timeout", None, 120.0),
+        ("pass: timed", None), ("pass: traced", None),
+    ]  # fmt: skip
+    assert calls(told, "single", "set_timeout") == []
 
 
 WAITED: dict[str, list[Call]] = {
@@ -136,7 +147,8 @@ def test_collectives_are_timed_on_the_device_behind_a_small_one(told: dict[str, 
     timed = calls(
         told, "calibration", "init_process_group", "set_device", "barrier", "synchronize", "all_reduce", "record"
     )
-    assert timed[:2] == [("set_device", 1), ("init_process_group", 1, "nccl", 120.0)]
+    assert timed[:2] == [("set_device", 1), ("init_process_group", 1, "nccl", 720.0)]
+    assert calls(told, "calibration", "new_group") == [("new_group", None, [0, 1], 120.0)]
     began = timed.index(("barrier", None))
     one = [("all_reduce", 1, 4), ("record", 1, "default"), ("all_reduce", 1, 4096), ("record", 1, "default")]
     assert timed[began : began + 11] == [("barrier", None), ("synchronize", 1), *one, *one, ("synchronize", 1)]
