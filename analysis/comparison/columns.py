@@ -158,6 +158,13 @@ COLUMNS = (
         "Copies within a device, and memsets, outside compute, communication and host copies",
     ),
     Column(
+        "unlaunched_us",
+        "not launched",
+        "time",
+        "communication",
+        "Part of idle in which the host had launched nothing to run",
+    ),
+    Column(
         "critical_device",
         "critical device",
         "count",
@@ -377,11 +384,23 @@ COLUMNS = (
     Column("tracer_cost", "tracer cost", "ratio", "checks", "Median traced step / median untraced step"),
     Column("counter_span_ratio", "span/DDP's", "ratio", "checks", "Communication span by trace / by DDP's counters"),
     Column("counter_buckets_equal", "buckets equal", "flag", "checks", "All-reduce sizes are DDP's bucket sizes"),
-    Column("peak_allocated_bytes", "peak alloc.", "bytes", "checks", "Largest peak of a device, allocated tensors"),
+    Column(
+        "peak_allocated_bytes",
+        "peak alloc.",
+        "bytes",
+        "checks",
+        "Largest peak of torch's allocator on a device, tensors; NCCL's buffers lie outside",
+    ),
     Column("state_bytes", "state", "bytes", "checks", "Parameters, buffers, optimizer state on a device between steps"),
     Column("compile_us", "compiling", "time", "checks", "Longest time that a rank of the cell spent compiling"),
     Column("compiled_parts", "compiled parts", "count", "checks", "Graphs compiled one by one, DDP's for each bucket"),
-    Column("peak_reserved_bytes", "peak reserved", "bytes", "checks", "Largest peak of a device, allocator's reserve"),
+    Column(
+        "peak_reserved_bytes",
+        "peak reserved",
+        "bytes",
+        "checks",
+        "Largest peak of torch's allocator on a device, its reserve; NCCL's buffers lie outside",
+    ),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 NAMES = tuple(column.name for column in COLUMNS)

@@ -29,7 +29,7 @@ from dpscope.analysis.stats.samples import (
 )
 from dpscope.analysis.traces.steps.intervals import length, union
 
-_MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us")
+_MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "unlaunched_us")
 _PHASES = ("data_us", "host_to_device_us", "forward_us", "backward_us", "optimizer_us")
 _DEVICE_MEANS = (
     "compute_device_mean_us",

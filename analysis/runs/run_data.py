@@ -1,5 +1,7 @@
 """A run folder loaded: per cell its samples, its breakdown, its collectives, its checks."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -262,8 +264,14 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         findings += engine_findings(cell, [rank for _, rank in ranks], data.whole_windows(), data.collectives)
     findings += compilation_findings(cell, [rank for _, rank in ranks])
     findings += spread_findings(cell.name, data.step_samples())
-    findings += idle_findings(data.steps, cell.name)
+    findings += idle_findings(data.steps, cell.name, _data_wait_us(data))
     return replace(data, findings=tuple(_unique(findings)))
+
+
+def _data_wait_us(data: CellData) -> float | None:
+    """Mean wait for the loader in the traced steps; None where it was not recorded."""
+    waits_us = [wait_us for waits in data.step_samples("data_wait_us", "traced") for wait_us in waits]
+    return statistics.fmean(waits_us) if waits_us and not any(map(math.isnan, waits_us)) else None
 
 
 def _slower_clocks(ranks: Sequence[RankResult]) -> list[Finding]:

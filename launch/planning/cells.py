@@ -39,7 +39,8 @@ from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, CellOptions, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
 
-DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (32, 128), "cpu": (4, 8)}
+DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (4, 8)}
+"""On a modern GPU ResNet-18 for CIFAR at batch 32 only measures how fast the host launches kernels."""
 DEFAULT_STEPS: dict[DeviceType, int] = {"cuda": 50, "cpu": 15}
 
 

@@ -51,8 +51,6 @@ class TimedWindow:
         self._began_s = self._ended_s = 0.0
 
     def begin(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
         finish_work(self._device)
         self._began_s = self._ended_s = time.perf_counter()
         self._timer.boundary()
@@ -84,6 +82,7 @@ class TimedWindow:
 
 
 def _peak_memory(device: torch.device) -> tuple[DeviceMemory, ...]:
+    """The peak since the script began, or since it last reset torch's statistics, which are the script's to reset."""
     if device.type != "cuda":
         return ()
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)

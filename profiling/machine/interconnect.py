@@ -14,11 +14,11 @@ from dpscope.profiling.records.links import DeviceLinks, Interconnect, LinkRate,
 
 _MOST_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of current drivers; a GPU refuses the numbers it does not have
 
-_NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
-"""nvmlNvlinkVersion_t is a list and no version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0. An A100 answers 5."""
+_NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
+"""nvmlNvlinkVersion_t is a list and no version number: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0. An A100 answers 5."""
 
-_NEWEST_NVLINK = {4: 1, 5: 2, 6: 2, 7: 3, 8: 3, 9: 4, 10: 5}
-"""The newest generation of each architecture, Pascal (4) to Blackwell (10). Some drivers answer 5.0 for an H100."""
+_NEWEST_NVLINK = {4: 1, 5: 2, 6: 2, 7: 3, 8: 3, 9: 4, 10: 5, 13: 6}
+"""The newest generation of each architecture, Pascal (4) to Rubin (13). Some drivers answer 5.0 for an H100."""
 
 _TOPOLOGIES = {
     0: "same board",

@@ -17,8 +17,8 @@ _PCIE_LANES = {1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0
 Generation 6 sends 256 B units of which 242 are data and its link layer, the rest checks. Packet headers take some 10% more.
 """
 
-NVLINK_SOURCE = "NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell)"
-NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
+NVLINK_SOURCE = "NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell, Rubin)"
+NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0, 6: 50.0}
 """One link, one direction, by generation."""
 
 _HALF_WIDTH = re.compile(r"A40\b|RTX A(4500|5000|5500|6000)|RTX 3090")
@@ -50,7 +50,7 @@ def pcie_link(generation: int | None, lanes: int | None) -> LinkRate | None:
 
 
 def nvlink(version: int | None, links: int, device_name: str | None) -> LinkRate | None:
-    """So many NVLinks of a generation (1 to 5) on a GPU of this name; None for none and for an unknown generation."""
+    """So many NVLinks of a generation (1 to 6) on a GPU of this name; None for none and for an unknown generation."""
     if version not in NVLINK_GB_PER_S or links < 1:
         return None
     half = version == 3 and device_name is not None and _HALF_WIDTH.search(device_name) is not None
@@ -103,6 +103,13 @@ GPU_MODELS: Sequence[GpuModel] = (
     _model("H200 SXM", r"H200|H200 SXM", 5, (4, 18)),
     _model("H200 NVL", r"H200 NVL", 5, (4, 18), bridged=True),
     _model("B200 SXM", r"B200", 5, (5, 18)),
+    _model(
+        "Rubin",
+        r"Rubin(?: GPU)?|VR200",
+        6,
+        (6, 36),
+        source="NVIDIA Vera Rubin NVL72 product page: 3.6 TB/s a GPU, 36 links",
+    ),
 )
 """Every model has 16 PCIe lanes. A model that is not here is no error: NVML says what its links are."""
 

@@ -24,8 +24,8 @@ _NVLINK = re.compile(r"nvlink\s*(?P<version>\d)(?:\.0)?(?:\s*x\s*(?P<links>\d+))
 _ETHERNET = re.compile(r"(?:ethernet\s*)?(?P<rate>\d+)\s*gb?e|ethernet\s*(?P<other>\d+)(?:\s*gb?/s)?", re.IGNORECASE)
 _INFINIBAND = re.compile(r"(?:infiniband\s*|ib\s*)?(?P<name>[QFEHNX]DR)(?:\s*x\s*4)?(?:\s*\(.*\))?", re.IGNORECASE)
 
-_NVLINKS_OF_ONE_GPU = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
-"""Links of the SXM module of each generation: P100, V100, A100, H100 and B200. Source: NVIDIA's data sheets (docs/links.md)."""
+_NVLINKS_OF_ONE_GPU = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18, 6: 36}
+"""Links of each generation's module: P100, V100, A100, H100, B200, Rubin. Source: NVIDIA's data sheets (docs/links.md)."""
 
 _FORMS = (
     'give a number with a unit (100Gb/s, 12.5GB/s) or a name ("PCIe 4.0 x16", "NVLink 3", "InfiniBand HDR", "100GbE")'

@@ -13,49 +13,58 @@ class ReplayedNvmlError(Exception):
 class NvmlRecorder:
     """Wraps NVML (`pynvml`, initialised) and notes every call with its answer, device handles by their number.
 
-    A question that fails, or that these bindings do not have, is noted as such and raises what it raised.
+    A record is of one moment: a repeated question is answered as the first time. A question that fails, or that these bindings do
+    not have, is noted as such and raises what it raised.
     """
 
     def __init__(self, nvml: Any) -> None:
         self.NVMLError = nvml.NVMLError
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
-        self._calls: list[dict[str, Any]] = []
+        self._calls: dict[str, dict[str, Any]] = {}
+        self._outcomes: dict[str, Any] = {}  # an answer, or the exception that was raised
 
     def __getattr__(self, name: str) -> Any:
         def answer(*arguments: Any) -> Any:
-            noted: dict[str, Any] = {"call": name, "arguments": list(arguments)}
-            real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
-            try:
-                value = getattr(self._nvml, name)(*real)
-            except (self.NVMLError, AttributeError) as error:
-                self._note({**noted, "error": str(error)})
-                raise
-            if name == "nvmlDeviceGetHandleByIndex":
-                self._handles[f"gpu{arguments[0]}"] = value
-                self._note({**noted, "answer": {"handle": f"gpu{arguments[0]}"}})
-                return f"gpu{arguments[0]}"
-            self._note({**noted, "answer": _plain(value)})
-            return value
+            key = _key(name, arguments)
+            if key not in self._outcomes:
+                self._outcomes[key] = self._asked(name, arguments, key)
+            outcome = self._outcomes[key]
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
 
         return answer
 
-    def _note(self, call: dict[str, Any]) -> None:
-        if call not in self._calls:
-            self._calls.append(call)
+    def _asked(self, name: str, arguments: tuple[Any, ...], key: str) -> Any:
+        noted: dict[str, Any] = {"call": name, "arguments": list(arguments)}
+        real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
+        try:
+            value = getattr(self._nvml, name)(*real)
+        except (self.NVMLError, AttributeError) as error:
+            self._calls[key] = {**noted, "error": str(error)}
+            return error
+        if name == "nvmlDeviceGetHandleByIndex":
+            handle = f"gpu{arguments[0]}"
+            self._handles[handle] = value
+            self._calls[key] = {**noted, "answer": {"handle": handle}}
+            return handle
+        self._calls[key] = {**noted, "answer": _plain(value)}
+        return value
 
     def to_json(self) -> str:
         """The calls, one a line: what `ReplayedNvml` reads."""
-        return "[\n" + ",\n".join(json.dumps(call) for call in self._calls) + "\n]\n"
+        return "[\n" + ",\n".join(json.dumps(call) for call in self._calls.values()) + "\n]\n"
 
 
 class ReplayedNvml:
-    """Has NVML's functions and answers each call as it was recorded; a call that was not recorded raises KeyError."""
+    """Has NVML's functions and answers each call as it was first recorded; a call that was not recorded raises KeyError."""
 
     NVMLError = ReplayedNvmlError
 
     def __init__(self, path: Path) -> None:
-        self._answers = {_key(call["call"], call["arguments"]): call for call in json.loads(path.read_text())}
+        calls = reversed(json.loads(path.read_text()))  # records of older versions hold later answers, too
+        self._answers = {_key(call["call"], call["arguments"]): call for call in calls}
 
     def __getattr__(self, name: str) -> Any:
         def answer(*arguments: Any) -> Any:

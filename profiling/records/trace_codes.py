@@ -187,6 +187,15 @@ class TraceCode(FindingCode):
         "One node of the job causes a large part of all waiting.",
         "compare that node with the others: clocks, temperatures, other processes, disk and data loader",
     )
+    LAUNCH_BOUND = (
+        "launch_bound",
+        "warning",
+        "The host launches work more slowly than the device runs it: the step times are the host's, and faster devices or links "
+        "would not shorten them.",
+        "choose larger batches (--batch-size), or give the host less to launch (torch.compile, CUDA graphs, fewer small "
+        "operators)",
+        "of_many_cells",
+    )
     DEVICE_IDLE = (
         "device_idle",
         "warning",

@@ -75,6 +75,7 @@ def windows(cell: Cell, steps: int, repeats: int = 1, /, **columns: float) -> pd
             "host_copy_us",
             "device_copy_us",
             "idle_us",
+            "unlaunched_us",
             "transfer_us",
             "wait_us",
             "exposed_wait_us",

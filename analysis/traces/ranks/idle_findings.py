@@ -12,15 +12,16 @@ IDLE_SHARE = 0.3  # of a device's mean step
 COPY_SHARE = 0.1  # of idle time, from which host copies are named
 
 
-def idle_findings(steps: pd.DataFrame, name: str = "") -> Iterator[Finding]:
+def idle_findings(steps: pd.DataFrame, name: str = "", data_wait_us: float | None = None) -> Iterator[Finding]:
     """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows.
 
-    `steps` are rows of `step_breakdown`; CPU rows have no device and say nothing. `name` begins the message.
+    `steps` are rows of `step_breakdown`; CPU rows have no device and say nothing. `name` begins the message. `data_wait_us`
+    is the mean wait for the loader: what remains of the time in which nothing was launched is the host's.
     """
     whole = steps[steps["device"].notna() & ~steps["partial_window"].fillna(True).astype(bool)] if len(steps) else steps
     if whole.empty:
         return
-    columns = ["step_us", "idle_us", "host_copy_us"]
+    columns = ["step_us", "idle_us", "host_copy_us", "unlaunched_us"]
     means = whole.groupby(["rank", "device"], dropna=False)[columns].mean().astype(float).reset_index()
     means["share"] = means["idle_us"] / means["step_us"]
     idle = means[means["share"] >= IDLE_SHARE].sort_values("share", ascending=False, kind="stable")
@@ -42,8 +43,15 @@ def idle_findings(steps: pd.DataFrame, name: str = "") -> Iterator[Finding]:
         f", {show_time(copies)} of it copying from or to the host" if copies > COPY_SHARE * most["idle_us"] else ""
     )
     times = f"{show_time(most['idle_us'])} of {show_time(most['step_us'])}{copying}"
+    message = f"{name}: {said} ({times})".removeprefix(": ")
+    unlaunched = most["unlaunched_us"]
+    if data_wait_us is not None and unlaunched - data_wait_us >= IDLE_SHARE * most["step_us"]:
+        yield TraceCode.LAUNCH_BOUND.finding(
+            f"{message}: launch-bound, for {show_time(unlaunched - data_wait_us)} of a step the host has launched nothing "
+            "for it to run; faster devices or links would not shorten that part"
+        )
+        return
     yield TraceCode.DEVICE_IDLE.finding(
-        message=f"{name}: {said} ({times})".removeprefix(": ")
-        + ": host or loader bound, or under DataParallel waiting for another device; faster devices or links would not "
+        f"{message}: host or loader bound, or under DataParallel waiting for another device; faster devices or links would not "
         "shorten that part"
     )

@@ -173,6 +173,7 @@ def test_steps_and_waits_are_read_after_a_wait_for_the_device(told: dict[str, An
     assert {call[1] for call in calls(told, "steps")} == {3}
     assert told["attached"]["step_us"] == [700.0, 700.0]
     assert told["attached"]["memory"] == [[2, 500]]
+    assert calls(told, "attached", "reset_peak") == []  # the statistics are the script's
     assert {call[1] for call in calls(told, "attached")} == {2}
 
 

@@ -41,13 +41,13 @@ def test_what_is_resolved_keeps_every_other_setting() -> None:
     }
     given = load_config(None, dict(flags))
     asked, found = settings_of(given), settings_of(resolve(given, FOUR_GPUS))
-    chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (32, 128), "steps": 50}
+    chosen = {"device": "cuda", "devices": (1, 2, 4), "batch_sizes": (128, 512), "steps": 50}
     assert {name: value for name, value in found.items() if value != asked[name]} == chosen
 
 
 def test_four_gpus_by_default() -> None:
-    small = ["single-d1-b32", "ddp-d1-b32", "dp-d2-b32", "ddp-d2-b32", "dp-d4-b32", "ddp-d4-b32"]
-    assert names(FOUR_GPUS) == small + [name.replace("b32", "b128") for name in small]
+    small = ["single-d1-b128", "ddp-d1-b128", "dp-d2-b128", "ddp-d2-b128", "dp-d4-b128", "ddp-d4-b128"]
+    assert names(FOUR_GPUS) == small + [name.replace("b128", "b512") for name in small]
 
 
 def test_six_gpus_are_powers_of_two_and_all() -> None:

@@ -207,6 +207,7 @@ def test_networks() -> None:
         ("NVIDIA H200", "H200 SXM", 450.0),
         ("NVIDIA H200 NVL", "H200 NVL", None),
         ("NVIDIA B200", "B200 SXM", 900.0),
+        ("NVIDIA Rubin", "Rubin", 1800.0),
     ],
 )
 def test_models_by_name(name: str, title: str, gb_per_s: float | None) -> None:
@@ -215,6 +216,23 @@ def test_models_by_name(name: str, title: str, gb_per_s: float | None) -> None:
     assert model.title == title
     rate = model_link(model)
     assert (None if rate is None else round(rate.gb_per_s, 3)) == gb_per_s
+
+
+def test_the_sixth_generation(tmp_path: Path) -> None:
+    """Rubin (architecture 13) answers 8 for NVLink 6: 50 GB/s a link and direction; an older GPU is held to its own newest."""
+    calls = json.loads((RECORDS / "h200_sxm_x2.json").read_text())
+    versions = {}
+    for architecture in (13, 9):
+        for call in calls:
+            if call["call"] == "nvmlDeviceGetNvLinkVersion":
+                call["answer"] = 8
+            if call["call"] == "nvmlDeviceGetArchitecture":
+                call["answer"] = architecture
+        (tmp_path / "nvml.json").write_text(json.dumps(calls))
+        devices = interconnect(ReplayedNvml(tmp_path / "nvml.json")).devices
+        versions[architecture] = {(one.nvlink_version, one.nvlink_gb_per_s) for one in devices}
+    assert versions == {13: {(6, 18 * 50.0)}, 9: {(4, 18 * 25.0)}}
+    assert nvlink(6, 36, "NVIDIA Rubin") is not None
 
 
 def test_cards_with_half_width_links() -> None:

@@ -21,6 +21,7 @@ RATES = {
     "NVLink 3 x4": 100.0,
     "nvlink 4.0": 450.0,  # 18 x 25, an H100's
     "NVLink 5": 900.0,
+    "NVLink 6": 1800.0,  # 36 links of 50 GB/s
     "100GbE": 12.5,
     "Ethernet 25 Gb/s": 25 / 8,
     "InfiniBand HDR": 25.0,

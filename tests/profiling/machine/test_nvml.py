@@ -1,6 +1,8 @@
 """What cannot be asked is unknown: no bindings, no driver, no such question, no such GPU."""
 
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import ask, driver_version, gpu_handles, open_nvml
+from dpscope.profiling.machine.nvml_record import NvmlRecorder, ReplayedNvml, ReplayedNvmlError
 from tests.helpers.nvml_records import TwoGpuNvml
 
 
@@ -55,3 +58,50 @@ def test_links_of_the_gpus_that_are_left() -> None:
     links = interconnect(OneLost())
     assert [(device.index, device.uuid, device.active_nvlinks) for device in links.devices] == [(1, "GPU-bbbb", 12)]
     assert links.pairs == ()
+
+
+class Warming(TwoGpuNvml):
+    """A GPU that answers otherwise each time: its clock rises, and its links are there from the second time on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:  # noqa: N802 (NVML's name)
+        self.asked += 1
+        return 210 * self.asked
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
+        self.asked += 1
+        if self.asked % 2 == 0:
+            raise self.NVMLError("not supported")
+        return 61_250
+
+
+def test_a_record_is_of_one_moment(tmp_path: Path) -> None:
+    """Two questions a second apart, as for states and then for links: recorded, and asked again of the record."""
+
+    def answers(nvml: Any) -> list[Any]:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+        return [ask(nvml, "nvmlDeviceGetClockInfo", gpu, 1), ask(nvml, "nvmlDeviceGetPowerUsage", gpu)]
+
+    recorder = NvmlRecorder(Warming())
+    first, second = answers(recorder), answers(recorder)
+    assert first == second == [210, None]
+    path = tmp_path / "nvml.json"
+    path.write_text(recorder.to_json())
+    replay = ReplayedNvml(path)
+    assert [answers(replay), answers(replay)] == [first, first]
+
+
+def test_a_record_with_several_answers_gives_the_first(tmp_path: Path) -> None:
+    """As older versions wrote them."""
+    calls = [
+        {"call": "nvmlDeviceGetPowerUsage", "arguments": ["gpu0"], "error": "not supported"},
+        {"call": "nvmlDeviceGetPowerUsage", "arguments": ["gpu0"], "answer": 61_250},
+    ]
+    path = tmp_path / "nvml.json"
+    path.write_text(json.dumps(calls))
+    for _ in range(2):
+        with pytest.raises(ReplayedNvmlError, match="not supported"):
+            ReplayedNvml(path).nvmlDeviceGetPowerUsage("gpu0")

@@ -29,6 +29,26 @@ def test_host_copies_within_the_idle_time_are_named() -> None:
     assert found.message.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("unlaunched_us", "data_wait_us", "code"),
+    [
+        (400.0, 0.0, "launch_bound"),
+        (400.0, 100.0, "launch_bound"),  # 300 us of 1,000 in which data was there and nothing launched
+        (400.0, 101.0, "device_idle"),  # the loader's share
+        (299.0, 0.0, "device_idle"),
+        (400.0, None, "device_idle"),  # who knows whether the loader was waited for
+    ],
+)
+def test_a_host_that_launches_too_slowly_is_told_from_a_loader(
+    unlaunched_us: float, data_wait_us: float | None, code: str
+) -> None:
+    single = Cell(strategy="single", devices=1, batch_size=8)
+    steps = windows(single, 2, step_us=1000.0, idle_us=500.0, host_copy_us=0.0, unlaunched_us=unlaunched_us)
+    (found,) = idle_findings(steps, "single-d1-b8", data_wait_us)
+    assert found.code == code
+    assert ("launch-bound, for 400.0 µs" in found.message) == (code == "launch_bound" and data_wait_us == 0.0)
+
+
 @pytest.mark.parametrize("idle_us", [0.0, 299.0])
 def test_a_device_that_is_mostly_busy_says_nothing(idle_us: float) -> None:
     assert not list(idle_findings(windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0)))
