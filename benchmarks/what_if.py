@@ -9,8 +9,7 @@ from pathlib import Path
 
 from what_if_replay import lines as replay_lines
 
-from dpscope.analysis.what_if.from_table import TableFit, fit_table, predict_step
-from dpscope.analysis.what_if.score import Score, score
+from dpscope.analysis.what_if.from_table import Score, TableFit, fit_table, predict_step, score
 from dpscope.analysis.what_if.step_table import MeasuredStep, read_step_table
 
 SERIES = Path(__file__).resolve().parents[1] / "tests" / "data" / "scaling"
@@ -26,8 +25,8 @@ def main() -> None:
         rows = read_step_table(SERIES / f"ddp_t4_{name}.csv")
         for first, last in ((9, 16), (13, 16), (16, 16)):
             _line(f"T4 {name}", rows, FITTED_UP_TO, first, last)
-        _line(f"T4 {name}", rows, 4, 5, 8)
-        _line(f"T4 {name}", rows, 4, 9, 16)
+        for most, first, last in ((4, 5, 8), (4, 9, 16), (2, 3, 4), (2, 5, 8), (2, 9, 16)):
+            _line(f"T4 {name}", rows, most, first, last)
     for model in ("resnet50", "resnet101"):
         rows = [
             one

@@ -1,9 +1,15 @@
-"""What a what-if answers: a number with its band, or a reason why there is none."""
+"""The answer to a what-if: a number with its band, or the reason why there is none."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-BAND = 0.9  # of the truths lie inside
+import numpy as np
+
+BAND = 0.9  # share of the truths that lie inside a band
+NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90% of a normal distribution
+FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
+_DISTANCES = ((1.0, 0.0), (2.0, 0.06), (4.0, 0.12), (FARTHEST, 0.25))  # from public series of step times
 _HELD_UP = {"communication": "communication", "waiting": "waiting for late ranks", "host": "the host's launches"}
 _MOST_SENTENCES = 4  # more are read more easily in the table
 
@@ -68,3 +74,10 @@ def _answered(label: str, said: Prediction) -> str:
 
 def _ms(value_us: float | None) -> str:
     return "NA" if value_us is None else f"{value_us / 1e3:.1f}"
+
+
+def distance_error(times_largest: float) -> float:
+    """Half of the 90% band, in logarithms of the step, that so many times the largest measured device count adds."""
+    return float(
+        np.interp(math.log(times_largest), [math.log(one) for one, _ in _DISTANCES], [half for _, half in _DISTANCES])
+    )

@@ -85,20 +85,24 @@ def _of_table(
     if gradient_bytes is not None and not 0 < gradient_bytes < math.inf:
         raise DpscopeError(f"--gradient-bytes {gradient_bytes:g}: give a number of bytes above 0")
     if not table.is_file():
-        raise DpscopeError(f"{table} is no file; give a CSV table")
+        raise DpscopeError(f"{table} is not a file; give a CSV table")
     from rich.console import Console
 
     from dpscope.analysis.text.terminal import print_sentences, print_table
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if import table_answer as what_if
+    from dpscope.analysis.what_if.answers.asked import whole_numbers
 
     if measured is not None:
         answer = what_if.score_table(table, measured, gradient_bytes)
     else:
-        batches = what_if.batch_sizes(asked.batch_size) if asked.batch_size is not None else None
-        each = what_if.per_node(asked.per_node) if asked.per_node is not None else None
-        question = what_if.Question(what_if.device_counts(asked.devices or ""), each, batches)
-        answer = what_if.ask_table(table, question, gradient_bytes)
+        batches = asked.batch_size and whole_numbers(asked.batch_size, "--batch-size")
+        each = whole_numbers(asked.per_node, "--per-node") if asked.per_node is not None else (None,)
+        if len(each) > 1:
+            raise DpscopeError(f"--per-node {asked.per_node}: give one number for a table")
+        answer = what_if.predict_table(
+            table, whole_numbers(asked.devices or "", "--devices"), each[0], batches or None, gradient_bytes
+        )
     if output_format == "json":
         sys.stdout.write(answer.as_json() + "\n")
     elif output_format == "csv":

@@ -84,6 +84,11 @@ def _whole(word: str, option: str) -> int:
     return int(word)
 
 
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """A list such as ``8,16``, without repetitions. Raises DpscopeError with the option."""
+    return tuple(dict.fromkeys(_whole(word.strip(), option) for word in text.split(",")))
+
+
 def _link(word: str, option: str) -> LinkRate:
     """By specification, or with the word ``reached`` before it as measured."""
     reached = word.startswith(_REACHED)

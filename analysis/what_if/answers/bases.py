@@ -15,9 +15,8 @@ from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.what_if.answers.beside import beside_of_run, beside_of_traces
-from dpscope.analysis.what_if.bands import NINE_OF_TEN
 from dpscope.analysis.what_if.links.costs import Costs
-from dpscope.analysis.what_if.prediction import BAND
+from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.profiles.job import JobProfile, job_profile
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.replay import Compute

@@ -10,14 +10,15 @@ import numpy as np
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import AnyCell
 from dpscope.analysis.what_if.answers.bases import AskedBase, devices_per_node
-from dpscope.analysis.what_if.bands import ASSUMED_ROWS, FEWEST_ROWS, NINE_OF_TEN
-from dpscope.analysis.what_if.prediction import BAND
+from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.profiling.records.run import CellOptions
 
-FEWEST = 3  # cells from which their errors tell a band
+FEWEST = 3  # cells from which their errors give a band
+MANY = 10  # cells from which the band is their quantile
+_ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,14 @@ class OwnErrors:
         count = len(errors)
         if count < FEWEST:
             return None
-        if count >= FEWEST_ROWS:
-            return float(np.quantile(errors, min(1.0, BAND * (count + 1) / count)))  # conformal, as in bands.py
-        # as there: few tell the size of what is assumed, which weighs as much as so many of them
+        if count >= MANY:
+            return float(
+                np.quantile(errors, min(1.0, BAND * (count + 1) / count))
+            )  # conformal: the next cell counts as one of them
         usual = (ASSUMED_ERROR / NINE_OF_TEN) ** 2
-        return NINE_OF_TEN * math.sqrt((ASSUMED_ROWS * usual + sum(one**2 for one in errors)) / (ASSUMED_ROWS + count))
+        return NINE_OF_TEN * math.sqrt(
+            (_ASSUMED_CELLS * usual + sum(one**2 for one in errors)) / (_ASSUMED_CELLS + count)
+        )
 
     @property
     def sentence(self) -> str:

@@ -5,8 +5,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dpscope.analysis.what_if.bands import FARTHEST, floor_of
 from dpscope.analysis.what_if.links.costs import Costs
+from dpscope.analysis.what_if.prediction import FARTHEST, distance_error
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR, GPU_ERROR
 from dpscope.analysis.what_if.scenarios.predict import Answered, answered, predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
@@ -42,7 +42,7 @@ def worth(base: Base, scenario: Scenario, costs: Costs) -> list[Worth]:
     }
     error = base.own_error if base.own_error is not None else ASSUMED_ERROR
     times = now.devices / base.largest_count
-    share = math.hypot(error, base.spread, floor_of(min(max(times, 1.0), FARTHEST)))  # of what is saved
+    share = math.hypot(error, base.spread, distance_error(min(max(times, 1.0), FARTHEST)))  # of what is saved
     unsure = _unsure_us(base, scenario, costs)
     found = []
     for name, changed in changes.items():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dpscope.analysis.what_if.bands import FARTHEST, floor_of
+from dpscope.analysis.what_if.prediction import FARTHEST, distance_error
 from dpscope.analysis.what_if.replay.replay import Conditions, Replayed, replayed_from
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
 from dpscope.analysis.what_if.scenarios.inputs import Inputs
@@ -57,7 +57,7 @@ def half_band(
     spread, method = base.spread, ASSUMED_ERROR
     if base.own_error is not None:  # the repeats' noise is in the errors on own cells
         spread, method = (spread, 0.0) if alike or spread > base.own_error else (0.0, base.own_error)
-    distance = floor_of(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
+    distance = distance_error(min(max(times, 1.0), FARTHEST)) * (0.5 + 0.5 * min(1.0, 4 * exposed_share))
     both = [spread, 0.0 if alike else method, distance]
     if scenario.faster != 1.0 or scenario.gpu is not None:
         both.append(GPU_ERROR)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.what_if.bands import FARTHEST
 from dpscope.analysis.what_if.links.costs import Costs
-from dpscope.analysis.what_if.prediction import Prediction
+from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
 from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay, replayed_from

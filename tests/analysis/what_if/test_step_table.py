@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.what_if.series import measures, series_of, without
-from dpscope.analysis.what_if.step_table import Placement, read_step_table
+from dpscope.analysis.what_if.step_table import Placement, measures, read_step_table, series_of, without
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -61,7 +60,7 @@ def test_what_cannot_be_read_is_one_line_that_names_the_place(tmp_path: Path) ->
         "ranks,step_ms,nodes\n2,5,3\n": "3 nodes for 2 ranks",
         "ranks,step_ms,nodes,gpus_per_node\n8,5,2,134\n": "gpus_per_node 134 names 3 nodes, nodes says 2",
         "ranks,step_ms,sync_ms\n2,5,4100\n": "line 2: sync_ms 4100 is more than step_ms 5",
-        "": "is no CSV table: it is empty",
+        "": "is not a CSV table: it is empty",
         "ranks,step_ms\n\n# two devices\n2,5,7\n": "line 4 has 3 cells for 2 columns",
         "ranks,step_s\n2,0.1\n": "give step_s as step_ms, in milliseconds",
         'ranks,step_ms\n2,"5\n': "close every quotation mark on its line",

@@ -63,8 +63,8 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     cases = {
         (V100,): "say what to predict",
         (V100, "--devices", "4", "--measured", V100): "one of them",
-        (V100, "--devices", "4,x"): "--devices 4,x: give whole numbers",
-        (V100, "--devices", "4", "--batch-size", "0"): "--batch-size 0: give whole numbers",
+        (V100, "--devices", "4,x"): "--devices 'x': give whole numbers",
+        (V100, "--devices", "4", "--batch-size", "0"): "--batch-size '0': give whole numbers",
         (nothing, "--devices", "4"): "does not exist",
         (tmp_path, "--devices", "4"): "holds no trace",
     }
@@ -90,7 +90,9 @@ def test_the_first_thing_said_is_the_answer(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
     table.write_text("ranks,step_ms\n1,100\n2,104\n4,104\n8,104\n")
     said = printed(table, "--devices", "16,128")
-    assert re.match(r"16 devices: 104\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 96% of perfect scaling\. ", said)
+    assert re.match(
+        r"16 devices: 10[456]\.\d ms a step \(90% band 9\d\.\d to 11\d\.\d\), 9[456]% of perfect scaling\. ", said
+    )
     assert "128 devices: between 100.0 and " in said
     refused = table.with_name("faster.csv")
     refused.write_text("ranks,step_ms\n1,100\n2,80\n4,81\n")
@@ -129,6 +131,6 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
     assert rate["link"] == "between nodes"
     assert rate["gb_per_s"] == pytest.approx(0.5, rel=0.2)
     table.write_text("ranks,step_ms\n1,100\n2,101\n4,101\n")
-    assert "hides under computing" in printed(table, "--devices", "8", "--gradient-bytes", "1e8")
+    assert "hides under compute" in printed(table, "--devices", "8", "--gradient-bytes", "1e8")
     ended = whatif(table, "--devices", "8", "--gradient-bytes", "0")
     assert "--gradient-bytes 0: give a number of bytes above 0" in str(ended.exception)
