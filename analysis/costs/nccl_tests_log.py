@@ -3,6 +3,9 @@
 A log does not always name its collective: newer ones do in a line of their own, older ones only by which of the columns
 `redop` and `root` they have. What the columns leave open is decided by the ratio of busbw to algbw, which is 2(N-1)/N for
 all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md), and by the file's name.
+
+Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
+Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same prefix are the output of one process.
 """
 
 import importlib.metadata
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.calibration import CALIBRATION_SCHEMA_VERSION, Calibration, CalibrationPoint, Collective
@@ -19,6 +24,7 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
+_PREFIX = re.compile(r"(.*?<std(?:out|err)>:|\s*\d+:|\s*\[[^\]]*\](?=\s)|[A-Za-z][\w.-]*:(?=\s)) ?(?=\s*(?:#|\d+\s))")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s.*?\son\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*?)\s*$")
 _HEADINGS = re.compile(r"#\s+size\s+count\s+type\s")
 _NAMED = re.compile(r"\b(all_?reduce|broadcast|reduce_?scatter|all_?gather|all_?to_?all|reduce)(?=_perf|[\W_]|$)")
@@ -45,6 +51,10 @@ class _Section:
     rows: list[list[str]] = field(default_factory=list)
     named: Collective | None = None
 
+    @property
+    def nodes(self) -> int:
+        return len(set(self.hosts))
+
 
 def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: LinkRate | None = None) -> Calibration:
     """The logs as one calibration with its fits; in-place columns instead of out-of-place ones on request.
@@ -55,7 +65,14 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
     if not paths:
         raise DpscopeError("--from-nccl-tests: name one log or more")
     sections = [(path, section) for path in paths for section in _sections(path)]
-    points = [point for path, section in sections for point in _points(path, section, in_place)]
+    spans: dict[int, set[int]] = {}
+    for _, section in sections:
+        spans.setdefault(len(section.ranks), set()).add(section.nodes)
+    points = [
+        msgspec.structs.replace(point, nodes=section.nodes if len(spans[point.devices]) > 1 else None)
+        for path, section in sections
+        for point in _points(path, section, in_place)
+    ]
     calibration = Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
@@ -67,7 +84,7 @@ def calibration_from_logs(paths: Sequence[Path], in_place: bool = False, link: L
         device_names=max((tuple(section.ranks) for _, section in sections), key=len),
         points=tuple(points),
         links=_links([section for _, section in sections], link),
-        nodes={len(section.ranks): len(set(section.hosts)) for _, section in sections},
+        nodes={devices: min(nodes) for devices, nodes in spans.items()},
     )
     return fit_calibration(calibration)
 
@@ -91,8 +108,21 @@ def _sections(path: Path) -> list[_Section]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DpscopeError(f"--from-nccl-tests: {unreadable(path, error)}; name a log of nccl-tests") from error
-    sections = [_Section()]
+    by_prefix: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
+        found = _PREFIX.match(line)
+        prefix = found[1].strip() if found else ""
+        by_prefix.setdefault(prefix, []).append((number, line[found.end() :] if found else line))
+    sections = [section for lines in by_prefix.values() for section in _sections_of(path, lines) if section.rows]
+    if not sections:
+        raise DpscopeError(f"--from-nccl-tests {path}: has no row of nccl-tests' table (size, count, type, time, ...)")
+    return sections
+
+
+def _sections_of(path: Path, lines: Sequence[tuple[int, str]]) -> list[_Section]:
+    """The tests that one process printed, from its numbered lines."""
+    sections = [_Section()]
+    for number, line in lines:
         current = sections[-1]
         rank = _RANK.match(line)
         if current.rows and (rank or _HEADINGS.match(line)):
@@ -107,9 +137,7 @@ def _sections(path: Path) -> list[_Section]:
             current.named = _name_in(line) if "perf" in line else current.named
         elif re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
             _add_row(current, line.split(), f"{path}, line {number}")
-    if not any(section.rows for section in sections):
-        raise DpscopeError(f"--from-nccl-tests {path}: has no row of nccl-tests' table (size, count, type, time, ...)")
-    return [section for section in sections if section.rows]
+    return sections
 
 
 def _add_row(section: _Section, row: list[str], where: str) -> None:

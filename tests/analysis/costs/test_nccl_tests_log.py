@@ -131,3 +131,52 @@ def test_missing_files_and_missing_columns(tmp_path: Path) -> None:
     path = write(tmp_path, NEW.format(name="all_gather_perf") + NEW_HEADING + only)
     with pytest.raises(DpscopeError, match="no in-place time"):
         calibration_from_logs([path], in_place=True)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "0: ",
+        " 0: ",
+        "[1,0]<stdout>:",
+        "[prterun-gpu01-77@1,0]<stdout>: ",
+        "Mon Jan  5 10:00:00 2026<stdout>:",
+        "[0] ",
+        "gpu01: ",
+    ],
+)
+def test_prefixes_of_launchers(tmp_path: Path, prefix: str) -> None:
+    """What srun -l, mpirun, Intel MPI and pdsh put before each line changes nothing; rows keep their line numbers."""
+    text = NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE
+    plain = calibration_from_logs([write(tmp_path, text, "plain.log")])
+    lines = [prefix + line for line in text.splitlines()]
+    prefixed = "\n".join(
+        ["gpu01:77:77 [0] NCCL INFO Launch mode Parallel", "1: gpu02:78:78 [0] NCCL INFO cudaDriver 12", *lines]
+    )
+    read = calibration_from_logs([write(tmp_path, prefixed, "prefixed.log")])
+    assert (read.points, read.nodes, read.links) == (plain.points, plain.nodes, plain.links)
+    damaged = prefixed.replace("1048576        262144      half     sum", "1048576        262144      half")
+    with pytest.raises(
+        DpscopeError, match=f"line {prefixed[: prefixed.index('1048576        262144')].count(chr(10)) + 1}:"
+    ):
+        calibration_from_logs([write(tmp_path, damaged, "damaged.log")])
+
+
+def test_each_task_s_own_table_is_read_by_itself(tmp_path: Path) -> None:
+    """Without MPI every task of srun runs a test of its own; their lines alternate."""
+    lines = (NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE).splitlines()
+    text = "\n".join(f"{task}: {line}" for line in lines for task in range(2))
+    read = calibration_from_logs([write(tmp_path, text)])
+    assert [(point.devices, point.size_bytes) for point in read.points] == [(4, 1048576), (4, 16777216)] * 2
+
+
+def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -> None:
+    text = NEW.format(name="all_reduce_perf") + NEW_HEADING + ALL_REDUCE
+    second = text.replace("Rank  2 Group  0 Pid  102 on    node1", "Rank  2 Group  0 Pid  102 on    node2").replace(
+        "Rank  3 Group  0 Pid  103 on    node1", "Rank  3 Group  0 Pid  103 on    node2"
+    )
+    two = calibration_from_logs([write(tmp_path, "".join(f"0: {line}\n" for line in second.splitlines()), "two.log")])
+    assert two.nodes == {4: 2}
+    both = calibration_from_logs([write(tmp_path, text, "one.log"), tmp_path / "two.log"])
+    assert both.spans(4) == {1, 2}
+    assert {len(both.on_nodes(nodes).points) for nodes in (1, 2)} == {2}
