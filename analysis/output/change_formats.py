@@ -67,6 +67,7 @@ def _record(change: Change) -> dict[str, object]:
         **{name: getattr(change, name) for name in ("cell", "quantity", "before_us", "after_us")},
         **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "count": ratio.count},
         **{name: getattr(change, name) for name in ("verdict", "chance_slower", "detectable")},
+        "not_judged": change.not_judged or None,
     }
 
 
@@ -84,7 +85,7 @@ def _junit(found: Judgement) -> str:
     """JUnit XML: a test case per cell's step, failed where it regressed, skipped where it cannot be judged."""
     status, worse = found.status, found.worse
     steps = [change for change in found.changes if change.quantity in JUDGED]
-    skipped = [change for change in steps if change.verdict == "too_few_samples"]
+    skipped = [change for change in steps if change.not_judged]
     suite = ElementTree.Element(
         "testsuite",
         name="dpscope compare",
@@ -98,7 +99,7 @@ def _junit(found: Judgement) -> str:
         if change in worse:
             ElementTree.SubElement(case, "failure", message=_said(change))
         elif change in skipped:
-            ElementTree.SubElement(case, "skipped", message="no interval: too few samples")
+            ElementTree.SubElement(case, "skipped", message=change.not_judged)
     if status == 3:
         case = ElementTree.SubElement(suite, "testcase", classname="dpscope", name="comparable")
         told = "; ".join(one.message for one in found.findings) or STATUS_WORDS[3]

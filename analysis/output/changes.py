@@ -17,6 +17,7 @@ from dpscope.analysis.runs.changes import (
     compare_runs,
     detection_text,
     lost_findings,
+    mark_unseen,
     regressions,
     setting_findings,
     undecided_findings,
@@ -45,7 +46,7 @@ def print_comparison(
     """Two runs side by side; the exit status.
 
     0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be said, as
-    settings or machines differ, a step has no interval, or a cell is missing; why is told on standard error whatever the
+    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; why is told on standard error whatever the
     format. With `force` settings and models may differ. Raises DpscopeError for other models, NotComparableError where nothing
     is common.
     """
@@ -92,8 +93,8 @@ def _judge(
         )
     if before.recorded is not None and after.recorded is not None:
         _check_models(before.path, after.path, before.recorded.config.workload, after.recorded.config.workload, force)
-    changes = compare_runs(before, after)
     share = DEFAULT_SHARE if share is None else share
+    changes = mark_unseen(compare_runs(before, after), share)
     worse = regressions(changes, share)
     differ = setting_findings(before, after)
     unjudged = [*lost_findings(before, after), *undecided_findings(changes)]

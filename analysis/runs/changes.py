@@ -1,7 +1,7 @@
 """Two runs side by side: what got faster or slower beyond noise, per cell and per component."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
@@ -50,6 +50,7 @@ class Change:
     after_us: float | None
     ratio: Estimate
     noises: tuple[Noise, Noise] | None = None  # of both runs' repeats; None where nothing tells them
+    unseen_share: float | None = None  # the slowdown that was to be judged and would not show here: 0.05 is 5%
 
     @property
     def chance_slower(self) -> float | None:
@@ -65,6 +66,17 @@ class Change:
     def verdict(self) -> Verdict:
         """Below is faster, above slower: only if the interval of the ratio leaves 1 out."""
         return "too_few_samples" if self.ratio.count < FEWEST_SAMPLES else verdict(self.ratio)
+
+    @property
+    def not_judged(self) -> str:
+        """Why nothing can be said of a step; empty where it was judged."""
+        if self.quantity not in JUDGED:
+            return ""
+        if self.verdict == "too_few_samples":
+            return "no interval: too few samples"
+        if self.unseen_share is not None:
+            return f"a slowdown of {_share(self.unseen_share)} would not show, only one of {_share(self.detectable)}"
+        return ""
 
 
 def compare_runs(before: RunData, after: RunData) -> list[Change]:
@@ -118,6 +130,21 @@ def _window_samples(data: CellData, column: str) -> list[Samples]:
     return arrays if any((array > 0).any() for array in arrays) else []
 
 
+def mark_unseen(changes: Sequence[Change], fail_over: float) -> list[Change]:
+    """The changes, with steps marked in which a slowdown by `fail_over` (0.05 is 5%) can be neither shown nor ruled out.
+
+    A slowdown is ruled out where the interval of the ratio ends below it; a step that is shown to be faster or slower is judged.
+    """
+    return [replace(one, unseen_share=fail_over) if _hides(one, fail_over) else one for one in changes]
+
+
+def _hides(change: Change, fail_over: float) -> bool:
+    detectable, high = change.detectable, change.ratio.high
+    if change.quantity not in JUDGED or change.verdict != "no_difference_shown" or detectable is None or high is None:
+        return False
+    return detectable > fail_over and high > 1 + fail_over
+
+
 def regressions(changes: Sequence[Change], fail_over: float) -> list[Change]:
     """Cells whose untraced step got slower beyond noise and by more than `fail_over` (0.05 is 5%)."""
     return [
@@ -152,7 +179,21 @@ def _share(value: float | None) -> str:
 
 
 def undecided_findings(changes: Iterable[Change]) -> list[Finding]:
-    """A warning where a step has no interval: it cannot be found slower, however much slower it is."""
+    """Warnings where a step has no interval, and where the slowdown to be judged would not show (`mark_unseen`)."""
+    changes = list(changes)
+    return [*_without_interval(changes), *_unseen(changes)]
+
+
+def _unseen(changes: Sequence[Change]) -> list[Finding]:
+    hidden = [change for change in changes if change.unseen_share is not None]
+    if not hidden:
+        return []
+    cells = ", ".join(f"{change.cell} (only {_share(change.detectable)} would)" for change in hidden)
+    message = f"not judged, because a slowdown of {_share(hidden[0].unseen_share)} would not show: {cells}"
+    return [RunCode.CHANGE_NOT_VISIBLE.finding(message=message)]
+
+
+def _without_interval(changes: Sequence[Change]) -> list[Finding]:
     steps = [change for change in changes if change.quantity in JUDGED]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if not without and steps:
@@ -232,7 +273,7 @@ def change_table(changes: Sequence[Change]) -> TextTable:
                 str(change.ratio.count),
                 _share(change.chance_slower),
                 _share(change.detectable),
-                _VERDICTS[change.verdict],
+                "not judged" if change.not_judged else _VERDICTS[change.verdict],
             )
             for change in changes
         ),

@@ -290,6 +290,12 @@ class RunCode(FindingCode):
         "Some steps of two compared runs have no interval, so these can be called neither slower nor faster.",
         "time two repeats or more in both runs (--repeats)",
     )
+    CHANGE_NOT_VISIBLE = (
+        "change_not_visible",
+        "warning",
+        "The slowdown that a comparison judges (--fail-over) would not show in some cells: their repeats differ too much.",
+        "measure more repeats in both runs (--repeats, --detect), or judge a larger change (--fail-over)",
+    )
     CELLS_LOST = (
         "cells_lost",
         "warning",

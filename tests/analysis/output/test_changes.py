@@ -35,6 +35,7 @@ def name_of(cell: dict[str, object]) -> str:
 
 
 SINGLE, DDP = "single-d1-b8", "ddp-d2-b8"
+VISIBLE = 7.0  # a slowdown by that share shows in the example, whose cells have two short repeats
 QUIET = Console(file=io.StringIO())
 
 
@@ -43,7 +44,7 @@ def test_a_gate_that_cannot_judge_does_not_pass(
     tmp_path: Path, output_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def status(before: Path, after: Path, force: bool = False) -> tuple[int, str]:
-        ended = print_comparison(before, after, None, output_format, QUIET, force)  # type: ignore[arg-type]
+        ended = print_comparison(before, after, VISIBLE, output_format, QUIET, force)  # type: ignore[arg-type]
         return ended, capsys.readouterr().err
 
     before, other = run_of(tmp_path / "before", SINGLE, DDP), tmp_path / "other"
@@ -80,7 +81,7 @@ def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> N
     ) as told:
         print_comparison(before, after, None, "table", QUIET)
     assert (told.value.exit_status, "\n" in str(told.value)) == (2, False)
-    assert print_comparison(before, after, None, "table", QUIET, force=True) == 0
+    assert print_comparison(before, after, VISIBLE, "table", QUIET, force=True) == 0
     with pytest.raises(NotComparableError, match="no measured cell in common") as nothing:
         print_comparison(before, run_of(tmp_path / "ddp", DDP), None, "table", QUIET)
     assert nothing.value.exit_status == 3
@@ -120,7 +121,8 @@ def test_json_github_and_junit_say_what_the_exit_status_does(
     lost = run_of(tmp_path / "lost", SINGLE)
 
     def said(after: Path, output_format: Any) -> tuple[int, str]:
-        return print_comparison(before, after, None, output_format, QUIET), capsys.readouterr().out
+        share = None if after == slower else VISIBLE
+        return print_comparison(before, after, share, output_format, QUIET), capsys.readouterr().out
 
     status, text = said(slower, "json")
     content = json.loads(text)
@@ -154,14 +156,14 @@ def test_several_runs_are_a_history_and_the_last_is_judged(tmp_path: Path, capsy
     heading = next(name for name in content["history"][0] if name.startswith(SINGLE))
     times = [float(row[heading]) for row in content["history"]]
     assert [times[0] / times[1], times[2] / times[1]] == pytest.approx([2.0, 3.0], rel=0.01)
-    assert print_history([first, second], None, "json", QUIET) == 0  # faster
+    assert print_history([first, second], VISIBLE, "json", QUIET) == 0  # faster
     capsys.readouterr()
     other = later(tmp_path, "other", "2030-01-04T00:00:00+00:00", 1.0, SINGLE, model="resnet18_cifar")
     with pytest.raises(DpscopeError, match="different models do not compare"):
         print_history([first, second, other], None, "table", QUIET)
     with pytest.raises(DpscopeError, match="different models do not compare"):
         print_comparison(first, other, None, "table", QUIET)
-    assert print_comparison(first, other, None, "json", QUIET, force=True) == 0
+    assert print_comparison(first, other, VISIBLE, "json", QUIET, force=True) == 0
 
 
 def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +179,7 @@ def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: py
         manifest = json.loads((places[-1] / "manifest.json").read_text())
         manifest["environment"]["commit"] = {"name": commit, "committed_at": committed_at, "changed": changed}
         (places[-1] / "manifest.json").write_text(json.dumps(manifest))
-    assert print_history(places, None, "json", QUIET) == 0, "by time the one before the last is as fast"
+    assert print_history(places, VISIBLE, "json", QUIET) == 0, "by time the one before the last is as fast"
     told = json.loads(capsys.readouterr().out)["history"]
     assert [(row["run"], row["commit"]) for row in told] == [
         ("new", "c" * 10), ("older", "b" * 10 + "+"), ("oldest", "a" * 10),
@@ -189,5 +191,30 @@ def test_a_history_goes_by_commit_where_that_is_asked(tmp_path: Path, capsys: py
     without = later(tmp_path, "without", "2030-01-04T00:00:00+00:00", 1.0, SINGLE)
     with pytest.raises(NotComparableError, match=r"without: its manifest holds no commit: .*; omit --by commit$"):
         print_history([*places, without], None, "table", QUIET, by="commit")
-    assert print_history([*places, without], None, "json", QUIET) == 0
+    assert print_history([*places, without], VISIBLE, "json", QUIET) == 0
     assert json.loads(capsys.readouterr().out)["history"][-1]["commit"] == "NA"
+
+
+def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two short repeats show a doubling at best: a gate of 5% that passed them would promise what nobody measured."""
+    before = run_of(tmp_path / "before", SINGLE, DDP)
+    reason = "a slowdown of 5.0% would not show"
+    for output_format in ("table", "csv", "json", "markdown", "latex", "github", "junit"):
+        console = Console(file=io.StringIO(), width=100)
+        assert print_comparison(before, before, None, output_format, console) == 3, output_format
+        printed = capsys.readouterr()
+        shown = printed.out + console.file.getvalue()  # type: ignore[attr-defined]
+        assert reason in printed.err or reason in shown, output_format
+        assert "not judged" in shown or "would not show" in shown, output_format
+    assert print_comparison(before, before, None, "junit", QUIET) == 3
+    suite = ElementTree.fromstring(capsys.readouterr().out)
+    cases = [case for case in suite if case.attrib["name"].endswith(" step")]
+    assert [len(case.findall("skipped")) for case in cases] == [1, 1]
+    assert suite.attrib["skipped"] == "2"
+    assert print_comparison(before, before, VISIBLE, "junit", QUIET) == 0
+    assert 'skipped="0"' in capsys.readouterr().out
+    slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
+    assert print_comparison(before, slower, None, "junit", QUIET) == 1, "a slowdown that is shown is judged"
+    assert print_comparison(slower, before, None, "junit", QUIET) == 0, "a cell that is shown to be faster is judged"

@@ -106,9 +106,10 @@ def test_the_command_guards_a_ci(slower: Path) -> None:
         command = [sys.executable, "-m", "dpscope.launch.cli", "compare", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
-    assert status(EXAMPLE_RUN, EXAMPLE_RUN) == 0
+    assert status(EXAMPLE_RUN, EXAMPLE_RUN) == 3
+    assert status(EXAMPLE_RUN, EXAMPLE_RUN, "--fail-over", "700%") == 0
     assert status(EXAMPLE_RUN, slower) == 1
-    assert status(EXAMPLE_RUN, slower, "--fail-over", "250%") == 0
+    assert status(EXAMPLE_RUN, slower, "--fail-over", "700%") == 0
     assert status(EXAMPLE_RUN, slower, "--fail-over", "much") == 2
 
 
