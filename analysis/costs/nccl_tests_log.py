@@ -5,7 +5,8 @@ A log does not always name its collective: newer ones do in a line of their own,
 all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all (nccl-tests, doc/PERFORMANCE.md), and by the file's name.
 
 Launchers put a prefix before each line: `srun -l` the task ("0: "), `mpirun --tag-output` job and rank ("[1,0]<stdout>:"),
-Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same prefix are the output of one process.
+Intel MPI and MPICH the rank ("[0] "), pdsh and clush the host ("node01: "). Lines with the same
+prefix are the output of one process.
 """
 
 import importlib.metadata

@@ -46,7 +46,8 @@ def print_comparison(
     """Two runs side by side; the exit status.
 
     0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3: that cannot be said, as
-    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; why is told on standard error whatever the
+    settings or machines differ, a step has no interval or hides such a slowdown, or a cell is missing; why is
+    told on standard error whatever the
     format. With `force` settings and models may differ. Raises DpscopeError for other models, NotComparableError where nothing
     is common.
     """
