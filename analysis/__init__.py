@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.ranks.stragglers import waits_caused
     from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
     from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+    from dpscope.analysis.traces.reading.limits import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
     from dpscope.analysis.traces.steps.breakdown import step_breakdown
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DpscopeError",
     "RankOrigin",
+    "ReadLimits",
     "Scenario",
     "align_clocks",
     "analyze_partials",
@@ -72,6 +74,7 @@ _HOMES = {
     "traces.ranks.unknown_groups": "RankOrigin",
     "traces.ranks.stragglers": "waits_caused",
     "traces.ranks.trace_analysis": "analyze_traces",
+    "traces.reading.limits": "ReadLimits",
     "traces.reading.reader": "read_trace read_traces",
     "traces.steps.attribution": "attribute",
     "traces.steps.breakdown": "step_breakdown",

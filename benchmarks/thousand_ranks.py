@@ -27,7 +27,7 @@ from trace_reading import make_trace, say
 from dpscope.analysis.partials.file import read_partial
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from tests.helpers.many_ranks import PER_NODE, write_partials
 
 _LIMIT_S = 300.0
@@ -92,7 +92,7 @@ def reduce(copies: int, runs: int, folder: Path) -> bool:
     for number in range(runs):
         start = time.perf_counter()
         for path in paths:
-            read_rank_tables(path, DEFAULT_MAX_BYTES)
+            read_rank_tables(path, DEFAULT_LIMITS)
         read_s = time.perf_counter() - start
         start = time.perf_counter()
         made = reduce_traces(paths, folder / f"{number}.dpscope", jobs=1)

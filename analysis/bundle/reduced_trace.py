@@ -16,9 +16,9 @@ import msgspec
 from dpscope.analysis.traces.merge.names import RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.reading.event_columns import is_read
 from dpscope.analysis.traces.reading.json_events import LabelArgs
+from dpscope.analysis.traces.reading.limits import RUN_LIMITS
 from dpscope.analysis.traces.reading.reader import Reading, read_events
 from dpscope.profiling.store.files import atomic_path
 
@@ -44,7 +44,7 @@ def reduce_trace(source: Path, target: Path, rename: Callable[[str], str] = lamb
                 write(("" if first else ",\n") + rename(text))
                 first = False
 
-        reading = read_events(source, DEFAULT_MAX_BYTES, RAW_EVENTS, add)
+        reading = read_events(source, RUN_LIMITS, RAW_EVENTS, add)
         write("\n]" + "".join(f",\n{json.dumps(key)}: {rename(text)}" for key, text in _header(reading)) + "\n}\n")
 
 

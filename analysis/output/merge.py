@@ -12,7 +12,7 @@ from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.merge.inputs import traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder
 
@@ -24,7 +24,7 @@ def print_merge(
     output: Path,
     cell: str | None,
     repeat: int | None,
-    max_bytes: int | None,
+    limits: ReadLimits,
     console: Console,
 ) -> int:
     """Merge a run's cell, or trace files; the exit status, as of `dpscope analyze` on trace files."""
@@ -37,7 +37,7 @@ def print_merge(
         console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
     else:
         files, _ = find_traces(paths)
-    merged = merge_traces(files, output, max_bytes or DEFAULT_MAX_BYTES)
+    merged = merge_traces(files, output, limits)
     print_table(console, clock_table(merged))
     if merged.findings:
         print_findings(console, merged.findings)

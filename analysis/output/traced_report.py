@@ -19,7 +19,7 @@ from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findi
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -49,13 +49,12 @@ class TraceRequest:
         return self.link is not None or self.calibration is not None
 
 
-def read_jobs(paths: Sequence[Path], max_bytes: int | None = None) -> JobAnalyses:
+def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
     """`analyze_jobs`, telling on standard error how far it is; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
         return analyze_partial_jobs(paths)
     with reading() as tell:
-        limit = max_bytes or DEFAULT_MAX_BYTES
-        return analyze_jobs(paths, limit, progress=lambda done, of: tell(f"{done} of {of} read"))
+        return analyze_jobs(paths, limits, progress=lambda done, of: tell(f"{done} of {of} read"))
 
 
 def load_traces(path: Path) -> "RunData":
@@ -76,10 +75,10 @@ def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: Tr
 
 
 def print_traces(
-    paths: Sequence[Path], output_format: str, max_bytes: int | None, console: Console, request: TraceRequest
+    paths: Sequence[Path], output_format: str, limits: ReadLimits, console: Console, request: TraceRequest
 ) -> int:
     """Traces not made by a run; the exit status: 2 for a file that was cut short, told on standard error besides."""
-    placed_jobs = {name: placed(analysis, request.hosts) for name, analysis in read_jobs(paths, max_bytes).items()}
+    placed_jobs = {name: placed(analysis, request.hosts) for name, analysis in read_jobs(paths, limits).items()}
     jobs = {name: analysis for name, (analysis, _) in placed_jobs.items()}
     few = {
         name: fold_ranks(analysis, places)

@@ -29,7 +29,7 @@ from dpscope.analysis.traces.ranks.kept_tables import reader_version
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, rows_as_read
 from dpscope.analysis.traces.ranks.rank_rows import summaries_of
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable
 
@@ -53,7 +53,7 @@ def reduce_traces(
     paths: Paths,
     out: str | Path,
     share: Share | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    limits: ReadLimits = DEFAULT_LIMITS,
     executor: Executor | None = None,
     jobs: int | None = None,
     progress: FileProgress | None = None,
@@ -71,7 +71,7 @@ def reduce_traces(
     files, _ = find_traces(paths)
     own = files if share is None else share.among(files)
     work = _Work(own, place, host=None if share is not None else socket.gethostname())
-    return work.done(max_bytes, executor, jobs, progress)
+    return work.done(limits, executor, jobs, progress)
 
 
 def _place(out: Path, share: Share | None) -> Path:
@@ -142,10 +142,10 @@ class _Work:
         return []
 
     def done(
-        self, max_bytes: int, executor: Executor | None, jobs: int | None, progress: FileProgress | None
+        self, limits: ReadLimits, executor: Executor | None, jobs: int | None, progress: FileProgress | None
     ) -> Reduced:
         """Read what is missing and write the partial."""
-        with closing(rows_as_read(self._missing, max_bytes, executor, jobs)) as answers:
+        with closing(rows_as_read(self._missing, limits, executor, jobs)) as answers:
             for count, (index, outcome) in enumerate(answers, 1):
                 self._take(self._missing[index], outcome)
                 if progress is not None:

@@ -120,7 +120,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             lambda values: _any_run(values) and (values["classic"] or values["output_format"] != "table"),
             "a run's tables are printed and nothing is written; omit --format and --tables",
         ),
-        Idle(("max_bytes",), _any_run, "a run's traces are read whole; give trace files"),
+        Idle(("max_bytes", "max_events"), _any_run, "a run's traces are read whole; give trace files"),
         Idle(
             ("topology", "hide_hosts"),
             _any_run,
@@ -131,7 +131,11 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             lambda values: values["output_format"] == "csv",
             "the CSV of traces names no host",
         ),
-        Idle(("max_bytes",), _any_partial, "partials are not read again as traces; give it to dpscope reduce"),
+        Idle(
+            ("max_bytes", "max_events"),
+            _any_partial,
+            "partials are not read again as traces; give it to dpscope reduce",
+        ),
         Idle(
             ("link", "calibration", "report", "target_efficiency"),
             _trainings_alone,
@@ -182,7 +186,11 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         ),
     ),
     "reduce": (
-        Idle(("share", "jobs", "max_bytes"), _any_partial, "partials are joined by one task, which reads no trace"),
+        Idle(
+            ("share", "jobs", "max_bytes", "max_events"),
+            _any_partial,
+            "partials are joined by one task, which reads no trace",
+        ),
     ),
     "doctor": (Idle(("part", "out"), lambda values: not values["acceptance"], "it belongs to --acceptance"),),
     "bundle": (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),),

@@ -11,6 +11,7 @@ from dpscope.launch.commands.idle_options import check_options
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
+    from dpscope.analysis.traces.reading.limits import ReadLimits
     from dpscope.profiling.records.links import LinkRate
 
 DEFAULT_OUT = Path("runs/default")
@@ -151,7 +152,8 @@ Rendezvous = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
-MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed")]
+MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed; default: 16 GiB")]
+MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
 
 
 _REPLACED = {"--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"}
@@ -244,7 +246,16 @@ OPTION_GROUPS = {
             "iterations",
             "collectives",
         ),
-        *("min_bytes", "max_bytes", "eval_batch_size", "checkpoint_steps", "max_restarts", "timeout", "device"),
+        *(
+            "min_bytes",
+            "max_bytes",
+            "max_events",
+            "eval_batch_size",
+            "checkpoint_steps",
+            "max_restarts",
+            "timeout",
+            "device",
+        ),
     ),
     "Models and targets": (*("calibrate", "calibration", "link", "target_efficiency", "target_accuracy", "published"),),
     "Files and output": (
@@ -302,10 +313,14 @@ def check_seconds(option: str, seconds: float | None) -> None:
         raise DpscopeError(f"{option} {seconds:g}: must be above 0 seconds")
 
 
-def check_max_bytes(max_bytes: int | None) -> None:
-    """Raises DpscopeError for a limit that leaves nothing to read."""
-    if max_bytes is not None and max_bytes < 1:
-        raise DpscopeError(f"--max-bytes {max_bytes}: must be 1 or more")
+def read_limits(max_bytes: int | None, max_events: int | None) -> "ReadLimits":
+    """The limits of one trace file; raises DpscopeError for one that leaves nothing to read."""
+    from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+
+    for option, value in (("--max-bytes", max_bytes), ("--max-events", max_events)):
+        if value is not None and value < 1:
+            raise DpscopeError(f"{option} {value}: must be 1 or more")
+    return ReadLimits(max_bytes or DEFAULT_LIMITS.max_bytes, max_events or DEFAULT_LIMITS.max_events)
 
 
 OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]

@@ -26,6 +26,7 @@ def analyze(
     target_accuracy: options.TargetAccuracy = None,
     figures: options.Figures = None,
     max_bytes: options.MaxBytes = None,
+    max_events: options.MaxEvents = None,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     open_page: options.OpenPage = False,
@@ -38,7 +39,7 @@ def analyze(
     """Read a run folder or torch.profiler traces: communication total, hidden, exposed, waiting, transferring."""
     stated = options.read_link(link)
     options.check_targets(target_efficiency, target_accuracy)
-    options.check_max_bytes(max_bytes)
+    limits = options.read_limits(max_bytes, max_events)
     figure_formats = options.read_figures(figures)
     runs = runs_among(paths)
     detail = options.detail(verbose, quiet)
@@ -51,7 +52,7 @@ def analyze(
 
         hosts = HostOptions(topology, hide_hosts)
         request = TraceRequest(stated, calibration, report, figure_formats, open_page, hosts)
-        raise typer.Exit(print_traces(paths, output_format, max_bytes, console, request))
+        raise typer.Exit(print_traces(paths, output_format, limits, console, request))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
     targets = Targets(stated, calibration, report, target_efficiency, target_accuracy)
@@ -135,14 +136,15 @@ def merge(
     cell: Annotated[str | None, typer.Option(help="which cell of a run, such as ddp-d2-b32")] = None,
     repeat: Annotated[int | None, typer.Option(help="which repeat of it; the first unless told")] = None,
     max_bytes: options.MaxBytes = None,
+    max_events: options.MaxEvents = None,
 ) -> None:
     """Make one trace of all ranks for Perfetto: clocks aligned, communication, wait and transfer as tracks."""
-    options.check_max_bytes(max_bytes)
+    limits = options.read_limits(max_bytes, max_events)
     from rich.console import Console
 
     from dpscope.analysis.output.merge import print_merge
 
-    raise typer.Exit(print_merge(paths, output, cell, repeat, max_bytes, Console()))
+    raise typer.Exit(print_merge(paths, output, cell, repeat, limits, Console()))
 
 
 def tensorboard(

@@ -31,9 +31,10 @@ def reduce(
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="processes that read traces; one per core unless given")] = None,
     max_bytes: options.MaxBytes = None,
+    max_events: options.MaxEvents = None,
 ) -> None:
     """Reduce traces to one small file where they are stored, to analyze anywhere; traces already reduced are not read again."""
-    options.check_max_bytes(max_bytes)
+    limits = options.read_limits(max_bytes, max_events)
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from rich.console import Console
@@ -41,7 +42,6 @@ def reduce(
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.partials.share import read_share
     from dpscope.analysis.text.terminal import reading
-    from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 
     own = None if share is None else read_share(share)
     with reading() as tell:
@@ -49,7 +49,7 @@ def reduce(
             paths,
             output,
             own,
-            max_bytes or DEFAULT_MAX_BYTES,
+            limits,
             jobs=jobs,
             progress=lambda done, of: tell(f"{done} of {of} read"),
         )

@@ -21,8 +21,8 @@ from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clock
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, match_unique_ranks
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -52,7 +52,7 @@ class MergedTrace:
     cut_short: tuple[str, ...]  # the files that end too early, or cannot be read to their end
 
 
-def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> MergedTrace:
+def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> MergedTrace:
     """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written whole or not at all.
 
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds several ranks, or when
@@ -60,7 +60,7 @@ def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_
     """
     (files, _), output = find_traces(paths), Path(output)
     _check_output(output, files)
-    ranks = over_cores(partial(read_rank, max_bytes=max_bytes), files, files)
+    ranks = over_cores(partial(read_rank, limits=limits), files, files)
     ranks.sort(key=lambda rank: rank.order)
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
@@ -71,7 +71,7 @@ def merge_traces(paths: Paths, output: str | Path, max_bytes: int = DEFAULT_MAX_
         jobs = [
             RankJob(
                 path=rank.path,
-                max_bytes=max_bytes,
+                limits=limits,
                 placement=RankPlacement(position, rank.trace.zero_us, round(clock.place_us - first_us, 3), rank.moved),
                 title=title,
                 spans=[*collective_spans(matched.table[matched.table["rank"] == position]), *rank.others],

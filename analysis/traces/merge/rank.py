@@ -17,6 +17,7 @@ from dpscope.analysis.traces.ranks.rank_tables import named_collectives
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.store.errors import DpscopeError
@@ -45,7 +46,7 @@ class RankJob:
     """What is to be written of a rank: its events after `place_us`, its added tracks, its names."""
 
     path: Path
-    max_bytes: int
+    limits: ReadLimits
     placement: RankPlacement
     title: str
     spans: list[Span]
@@ -62,10 +63,10 @@ class WrittenRank:
     left_out: int
 
 
-def read_rank(path: Path, max_bytes: int) -> RankFile:
+def read_rank(path: Path, limits: ReadLimits) -> RankFile:
     """Read a rank's file for the first time; raises DpscopeError as `read_trace` does."""
     scan = TrackScan()
-    traces = read_traces(path, max_bytes, scan.add)
+    traces = read_traces(path, limits, scan.add)
     if len(traces) > 1:
         raise DpscopeError(f"{path} holds {len(traces)} ranks already; merge the ranks' own files, or open it as it is")
     trace = traces[0]
@@ -91,7 +92,7 @@ def write_rank(job: RankJob) -> WrittenRank:
             part.write(rewriter.rewritten(decoded.events))
             rewriter.left_out += decoded.skipped
 
-        read_events(job.path, job.max_bytes, RAW_EVENTS, use)
+        read_events(job.path, job.limits, RAW_EVENTS, use)
         part.write(track_events(job.spans, job.placement.place_us, tracks))
         part.write(tracks.metadata(job.title))
         return WrittenRank(part.close(), rewriter.kept, rewriter.left_out)

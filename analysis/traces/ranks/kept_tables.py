@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
 from dpscope.analysis.traces.ranks.rank_rows import SCHEMA, renamed, write_rows
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
@@ -26,7 +27,7 @@ _TRACE = "\0trace\0"  # stands for the trace's path, which may be another when t
 _CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "text", Path(finding.__file__).parent)
 
 
-def read_files_once(files: Sequence[Path], place_of: Callable[[Path], Path], max_bytes: int) -> list[RowsOutcome]:
+def read_files_once(files: Sequence[Path], place_of: Callable[[Path], Path], limits: ReadLimits) -> list[RowsOutcome]:
     """As `read_trace_rows`; a file whose tables are kept at `place_of` it is not read, and others' tables are kept there."""
     keys = {file: _key(file) for file in files}
     found: dict[Path, RowsOutcome] = {}
@@ -34,7 +35,7 @@ def read_files_once(files: Sequence[Path], place_of: Callable[[Path], Path], max
         if (tables := _read_kept(file, place_of(file), keys[file])) is not None:
             found[file] = tables
     missing = [file for file in files if file not in found]
-    for file, outcome in zip(missing, read_trace_rows(missing, max_bytes), strict=True):
+    for file, outcome in zip(missing, read_trace_rows(missing, limits), strict=True):
         found[file] = outcome
         if not isinstance(outcome, DpscopeError) and outcome.num_rows == 1 and keys[file] == _key(file):
             _keep(outcome, file, place_of(file), keys[file])

@@ -20,6 +20,7 @@ import pyarrow as pa
 from dpscope.analysis.traces.ranks import pool_worker
 from dpscope.analysis.traces.ranks.rank_rows import from_bytes, to_bytes, to_rows
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 
 _Item = TypeVar("_Item")
@@ -36,11 +37,11 @@ RowsOutcome: TypeAlias = pa.Table | DpscopeError
 
 
 def read_trace_rows(
-    files: Sequence[Path], max_bytes: int, executor: Executor | None = None, progress: FileProgress | None = None
+    files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, progress: FileProgress | None = None
 ) -> list[RowsOutcome]:
     """The rows of each file's ranks, in the files' order; for a file that could not be read its error."""
     outcomes: dict[int, RowsOutcome] = {}
-    with closing(rows_as_read(files, max_bytes, executor)) as answers:
+    with closing(rows_as_read(files, limits, executor)) as answers:
         for place, outcome in answers:
             outcomes[place] = outcome
             if progress is not None:
@@ -49,7 +50,7 @@ def read_trace_rows(
 
 
 def rows_as_read(
-    files: Sequence[Path], max_bytes: int, executor: Executor | None = None, jobs: int | None = None
+    files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, jobs: int | None = None
 ) -> Generator[tuple[int, RowsOutcome]]:
     """The place of each file and its rows, as they come.
 
@@ -57,14 +58,14 @@ def rows_as_read(
     that saves more than their start costs. The processes end with the generator, however it ends.
     """
     if executor is not None:
-        yield from _submitted(files, max_bytes, executor)
+        yield from _submitted(files, limits, executor)
         return
     workers = _worthwhile_processes(files, jobs)
     if workers < 2:
         for place, file in enumerate(files):
-            yield place, _read(file, max_bytes)
+            yield place, _read(file, limits)
         return
-    with closing(_answers(partial(reduce_file, max_bytes=max_bytes), files, workers)) as answers:
+    with closing(_answers(partial(reduce_file, limits=limits), files, workers)) as answers:
         for place, answer in answers:
             yield place, _unanswered(files[place], answer.how) if isinstance(answer, _Died) else _received(answer)
 
@@ -100,18 +101,18 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
     return count if sum(sizes) - longest >= START_BYTES else 0
 
 
-def reduce_file(file: Path, max_bytes: int) -> bytes | DpscopeError:
+def reduce_file(file: Path, limits: ReadLimits) -> bytes | DpscopeError:
     """The rows of a trace file's ranks as the bytes of a Parquet file: the work of processes and executors.
 
     An error is an answer like another: in a worker it is pickled as one.
     """
-    outcome = _read(file, max_bytes)
+    outcome = _read(file, limits)
     return outcome if isinstance(outcome, DpscopeError) else to_bytes(outcome)
 
 
-def _read(file: Path, max_bytes: int) -> RowsOutcome:
+def _read(file: Path, limits: ReadLimits) -> RowsOutcome:
     try:
-        return to_rows(read_rank_tables(file, max_bytes))
+        return to_rows(read_rank_tables(file, limits))
     except DpscopeError as error:
         return DpscopeError(str(error))
 
@@ -120,8 +121,8 @@ def _received(answer: bytes | DpscopeError) -> RowsOutcome:
     return answer if isinstance(answer, DpscopeError) else from_bytes(answer)
 
 
-def _submitted(files: Sequence[Path], max_bytes: int, executor: Executor) -> Generator[tuple[int, RowsOutcome]]:
-    futures: list[Any] = [executor.submit(reduce_file, file, max_bytes) for file in files]
+def _submitted(files: Sequence[Path], limits: ReadLimits, executor: Executor) -> Generator[tuple[int, RowsOutcome]]:
+    futures: list[Any] = [executor.submit(reduce_file, file, limits) for file in files]
     places = {future: place for place, future in enumerate(futures)}
     own = all(isinstance(future, Future) for future in futures)
     for future in (

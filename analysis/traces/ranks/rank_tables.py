@@ -10,6 +10,7 @@ from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_ph
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_breakdown
@@ -55,9 +56,9 @@ class RankTables:
     timeline: StepTimeline | None = None  # one whole step to draw
 
 
-def read_rank_tables(path: Path, max_bytes: int) -> list[RankTables]:
+def read_rank_tables(path: Path, limits: ReadLimits) -> list[RankTables]:
     """The tables of every rank in a file; raises DpscopeError as `read_traces` does."""
-    return [rank_tables(trace) for trace in read_traces(path, max_bytes)]
+    return [rank_tables(trace) for trace in read_traces(path, limits)]
 
 
 def named_collectives(attribution: Attribution) -> pd.DataFrame:

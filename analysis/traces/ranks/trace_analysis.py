@@ -28,7 +28,7 @@ from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -93,7 +93,7 @@ JobAnalyses = dict[str, TraceAnalysis]
 
 def analyze_traces(
     paths: Paths,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    limits: ReadLimits = DEFAULT_LIMITS,
     executor: Executor | None = None,
     progress: FileProgress | None = None,
 ) -> TraceAnalysis:
@@ -103,16 +103,18 @@ def analyze_traces(
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
     and not found in a folder.
     """
-    by_file, findings = _read(paths, max_bytes, executor, progress)
+    by_file, findings = _read(paths, limits, executor, progress)
     return _of_one_job(list(by_file.values()), findings)
 
 
-def analyze_jobs(paths: Paths, max_bytes: int = DEFAULT_MAX_BYTES, progress: FileProgress | None = None) -> JobAnalyses:
+def analyze_jobs(
+    paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
+) -> JobAnalyses:
     """As `analyze_traces` of each job whose traces are among the paths, by its name; one job's is ``""``.
 
     Where files claim the same rank they are of different jobs, told apart by the folders in which they lie.
     """
-    by_file, findings = _read(paths, max_bytes, None, progress)
+    by_file, findings = _read(paths, limits, None, progress)
     jobs = jobs_of({file: rows.column("rank").to_pylist() for file, rows in by_file.items()})
     analyses = {}
     for name, files in jobs.items():
@@ -122,13 +124,13 @@ def analyze_jobs(paths: Paths, max_bytes: int = DEFAULT_MAX_BYTES, progress: Fil
 
 
 def _read(
-    paths: Paths, max_bytes: int, executor: Executor | None, progress: FileProgress | None
+    paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
 ) -> tuple[dict[Path, pa.Table], list[Finding]]:
     """A row per rank of each file that could be read, and findings on the others; raises DpscopeError as `analyze_traces`."""
     files, findings = find_traces(paths)
     named = {path for path in as_paths(paths) if not path.is_dir()}
     found: dict[Path, pa.Table] = {}
-    for file, outcome in zip(files, read_trace_rows(files, max_bytes, executor, progress), strict=True):
+    for file, outcome in zip(files, read_trace_rows(files, limits, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
             found[file] = pa.concat_tables([found[file], outcome]) if file in found else outcome
         elif file in named:
@@ -168,7 +170,7 @@ def analyze_kept(files: Sequence[Path], place_of: Callable[[Path], Path]) -> Tra
     Without findings of the job: a run says these of its cells.
     """
     found: list[pa.Table] = []
-    for outcome in read_files_once(files, place_of, DEFAULT_MAX_BYTES):
+    for outcome in read_files_once(files, place_of, RUN_LIMITS):
         if isinstance(outcome, DpscopeError):
             raise outcome
         found.append(outcome)

@@ -26,7 +26,6 @@ EVENT_BYTES = 16 << 20  # a longer event is none; what is read of it is let go
 _MOST_LET_GO = 4  # times in a row; then the file has no more events
 TAIL_BYTES = 64 << 20  # behind the events that are looked at
 HEAD_BYTES = 64 << 20  # in which the events must begin
-DEFAULT_MAX_BYTES = 16 << 30
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_ARRAY = re.compile(rb"\s{0,4096}\[")  # Chrome's other form

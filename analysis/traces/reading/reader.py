@@ -10,12 +10,13 @@ from typing import TypeVar
 import numpy as np
 
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk, decode_chunk
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES, TAIL_BYTES, TraceText, open_trace
+from dpscope.analysis.traces.reading.chunks import TAIL_BYTES, TraceText, open_trace
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, Trace
 from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.header import Header, read_header
 from dpscope.analysis.traces.reading.json_events import EVENTS, LABEL_EVENTS, Codec, Event
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
@@ -25,19 +26,19 @@ _HOPELESS_BYTES = 2 << 20  # without one event: what follows is not repaired pie
 Watch = Callable[[Sequence[Event]], None]
 
 
-def read_trace(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
+def read_trace(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS) -> Trace:
     """Read the trace of one process, `.json` or `.json.gz`, made by torch 1.13 or later.
 
     Times of the table are microseconds from the trace's first event. Raises DpscopeError when the file cannot be
     read, is no trace or holds several ranks; damage that leaves something readable becomes findings of the trace.
     """
-    traces = read_traces(path, max_bytes)
+    traces = read_traces(path, limits)
     if len(traces) > 1:
         raise DpscopeError(f"{path} holds the traces of {len(traces)} ranks; read it with read_traces")
     return traces[0]
 
 
-def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Watch = lambda _: None) -> list[Trace]:
+def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Watch = lambda _: None) -> list[Trace]:
     """Read a trace file of one rank, or of several that a tool fused: a Trace each, in the order of ranks.
 
     As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by rank. `watch` sees
@@ -50,12 +51,12 @@ def read_traces(path: Path | str, max_bytes: int = DEFAULT_MAX_BYTES, watch: Wat
         builder.add(decoded.events, decoded.subtracted_us)
         watch(decoded.events)
 
-    reading = read_events(path, max_bytes, EVENTS, add)
+    reading = read_events(path, limits, EVENTS, add)
     if builder.is_fused:
         fused = FusedBuilder(path)
         builder = fused.table
         reading = read_events(
-            path, max_bytes, LABEL_EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us)
+            path, limits, LABEL_EVENTS, lambda decoded: fused.add(decoded.events, decoded.subtracted_us)
         )
         ranks, findings = fused.ranks()
         reading.findings += findings
@@ -88,13 +89,13 @@ class Reading:
 
 
 def read_events(
-    path: Path, max_bytes: int, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event]], None]
+    path: Path, limits: ReadLimits, codec: Codec[_Event], use: Callable[[DecodedChunk[_Event]], None]
 ) -> Reading:
     """Hand every chunk of a file's events to `use`. Raises DpscopeError as `read_trace` does."""
     findings: list[Finding] = []
-    text = open_trace(path, max_bytes, findings.append)
+    text = open_trace(path, limits.max_bytes, findings.append)
     base = TextBase()
-    skipped = repaired = unread_bytes = 0
+    skipped = repaired = unread_bytes = events = 0
     ended = any_event = False
     for chunk, goes_on in _to_the_end(text):
         if ended:  # a tail longer than a chunk
@@ -105,6 +106,12 @@ def read_events(
             continue
         decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, goes_on, unread_bytes > _HOPELESS_BYTES)
         decoded.subtracted_us = base.subtracted_us
+        events += len(decoded.events)
+        if events > limits.max_events:
+            raise DpscopeError(
+                f"{path} holds more than {limits.max_events:,} events, too many to read at once; trace fewer steps, or raise "
+                "--max-events"
+            )
         text.unfinished = decoded.unfinished
         has_events = any(map(codec.is_event, decoded.events))
         unread_bytes = 0 if has_events else unread_bytes + len(chunk)

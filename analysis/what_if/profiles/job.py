@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from dpscope.analysis.traces.ranks.matching import match_ranks
-from dpscope.analysis.traces.reading.chunks import DEFAULT_MAX_BYTES
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
@@ -48,10 +48,10 @@ def job_profile(
     paths: Sequence[Path],
     parameter_bytes: Sequence[int] = (),
     gradient_bytes: float | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> JobProfile:
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
-    attributions = [attribute(trace) for path in paths for trace in read_traces(path, max_bytes)]
+    attributions = [attribute(trace) for path in paths for trace in read_traces(path, limits)]
     tables = [_with_times(one) for one in attributions]
     matched = match_ranks(tables).table
     bounds = np.cumsum([0, *map(len, tables)])

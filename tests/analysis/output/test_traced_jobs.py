@@ -12,6 +12,7 @@ from rich.console import Console
 from dpscope.analysis.output.traced_jobs import job_csv, job_findings, job_tables, the_one_job
 from dpscope.analysis.output.traced_report import TraceRequest, export_traces, print_traces, traces_json
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.paths import DATA
@@ -80,6 +81,6 @@ def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
         export_traces([two_jobs], TraceRequest(), two_jobs / "shown")
     request = TraceRequest(report=two_jobs / "report")
     with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder"):
-        print_traces([two_jobs], "table", None, Console(file=io.StringIO()), request)
+        print_traces([two_jobs], "table", DEFAULT_LIMITS, Console(file=io.StringIO()), request)
     assert not (two_jobs / "report").exists()
     assert the_one_job(analyze_jobs(two_jobs / "first"), [two_jobs], "a report").steps is not None

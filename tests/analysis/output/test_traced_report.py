@@ -26,6 +26,7 @@ from dpscope.analysis.output.traced_report import (
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.report.calibration import costs_at
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, Collective, Contention
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
@@ -175,7 +176,7 @@ def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(trace
 def test_the_page_is_written_and_holds_the_same_chapters(traces: Path, tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=200)
     folder = tmp_path / "report"
-    assert print_traces([traces], "table", None, console, TraceRequest(LINK, report=folder)) == 0
+    assert print_traces([traces], "table", DEFAULT_LIMITS, console, TraceRequest(LINK, report=folder)) == 0
     assert str(folder / "report.html") in console.file.getvalue()  # type: ignore[attr-defined]
     page = (folder / "report.html").read_text()
     assert all(f'id="{chapter}"' in page for chapter in ("answers", "breakdown", "timeline", "bandwidth", "models"))

@@ -21,6 +21,7 @@ from dpscope.analysis.traces.ranks.rank_rows import TABLES as TABLES_OF_A_RANK
 from dpscope.analysis.traces.ranks.rank_rows import table_of, to_rows
 from dpscope.analysis.traces.ranks.rank_tables import read_rank_tables
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_jobs, analyze_traces
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import dp_trace, gloo_trace, write_ddp_job, write_trace
@@ -76,7 +77,7 @@ def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(
 
 
 def test_rows_hold_every_column_as_it_was(traces: Path) -> None:
-    (rank,) = read_rank_tables(traces / "0_1.pt.trace.json.gz", 1 << 30)
+    (rank,) = read_rank_tables(traces / "0_1.pt.trace.json.gz", DEFAULT_LIMITS)
     rows = to_rows([rank])
     for name in TABLES_OF_A_RANK:
         found, own = table_of(rows, name)[0], getattr(rank, name)

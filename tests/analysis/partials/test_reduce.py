@@ -17,6 +17,7 @@ from dpscope.analysis.partials.merge import analyze_partials
 from dpscope.analysis.partials.reduce import reduce_traces
 from dpscope.analysis.partials.share import Share, read_share
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, rows_as_read
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, write_ddp_job, write_trace
@@ -41,9 +42,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def recorded(
-        files: Sequence[Path], max_bytes: int, executor: Executor | None = None, jobs: int | None = None
+        files: Sequence[Path], limits: ReadLimits, executor: Executor | None = None, jobs: int | None = None
     ) -> Generator[tuple[int, RowsOutcome]]:
-        for place, outcome in rows_as_read(files, max_bytes, executor, jobs):
+        for place, outcome in rows_as_read(files, limits, executor, jobs):
             names.append(files[place].name)
             yield place, outcome
 

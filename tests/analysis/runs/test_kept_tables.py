@@ -15,6 +15,7 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, trace_analysis
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.layout import fits_layout
 from tests.helpers.paths import EXAMPLE_RUN
@@ -35,9 +36,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The trace files that are read, as they are."""
     files: list[Path] = []
 
-    def recorded(named: Sequence[Path], max_bytes: int) -> list[RowsOutcome]:
+    def recorded(named: Sequence[Path], limits: ReadLimits) -> list[RowsOutcome]:
         files.extend(named)
-        return read_trace_rows(named, max_bytes)
+        return read_trace_rows(named, limits)
 
     monkeypatch.setattr(kept_tables, "read_trace_rows", recorded)
     return files

@@ -44,14 +44,20 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("analyze", ["TRACE", "--format", "csv"], (JUDGING[0], ["--calibration", "calibration.json"])),
     ("analyze", ["RUN", "--format", "json"], (["--report", "x"],)),
     ("analyze", ["RUN", "--tables"], (["--report", "x"],)),
-    ("analyze", ["RUN"], (["--max-bytes", "1000000"], ["--target-accuracy", "90"])),
+    ("analyze", ["RUN"], (["--max-bytes", "1000000"], ["--max-events", "1000000"], ["--target-accuracy", "90"])),
     ("analyze", ["RUN", "--format", "csv"], (["--target-efficiency", "0.8"],)),
     ("analyze", ["RUN", "--format", "json"], (["--tables"],)),
     ("analyze", ["RUN", "--tables"], (["--target-efficiency", "0.8"],)),
     (
         "analyze",
         ["TRAINED"],
-        (*JUDGING[:2], ["--max-bytes", "1000000"], ["--calibration", "calibration.json"], ["--report", "x"]),
+        (
+            *JUDGING[:2],
+            ["--max-bytes", "1000000"],
+            ["--max-events", "1000000"],
+            ["--calibration", "calibration.json"],
+            ["--report", "x"],
+        ),
     ),
     ("analyze", ["TRAINED", "--format", "csv"], (["--target-accuracy", "90"],)),
     ("analyze", ["TRAINED", "--tables"], (["--target-accuracy", "90"],)),
@@ -86,8 +92,19 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("whatif", ["RUN"], (["--base-devices", "2"], ["--base-batch-size", "8"], ["--gradient-bytes", "8"])),
     ("analyze", ["RUN"], (["--topology", "topology.conf"], ["--hide-hosts"])),
     ("analyze", ["TRACE", "--format", "csv"], (["--topology", "topology.conf"], ["--hide-hosts"])),
-    ("analyze", ["PARTIAL"], (["--max-bytes", "1000000"],)),
-    ("reduce", ["PARTIAL", "-o", "x.dpscope"], (["--share", "1/2"], ["--jobs", "2"], ["--max-bytes", "1000000"])),
+    (
+        "analyze",
+        ["PARTIAL"],
+        (
+            ["--max-bytes", "1000000"],
+            ["--max-events", "1000000"],
+        ),
+    ),
+    (
+        "reduce",
+        ["PARTIAL", "-o", "x.dpscope"],
+        (["--share", "1/2"], ["--jobs", "2"], ["--max-bytes", "1000000"], ["--max-events", "1000000"]),
+    ),
     ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),
     ("doctor", [], (["--part", "1"], ["--out", "there"])),
     (
@@ -180,7 +197,12 @@ ALWAYS: dict[str, dict[str, str]] = {
         "output_format": "it says what is printed",
         "force": "a permission: whether it is needed is known when both runs are read",
     },
-    "merge": {"paths": WHAT, "output": WHAT, "max_bytes": "every trace is read within it"},
+    "merge": {
+        "paths": WHAT,
+        "output": WHAT,
+        "max_bytes": "every trace is read within it",
+        "max_events": "every trace is read within it",
+    },
     "calibrate": {
         "link": "the measured rate is set beside it",
         "from_nccl_tests": "logs are read, and needed",

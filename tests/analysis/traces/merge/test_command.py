@@ -12,6 +12,7 @@ from rich.console import Console
 from dpscope.analysis.output.merge import print_merge
 from dpscope.analysis.traces.merge.inputs import traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
 from tests.helpers.paths import EXAMPLE_RUN
@@ -54,7 +55,7 @@ def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
 
 def refused(paths: list[Path], output: Path, cell: str | None = None, repeat: int | None = None) -> str:
     with pytest.raises(DpscopeError) as caught:
-        print_merge(paths, output, cell, repeat, None, Console(quiet=True))
+        print_merge(paths, output, cell, repeat, DEFAULT_LIMITS, Console(quiet=True))
     told = str(caught.value)
     assert "\n" not in told
     return told

@@ -15,6 +15,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks import process_pool
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
 from tests.helpers.paths import ROOT
@@ -123,7 +124,7 @@ def test_errors_of_workers_are_told_as_ever(job: Path, monkeypatch: pytest.Monke
 def test_a_worker_that_dies_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_processes(monkeypatch)
     monkeypatch.setattr(process_pool, "reduce_file", reduce_or_die_at_rank_c)
-    read = process_pool.read_trace_rows([job / f"{name}.json.gz" for name in "abcd"], 1 << 30)
+    read = process_pool.read_trace_rows([job / f"{name}.json.gz" for name in "abcd"], DEFAULT_LIMITS)
     assert [str(one) for one in read if isinstance(one, DpscopeError)] == [
         f"the process that was to read {job / 'c.json.gz'} ended without an answer (signal 9); "
         "if memory ran out, read fewer files at once"

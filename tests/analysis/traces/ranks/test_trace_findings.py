@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace
@@ -241,7 +242,7 @@ IN_RUNS_ONLY = {"launch_bound"}  # it needs the waits for the loader, which runs
 def codes(folder: Path, make: Make) -> set[str]:
     folder.mkdir()
     make(folder)
-    return {finding.code for finding in analyze_traces([folder], MAX_BYTES).findings}
+    return {finding.code for finding in analyze_traces([folder], ReadLimits(max_bytes=MAX_BYTES)).findings}
 
 
 @pytest.mark.parametrize("code", CASES)
@@ -257,7 +258,7 @@ def test_what_only_the_cut_took_is_told_once_and_so(tmp_path: Path) -> None:
     )
     whole = trace_text({**trace, "traceEvents": events})
     (tmp_path / "0_0.pt.trace.json").write_text(whole[: whole.index('"cat": "kernel"')])
-    found = {finding.code: finding for finding in analyze_traces([tmp_path], MAX_BYTES).findings}
+    found = {finding.code: finding for finding in analyze_traces([tmp_path], ReadLimits(max_bytes=MAX_BYTES)).findings}
     assert {"trace_truncated", "no_kernels"} <= set(found)
     assert "trace_incomplete" not in found
     assert "what could be read of" in found["no_kernels"].message

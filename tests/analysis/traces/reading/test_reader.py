@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_breakdown
@@ -200,6 +201,22 @@ def test_gzip_damage(tmp_path: Path) -> None:
     assert len(members.events) == len(trailing.events)
 
 
+def test_a_file_of_too_many_events_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Few bytes of gzip hold them; the second file must not be read beyond the first chunk that exceeds the limit."""
+    event = b'{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
+    within, beyond = tmp_path / "within.json.gz", tmp_path / "beyond.json.gz"
+    within.write_bytes(gzip.compress(b'{"traceEvents": [' + b",".join([event] * 10_000) + b"]}"))
+    beyond.write_bytes(gzip.compress(b'{"traceEvents": [' + b",".join([event] * 200_000) + b"]}"))
+    assert len(read_trace(within, ReadLimits(max_events=10_000)).events) == 10_000
+    with pytest.raises(DpscopeError, match=r"beyond.json.gz holds more than 10,000 events.*raise --max-events"):
+        read_trace(beyond, ReadLimits(max_events=10_000))
+    assert len(read_trace(beyond).events) == 200_000
+    others = b'{"ph": "i", "name": "mark", "pid": 1, "tid": 1, "ts": 1}'
+    beyond.write_bytes(gzip.compress(b'{"traceEvents": [' + b",".join([others] * 10_001) + b"]}"))
+    with pytest.raises(DpscopeError, match="holds more than 10,000 events"):
+        read_trace(beyond, ReadLimits(max_events=10_000))
+
+
 def test_gzip_bomb_stops_at_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -208,7 +225,7 @@ def test_gzip_bomb_stops_at_the_limit(tmp_path: Path) -> None:
     for _ in range(64):
         content += compressor.compress(b" " * (1 << 20))
     path.write_bytes(content + compressor.flush())
-    trace = read_trace(path, max_bytes=1 << 20)
+    trace = read_trace(path, ReadLimits(max_bytes=1 << 20))
     assert "trace_too_large" in codes(trace)
     assert not len(trace.events)
 

@@ -21,7 +21,7 @@ TRACES = {
 
 @pytest.mark.parametrize("path", TRACES.values(), ids=TRACES)
 def test_stretches_add_up_to_exposed_communication(path: Path) -> None:
-    (trace,) = read_traces(path, 1 << 40)
+    (trace,) = read_traces(path)
     attribution = attribute(trace)
     steps, stretches = step_breakdown(attribution), exposed_stretches(attribution)
     keys = ["rank", "device", "step"]
