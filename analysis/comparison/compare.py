@@ -1,9 +1,10 @@
 """The comparison: one row a cell, and DP against DDP where both were measured alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison.columns import NAMES
@@ -101,6 +102,10 @@ class Comparison:
     decisive: str = ""  # of traces alone: the sentence that says what communication costs
     of_traces: bool = False  # no run was measured: one job, known by its traces alone
     of_script: bool = False  # of a script that was attached to
+    over_itself: Mapping[str, Estimate] = field(
+        default_factory=dict
+    )  # by cell: its throughput over one device under the same strategy
+    trained_alone: frozenset[str] = frozenset()  # cells of a script whose processes did not train together
     calibrated_later: bool = False  # the calibration was made when the run had begun
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
@@ -123,7 +128,7 @@ def compare(
     """
     sources = cost_sources(run.recorded, link, calibration)
     spreads = run_spreads(run.measured)
-    batched = [data for data in run.measured if knows_batch(data.cell)]
+    batched = [data for data in run.measured if knows_batch(data.cell) and not data.trained_alone]
     rows = {
         name: summarise_cell(data, single_device_baselines(run, data.cell), sources.on_nodes(data.nodes), spreads)
         for name, data in run.cells.items()
@@ -148,6 +153,8 @@ def compare(
         ring_rates=_ring_rates(run, sources),
         decisive=_decisive(run),
         of_traces=run.recorded is None,
+        over_itself=_over_itself(batched, spreads.step),
+        trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),
         of_script=run.recorded is not None and run.recorded.script is not None,
         calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
@@ -159,6 +166,23 @@ def compare(
             if isinstance(data.cell, Cell) and data.cell.variant
         },
     )
+
+
+def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Estimate]:
+    """Samples per second of each cell over those of one device under the same strategy, at the same batch per device."""
+    alone = {
+        msgspec.structs.replace(data.planned, devices=1, nodes=1): data for data in measured if data.cell.devices == 1
+    }
+    found = {}
+    for data in measured:
+        one = alone.get(msgspec.structs.replace(data.planned, devices=1, nodes=1)) if data.cell.devices > 1 else None
+        if one is not None:
+            ratio = ratio_estimate(one.step_samples(), data.step_samples(), spread)
+            value, low, high = (
+                None if end is None else end * data.cell.devices for end in (ratio.value, ratio.low, ratio.high)
+            )
+            found[data.cell.name] = Estimate(value, low, high, ratio.count)
+    return found
 
 
 def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.comparison.cell_ledger import LOST, put_ledger
-from dpscope.analysis.comparison.columns import COLUMNS, NAMES, RANK_RANGE
+from dpscope.analysis.comparison.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
@@ -44,6 +44,10 @@ _COMMUNICATION = (
     "exposed_share", "communication_device_mean_us", "exposed_device_mean_us",
     "bytes_per_step", "collectives_per_step", "algbw_gb_per_s", "busbw_gb_per_s", "queue_us",
 )  # fmt: skip
+_SCALING = (
+    *("weak_speedup", "weak_efficiency", *INTERVAL.of("weak_efficiency")),
+    *("strong_speedup", "strong_efficiency", *INTERVAL.of("strong_speedup")),
+)
 _OF_RUNS = tuple(column.name for column in COLUMNS if column.group in ("time", "checks"))
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
@@ -70,6 +74,8 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
         _put_times(row, data, spreads.step)
         _put_scaling(row, data, singles, spreads.step)
         _put_checks(row, data)
+        if data.trained_alone:
+            row.clear(_SCALING, "each process trained alone")
     else:
         row.clear(_OF_RUNS, TRACES_ALONE)
     _put_breakdown(row, data)

@@ -120,7 +120,11 @@ def _rows(comparison: Comparison) -> list[CellValues]:
 
 def _largest_case(comparison: Comparison) -> list[CellValues]:
     """The multi-device cells of the most devices at their largest batch, plain variants where there are any."""
-    several = [row for row in _rows(comparison) if _measured(row, "devices") > 1]
+    several = [
+        row
+        for row in _rows(comparison)
+        if _measured(row, "devices") > 1 and row["cell"] not in comparison.trained_alone
+    ]
     if comparison.of_traces:
         return several
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
@@ -202,16 +206,14 @@ def _speedup(comparison: Comparison, cell: str) -> Estimate | None:
 
 def _beside_itself(comparison: Comparison, chosen: CellValues) -> tuple[str, Confidence]:
     """Where no single device was measured: over one device under the same strategy, as a script under torchrun has it."""
-    alone = str(chosen["cell"]).replace(f"-d{chosen['devices']}-", "-d1-", 1)
-    step_us = next((_measured(row, "step_us") for row in _rows(comparison) if row["cell"] == alone), None)
-    if step_us is None:
+    over_itself = comparison.over_itself.get(str(chosen["cell"]))
+    if over_itself is None or over_itself.value is None:
         return "was not measured beside one device, so its gain is not known.", "not_measured"
-    times = _measured(chosen, "devices") * step_us / _measured(chosen, "step_us")
     name = _name(chosen)
-    said = (
-        f"gives {times:.2f}x the throughput of one device under {name} by median steps; a device without {name} was not"
+    said = f"gives {over_itself.value:.2f}x the throughput of one device under {name} by median steps{range_said(over_itself)}"
+    return f"{said}; a device without {name} was not measured, so its gain over that is not known.", _confidence(
+        over_itself
     )
-    return f"{said} measured, so its gain over that is not known.", "timed_steps"
 
 
 def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | None) -> Answer:

@@ -17,7 +17,8 @@ from dpscope.analysis.findings.strategy_costs import strategy_cost_finding
 from dpscope.analysis.findings.strategy_gaps import gap_finding
 from dpscope.analysis.runs.repeats import repeat_findings
 from dpscope.analysis.runs.run_data import CellData, RunData
-from dpscope.analysis.runs.variant_savings import variant_findings
+from dpscope.analysis.runs.script_findings import no_single_device
+from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.training.findings import training_findings
 from dpscope.profiling.records.finding import Finding, counted
@@ -69,8 +70,21 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
         *variant_findings(run),
         *(finding for cell in run.measured for finding in straggler_finding(cell)),
         *(finding for cell in run.measured for finding in no_overlap_finding(cell)),
+        *no_single_device(run.manifest, _without_single_device(run), str(run.path)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
+    ]
+
+
+def _without_single_device(run: RunData) -> list[str]:
+    """Cells of several devices that can be compared with no cell of one."""
+    return [
+        data.cell.name
+        for data in run.measured
+        if data.cell.devices > 1
+        and data.knows_samples
+        and not data.trained_alone
+        and {data.cell.batch_size, data.planned.global_batch_size}.isdisjoint(single_device_baselines(run, data.cell))
     ]
 
 

@@ -4,14 +4,17 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingChoice, ScalingPoint, ScalingSeries
+from dpscope.analysis.findings.strategy_gaps import range_said
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show
+from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
+_SUPERLINEAR = 1.1  # times the number of devices: what few steps differ by anyway is no finding
 _LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 
 
@@ -95,8 +98,30 @@ def scaling_findings(comparison: Comparison) -> Iterator[Finding]:
     """Strong against weak, and the target efficiency."""
     for choice in comparison.choices:
         yield strong_or_weak(choice)
+    yield from superlinear_findings(comparison)
     if comparison.target_efficiency is not None:
         yield from judge_target(comparison.scaling, comparison.target_efficiency)
+
+
+def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
+    """A warning for each cell that is more than N times as fast as one device; without an interval from a tenth more."""
+    speedups = {
+        point.cell: (point.devices, point.speedup, "one device")
+        for series in comparison.scaling
+        for point in series.points
+    }
+    devices = (
+        dict(zip(comparison.table["cell"], comparison.table["devices"], strict=True)) if len(comparison.table) else {}
+    )
+    for cell, speedup in comparison.over_itself.items():
+        speedups.setdefault(cell, (int(devices[cell]), speedup, "one device under the same strategy"))
+    for cell, (count, speedup, baseline) in speedups.items():
+        shown = verdict(speedup, count)
+        if shown == "above" or (shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count):
+            yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
+                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {count} devices{range_said(speedup)}",
+                "measure one device again, with the same threads and no other load, before using this speedup",
+            )
 
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:

@@ -18,6 +18,7 @@ from dpscope.analysis.runs.engine_check import engine_findings
 from dpscope.analysis.runs.incomplete import incomplete_repeat, no_trace
 from dpscope.analysis.runs.loaded_repeat import load_repeats
 from dpscope.analysis.runs.sample_findings import spread_findings
+from dpscope.analysis.runs.script_findings import input_findings
 from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
 from dpscope.analysis.traces.ranks.critical_device import critical_windows
@@ -27,6 +28,7 @@ from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
+from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellResult, Manifest, PlannedCell, RankResult
 from dpscope.profiling.store.errors import DpscopeError
@@ -71,6 +73,11 @@ class CellData:
     def measured(self) -> bool:
         """Whether a repeat of it ended well, or its traces were read."""
         return bool(self.ranks) or isinstance(self.cell, TracedJob)
+
+    @property
+    def trained_alone(self) -> bool:
+        """Whether its processes were seen not to communicate, each training by itself."""
+        return any(finding.code == AttachCode.TRAINED_ALONE for finding in self.findings)
 
     @property
     def knows_options(self) -> bool:
@@ -258,6 +265,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         counter_checks=tuple(checks),
         communication_known=communication_known,
     )
+    findings += input_findings(cell, [rank for number, rank in ranks if number == ranks[0][0]])
     findings += counter_findings(cell, checks)
     findings += missing_counters(cell, [rank for _, rank in ranks], checks)
     if communication_known:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dpscope.analysis.runs.incomplete import BYTES_TOLERANCE, cell_error, check_ranks, incomplete
+from dpscope.analysis.runs.script_findings import trained_alone
 from dpscope.analysis.runs.sharded_traffic import HOOK_ELEMENT_BYTES, check_sharded
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
@@ -75,6 +76,8 @@ def check_traffic(
     if steps.empty:
         missing = [incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
     elif attached is not None and not (attached.reduction_known and cell.strategy in ("ddp", "dp")):
+        if cell.strategy == "custom" and collectives.empty and not check_ranks(cell, steps):
+            return TrafficCheck(False, (trained_alone(cell, steps),))
         missing = _check_any(cell, steps, collectives)
     elif cell.strategy in ("ddp", "replicate"):
         missing = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)

@@ -1,6 +1,7 @@
 """How a script calls its model, seen from outside: samples, micro-batches, precision, and calls that train nothing."""
 
 import gc
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.profiling.attached.told_calls import ToldCalls
 from dpscope.profiling.records.matrix import Amp
 
+_INPUTS = 2  # training calls whose inputs are compared between processes
+_COMPARED_VALUES = 4096
 _WRAPPERS = 3  # around a model, such as a task, DDP and the module that torch.compile makes
 _PRECISION_LOOKS = 20  # at the first calls: another 6 us each
 
@@ -49,6 +52,7 @@ class ModelCalls:
         self._on_training = on_training
         self._before: Callable[[], None] | None = self._look_at_precision  # called before a training call is counted
         self._precision_looks = 0
+        self._checksums: list[int | None] = []  # of the inputs of the first training calls
         self._step = StepCalls([], 0)
         self._watched: dict[int, nn.Module] = {}
         self._told = ToldCalls()
@@ -57,6 +61,11 @@ class ModelCalls:
     def modules(self) -> list[nn.Module]:
         """The modules that are watched."""
         return list(self._watched.values())
+
+    @property
+    def inputs(self) -> int | None:
+        """A checksum of the inputs of the first training calls; None if they are constant or hold no tensor."""
+        return None if None in self._checksums or not self._checksums else hash(tuple(self._checksums))
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Count the calls of these modules, none of which is part of another."""
@@ -96,6 +105,8 @@ class ModelCalls:
         elif module.training:
             if self._before is not None:
                 self._before()
+                if len(self._checksums) < _INPUTS:
+                    self._checksums.append(_checksum((args, kwargs)))
             first = args[0] if args else next(iter(kwargs.values()), None)
             simple = type(first) is Tensor and first.dim() and first.size(0)
             self._step.each.append(simple or _first_dimension((args, kwargs)) or 0)
@@ -116,16 +127,30 @@ class ModelCalls:
 
 
 def _first_dimension(value: object) -> int | None:
-    """That of the first tensor with a dimension in nested tuples, lists and dictionaries."""
+    tensor = _first_tensor(value)
+    return int(tensor.shape[0]) if tensor is not None else None
+
+
+def _first_tensor(value: object) -> Tensor | None:
+    """The first tensor with a dimension in nested tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
-        return int(value.shape[0]) if value.dim() else None
+        return value if value.dim() else None
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
         for one in value:
-            if (found := _first_dimension(one)) is not None:
+            if (found := _first_tensor(one)) is not None:
                 return found
     return None
+
+
+def _checksum(inputs: object) -> int | None:
+    """Of the first values of the first tensor; None without one, or if they are all equal, as of inputs that are made up."""
+    tensor = _first_tensor(inputs)
+    if tensor is None or type(tensor) is not Tensor or tensor.is_complex() or tensor.is_meta:
+        return None
+    values = tensor.detach().flatten()[:_COMPARED_VALUES].to("cpu", torch.float64)
+    return None if bool((values == values[:1]).all()) else zlib.crc32(values.numpy().tobytes())
 
 
 def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:

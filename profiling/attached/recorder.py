@@ -21,7 +21,7 @@ from dpscope.profiling.attached.windows import (
     timed_block,
     timed_samples,
 )
-from dpscope.profiling.attached.wrapped_models import Constructed, ToldStrategy, options_of
+from dpscope.profiling.attached.wrapped_models import Constructed, ToldStrategy, is_model_parallel, options_of
 from dpscope.profiling.instruments.parameter_sizes import tensor_sizes
 from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
@@ -113,6 +113,8 @@ def save_process(seen: Seen, folder: RepeatFolder) -> SavedPart:
             reduction_known=seen.told.unknown_hook is None and len(seen.told.ddp) == 1,
             batch_known=batches.known,
             counters_missing=_counters_missing(seen),
+            inputs=seen.calls.inputs,
+            model_parallel=is_model_parallel(seen.told, seen.trained),
         ),
     )
     write_json(folder.rank_path(place.node, place.rank), result)

@@ -109,6 +109,12 @@ def tell_strategy(
     return ToldStrategy("custom" if world_size > 1 else "single", world_size, (), None, None)
 
 
+def is_model_parallel(told: ToldStrategy, trained: Iterable[Any]) -> bool:
+    """Whether parameters are sharded by something else than FSDP, as tensor parallelism does it."""
+    placements = [one for tensor in trained for one in getattr(tensor, "placements", ())]
+    return told.strategy == "custom" and any(not one.is_replicate() for one in placements)
+
+
 def is_fully_sharded(module: nn.Module) -> bool:
     """Whether `fully_shard` was called on it. Told by names: a script without FSDP must not wait for its import."""
     kinds = {kind.__name__ for kind in type(module).__mro__}

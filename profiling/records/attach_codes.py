@@ -72,6 +72,32 @@ class AttachCode(FindingCode):
         "DDP's own counters were not read of a script, so the trace was not checked against them.",
         "nothing to do: the check is one more, and what DDP must move is told from its models",
     )
+    TRAINED_ALONE = (
+        "trained_alone",
+        "error",
+        "Several processes of a script joined a process group, and none of them communicated: each trained its own model.",
+        "wrap the model in DistributedDataParallel or FSDP; PyTorch's examples do it on GPUs only",
+    )
+    MODEL_PARALLEL = (
+        "model_parallel",
+        "warning",
+        "Processes are likely parts of one model (tensor or pipeline parallelism) that train on the same samples: samples per "
+        "second may count each of them several times.",
+        "give the samples of a step divided by the processes with --batch-size",
+    )
+    SAME_INPUTS = (
+        "same_inputs",
+        "warning",
+        "Processes that each have the whole model trained on the same samples, which samples per second count several times.",
+        "give each process its share of the data, as DistributedSampler does; ignore this for random inputs of one seed",
+    )
+    NO_SINGLE_DEVICE = (
+        "no_single_device",
+        "warning",
+        "No cell of one device without a wrapper was measured, so efficiency and speedup are missing. Under torchrun, frameworks "
+        "and many scripts wrap one process in DDP, too.",
+        "attach with --devices single: it runs the script without torchrun and adds the cell to the folder",
+    )
     HOOK_NOT_KNOWN = (
         "hook_not_known",
         "info",

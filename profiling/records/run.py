@@ -257,6 +257,8 @@ class AttachedProcess(Stored, frozen=True):
     reduction_known: bool  # whether what its strategy must move can be told from the model's sizes
     batch_known: bool = True  # else each step counts as one sample of each device
     counters_missing: str | None = None  # why none of DDP's counters were saved; None where they should be there
+    inputs: int | None = None  # checksum of its first inputs, None where they show nothing
+    model_parallel: bool = False  # whether parameters are sharded without FSDP
 
 
 class RankResult(Stored, frozen=True):

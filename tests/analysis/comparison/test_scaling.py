@@ -1,6 +1,7 @@
 """Scaling of a run's cells: series, laws, strong against weak, targets, and the figure."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,13 @@ from matplotlib.patches import Rectangle
 from dpscope.analysis.comparison.compare import Comparison, compare
 from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingSeries, scaling_choices, scaling_series
 from dpscope.analysis.figures.scaling import draw_scaling
-from dpscope.analysis.findings.scaling import judge_target, law_table, scaling_table, strong_or_weak
+from dpscope.analysis.findings.scaling import (
+    judge_target,
+    law_table,
+    scaling_table,
+    strong_or_weak,
+    superlinear_findings,
+)
 from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.runs.repeats import step_spread
 from dpscope.analysis.runs.run_data import CellData
@@ -222,3 +229,32 @@ def test_the_same_accumulation_is_preferred_and_another_precision_is_no_baseline
     missing = compare(run_of(two, accumulating("single", 1, 48, 4, 1000.0, "bf16")))
     reason = missing.reasons["ddp-d2-b24-accumulate-2", "strong_efficiency"]
     assert reason == "no single-device cell with the same options at the global batch"
+
+
+def test_one_device_under_the_same_strategy_stands_in_for_a_single_one() -> None:
+    """2 x 1,000 / 1,250 at batch 8; neither another batch nor another strategy counts."""
+    others = (steps("ddp", 1, 16, 900.0), steps("fsdp", 1, 8, 900.0))
+    found = compare(
+        run_of(*(with_windows(one) for one in (steps("ddp", 1, 8, 1000.0), steps("ddp", 2, 8, 1250.0), *others)))
+    )
+    assert list(found.over_itself) == ["ddp-d2-b8"]
+    over_itself = found.over_itself["ddp-d2-b8"]
+    assert over_itself.value == pytest.approx(1.6, rel=0.01)
+    assert over_itself.low is not None
+    assert list(superlinear_findings(found)) == []
+
+
+def with_windows(data: CellData) -> CellData:
+    return replace(data, steps=windows(data.planned, 2, 2, step_us=2.0, compute_us=1.0, idle_us=1.0))
+
+
+def test_more_than_n_times_the_throughput_on_n_devices_is_a_warning() -> None:
+    """4 x 1,000 / 900 with an interval; 5.07 on 2 devices from one repeat; 1.05 x 2 from one repeat is chance."""
+    four = comparison(series([steps("ddp", 4, 8, 900.0)], SINGLES))
+    (warning,) = superlinear_findings(four)
+    assert (warning.severity, warning.code) == ("warning", "superlinear_speedup")
+    assert warning.message.startswith("ddp-d4-b8: 4.44x the throughput of one device on 4 devices (95% interval 4.4")
+    table = pd.DataFrame({"cell": ["ddp-d2-b8"], "devices": [2]})
+    for value, count in ((5.07, 1), (2.1, 0)):
+        once = Comparison(table, {}, (), over_itself={"ddp-d2-b8": Estimate(value, None, None, 50)})
+        assert len(list(superlinear_findings(once))) == count

@@ -222,10 +222,13 @@ def test_one_device_alone_answers_nothing() -> None:
 
 def test_without_a_single_device_the_same_strategy_on_one_is_what_it_is_set_beside() -> None:
     """Four devices in 100 ms against one in 90 ms, at 32 samples each: 4 x 90 / 100."""
-    alone = cell("ddp", 1, 32, step_us=90e3)
-    assert answer(comparison(alone, DDP), "cuda").which.text == (
-        "DDP on 4 devices at batch 32 per device gives 3.60x the throughput of one device under DDP by median steps; a device "
-        "without DDP was not measured, so its gain over that is not known."
+    once = replace(comparison(DDP), over_itself={str(DDP["cell"]): Estimate(3.6, None, None, 50)})
+    said = answer(once, "cuda").which
+    assert said.text == (
+        "DDP on 4 devices at batch 32 per device gives 3.60x the throughput of one device under DDP by median steps (50 steps, "
+        "no interval); a device without DDP was not measured, so its gain over that is not known."
     )
-    for other in (cell("ddp", 1, 16), cell("fsdp", 1, 32)):
-        assert "was not measured beside one device" in answer(comparison(other, DDP), "cuda").which.text
+    assert said.confidence == "no_interval"
+    twice = replace(once, over_itself={str(DDP["cell"]): Estimate(3.6, 3.5, 3.7, 50)})
+    assert answer(twice, "cuda").which.confidence == "shown"
+    assert "was not measured beside one device" in answer(comparison(DDP), "cuda").which.text

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.findings.answers import NOT_COMPARED, answer
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.runs.run_data import CellData, load_run
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import free_port, one_process, two_processes
+from tests.helpers.run_cells import run_of
 
 SCRIPTS = USER_MODELS / "scripts"
 COMPILER = "inductor" if shutil.which("g++") else "aot_eager"
@@ -152,3 +155,26 @@ def test_each_script_of_one_process_is_a_single_cell(tmp_path: Path) -> None:
         "own_trainer": "single-d1-b8",
         "compiled_gpt": "single-d1-b4",
     }
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_processes_that_do_not_share_the_work_are_no_speedup(tmp_path: Path) -> None:
+    """One script joins a group and wraps nothing, the other cuts its model over the processes."""
+    cases = {"joined_only": ["joined_only.py"], "tensor_parallel": ["tensor_parallel.py"]}
+    cells = run_every(tmp_path, cases, processes=2)
+    single = run_every(tmp_path / "one", {"joined_only": ["joined_only.py"]}, processes=1)["joined_only"]
+    alone, cut = cells["joined_only"], cells["tensor_parallel"]
+    (error,) = (finding for finding in alone.findings if finding.severity == "error")
+    assert error.code == "trained_alone"
+    assert error.message.startswith("custom-d2-b8: each process trained alone: no collective in 6 traced steps")
+    assert alone.trained_alone
+    comparison = compare(run_of(alone, single))
+    assert comparison.scaling == ()
+    assert comparison.reasons[alone.cell.name, "weak_speedup"] == "each process trained alone"
+    assert answer(comparison, "cpu").which.text == NOT_COMPARED
+    assert not cut.trained_alone
+    (warning,) = (finding for finding in cut.findings if finding.code == "model_parallel")
+    assert warning.message == (
+        "custom-d2-b8: parameters are sharded without FSDP; 2 processes trained on the same inputs in the first steps"
+    )
