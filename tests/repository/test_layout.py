@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
     "analysis/what_if": "analysis/stats analysis/text profiling/records profiling/store",
-    "analysis/what_if/scenarios": "analysis/what_if analysis/what_if/links analysis/what_if/replay "
+    "analysis/what_if/scenarios": "analysis/text analysis/what_if analysis/what_if/links analysis/what_if/replay "
     "profiling/machine profiling/records",
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "

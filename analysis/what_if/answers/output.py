@@ -16,6 +16,8 @@ from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.finding import counted
 
+_ALIKE = 0.1  # of the untraced step, by which the mean traced step may differ unmentioned
+
 
 @dataclass(frozen=True)
 class RunAnswer:
@@ -109,13 +111,24 @@ def _grounds(said: RunAnswer) -> list[str]:
     return [f"{', '.join(map(str, of))} device{'' if of == [1] else 's'}: {text}" for text, of in shown.items()]
 
 
+def _which_step(question: AskedBase) -> str:
+    """How the base's step differs from the traced one that the report names; empty where they are alike."""
+    if question.cell is None:
+        return ""
+    traced_us = float(question.cell.whole_windows()["step_us"].mean())
+    if abs(traced_us / question.base.step_us - 1) <= _ALIKE:
+        return " (median untraced step)"
+    return f" (median untraced step; the {traced_us / 1e3:.1f} ms of the report's cost sentence are the mean of its traced steps)"
+
+
 def base_sentences(said: RunAnswer) -> list[str]:
     """Of the base, what it lacks, and how wrong the method is on the run's own cells."""
     base = said.question.base
     replayed = float(np.mean([base.prepared(one, AS_IT_WAS).profile.step_us for one in base.profiles]))
     first = (
-        f"Base: {base.name}, {base.devices} devices, {base.step_us / 1e3:.1f} ms a step; {len(base.profiles)} traced steps of "
-        f"{replayed / 1e3:.1f} ms are replayed with an error of {100 * replay_error(said.question):+.2f}%."
+        f"Base: {base.name}, {base.devices} devices, {base.step_us / 1e3:.1f} ms a step{_which_step(said.question)}; "
+        f"{len(base.profiles)} traced steps of {replayed / 1e3:.1f} ms are replayed with an error of "
+        f"{100 * replay_error(said.question):+.2f}%."
     )
     refused = {one.reason for _, _, one in said.predictions if one.step_us is None}
     own = said.own.sentence

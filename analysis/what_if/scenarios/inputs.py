@@ -80,6 +80,7 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     if not stated and (scenario.links.intra is None or place.per_node == 1):
         known = _as_in_the_run(base, profile, place, sizes, known, costs)
     others = tuple(_other_us(one.kind, one.bytes, one.cost_us, place, scenario, costs) for one in profile.others)
+    kept = sorted({one.kind for one, us in zip(profile.others, others, strict=True) if us is None})
     later = _later_us(base, scenario, place)
     late = tuple(max(0.0, one + later) * scenario.lateness_factor for one in late_us(profile, ends))
     latency, transfer = _in_flight(base.slowdown_measured and not stated, scenario, known)
@@ -88,7 +89,7 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
         latency_us=latency,
         transfer_us=transfer,
         late_us=late if place.devices > 1 else (0.0,) * len(ends),
-        other_us=others,
+        other_us=tuple(one.cost_us if us is None else us for one, us in zip(profile.others, others, strict=True)),
         passes=passes_of(base, scenario),
         gamma=base.gamma,
         slowdown=SHARES_THE_LINK if stated else base.slowdown,  # by a stated rate each call alone fills the link
@@ -97,7 +98,10 @@ def inputs_of(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs
     above = sum(one.spread * one.total_us for one in known) / total
     below = sum(one.spread * one.total_us for one in known if not one.bound) / total
     slowdowns = (SHARES_THE_LINK, SHARES_THE_LINK) if stated else base.slowdown_band
-    return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(one.told for one in known)))
+    told = [one.told for one in known]
+    if kept and place.devices > 1:
+        told.append(f"{' and '.join(kept)} as measured: what they cost there is not known")
+    return Inputs(compute, conditions, below, above, slowdowns, tuple(dict.fromkeys(told)))
 
 
 def _in_flight(measured: bool, scenario: Scenario, costs: list[Cost]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -152,15 +156,18 @@ def _as_in_the_run(
     ]
 
 
-def _other_us(kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs) -> float:
-    """A broadcast of buffers, say: as modelled at the new place over as modelled at the old one; as measured where unknown."""
+def _other_us(
+    kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs
+) -> float | None:
+    """A broadcast of buffers, say: as modelled at the new place over as modelled at the old one; None where that is unknown."""
     if place.devices == 1:
         return 0.0
     now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
     before = costs.cost(kind, size, costs.devices, costs.per_node)
     if isinstance(now, str) or isinstance(before, str) or before.total_us <= 0:
-        return measured_us
-    return measured_us * now.total_us / before.total_us
+        return None
+    then_us = now.latency_us * scenario.latency_factor + now.transfer_us * scenario.transfer_factor
+    return measured_us * then_us / before.total_us
 
 
 def _later_us(base: Base, scenario: Scenario, place: Place) -> float:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
 from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
@@ -41,6 +42,7 @@ class Answered:
     saves_us: Mapping[str, float]  # beside communication: what the step would be shorter without it
     parts: Parts
     told: tuple[str, ...]
+    remains_us: Mapping[str, float] = field(default_factory=dict)  # on a stated link: what of exposed no rate removes
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
@@ -130,7 +132,22 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     measured = base.exposed_us if base.exposed_us is not None else now.exposed_us
     exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
     parts = replay_parts(base, profile, inputs, then, step)
-    return Answered(step, exposed, _saves_us(prepared, inputs, then), parts, inputs.told)
+    remains = {} if scenario.links == AS_MEASURED else _remains_us(prepared, inputs, then)
+    return Answered(step, exposed, _saves_us(prepared, inputs, then), parts, inputs.told, remains)
+
+
+def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
+    """What of the exposed time is not transfer of gradients, each part by a replay without it."""
+    conditions = inputs.conditions
+    without = {
+        "waiting for late ranks": replace(conditions, late_us=(0.0,) * len(conditions.late_us)),
+        "latency of all-reduces": replace(conditions, latency_us=(0.0,) * len(conditions.latency_us)),
+        " and ".join(sorted({one.kind for one in prepared.profile.others})): replace(
+            conditions, other_us=(0.0,) * len(conditions.other_us)
+        ),
+    }
+    saved = {name: then.exposed_us - replay(prepared, one).exposed_us for name, one in without.items() if name}
+    return {name: us for name, us in saved.items() if us > _COUNTS * then.exposed_us}
 
 
 def _saves_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
@@ -248,6 +265,15 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
     if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.told
         said.append(jitter)
+    if (remains := _remains(found)) and place.devices > 1:
+        said.append(f"no rate removes, of what is exposed: {remains}")
     if base.own_error is None:
         said.append("band assumed: no other cell tells the method's error")
     return "; ".join(said) or f"the replay of {base.name}"
+
+
+def _remains(found: Sequence[Answered]) -> str:
+    """The parts of exposed time that no rate removes, as means over the profiles; empty on measured links."""
+    names = dict.fromkeys(name for one in found for name in one.remains_us)
+    means = {name: float(np.mean([one.remains_us.get(name, 0.0) for one in found])) for name in names}
+    return ", ".join(f"{show_time(means[name])} {name}" for name in sorted(means, key=lambda name: -means[name]))

@@ -8,7 +8,7 @@ import pytest
 
 from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.replay.buckets import Bucketing
-from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, StepProfile
+from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, OtherCollective, StepProfile
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
@@ -255,3 +255,28 @@ def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
     spread = predict(on_cores, Scenario(devices=8, per_node=2, links=Links(inter=parse_link("10GB/s"))), COSTS)
     assert spread.step_us is not None
     assert "in all" not in str(spread.rests_on)
+
+
+BROADCAST = OtherCollective("broadcast", 1e5, 0, 30.0, blocks=True)
+WITH_BROADCAST = replace(
+    BASE, profiles=(replace(PROFILE, others=(BROADCAST,), step_us=260.0),), step_us=260.0, exposed_us=50.0
+)
+INFINITE = Links(intra=parse_link("100000000Gb/s"))
+
+
+def test_broadcasts_of_buffers_go_over_the_stated_link_too() -> None:
+    costs = Costs(2, 2, {("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0})
+    assert said(base=WITH_BROADCAST, costs=costs, links=INFINITE)[:2] == pytest.approx((210, 0), abs=0.01)
+    assert said(base=WITH_BROADCAST, costs=costs, transfer_factor=0.0)[:2] == pytest.approx((210, 0), abs=0.01)
+
+
+def test_what_an_infinite_link_leaves_exposed_is_named() -> None:
+    """Where nothing tells what a broadcast costs there, it stays as measured: 30 us, and the answer says so."""
+    left = predict(WITH_BROADCAST, Scenario(links=INFINITE), COSTS)
+    assert left.exposed_us == pytest.approx(30.0, abs=0.01)
+    assert "broadcast as measured: what they cost there is not known" in (left.rests_on or "")
+    assert "no rate removes, of what is exposed: 30.0 µs broadcast" in (left.rests_on or "")
+    late = replace(PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in BUCKETS), step_us=235.0)
+    waiting = predict(replace(BASE, profiles=(late,), step_us=235.0, exposed_us=25.0), Scenario(links=INFINITE), COSTS)
+    assert "5.00 µs waiting for late ranks" in (waiting.rests_on or "")
+    assert "no rate removes" not in (predict(BASE, Scenario(), COSTS).rests_on or "")
