@@ -23,7 +23,7 @@ from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_bytes, write_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
-from dpscope.profiling.store.ownership import check_overwritable
+from dpscope.profiling.store.ownership import check_overwritable, is_calibration
 
 LOG_SUFFIXES = (".log", ".txt", ".out")  # of nccl-tests' output in a folder
 
@@ -43,8 +43,8 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
 
     fitted = calibration if calibration.fits else fit_calibration(calibration)
     path = calibration_path(out)
-    for written in (path, path.with_suffix(".png")):
-        check_overwritable(written)
+    check_overwritable(path, is_calibration)
+    check_overwritable(path.with_suffix(".png"))
     try:
         write_bytes(path.with_suffix(".png"), to_png(calibration_figure(fitted)))
         write_json(path, fitted)

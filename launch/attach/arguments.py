@@ -57,7 +57,7 @@ def attachment(arguments: Sequence[str]) -> Attachment:
 
 def check_out(out: Path, settings: AttachSettings) -> None:
     """Raise DpscopeError unless what is measured of this script can go there."""
-    check_run_place(out, fresh=True)  # nothing is removed there
+    check_run_place(out)
     if not is_run_folder(out):
         return
     stored = RunFolder(out).manifest()

@@ -18,9 +18,9 @@ from dpscope.profiling.records.equality import (
     EqualityJob,
     EqualitySettings,
 )
-from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder
-from dpscope.profiling.store.layout import remove_written
+from dpscope.profiling.store.layout import remove_empty_folders, remove_written
 
 
 def run_equality(settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST) -> None:
@@ -43,10 +43,12 @@ def run_equality(settings: EqualitySettings, out: Path, console: Console, starte
 
 
 def _clear(out: Path) -> None:
-    """Remove an earlier comparison; its settings, which say whose folder it is, are replaced."""
+    """Remove the earlier comparison that the settings record; they are replaced."""
     (out / EQUALITY_NAME).unlink(missing_ok=True)
-    settings = out / EQUALITY_FOLDER / SETTINGS_NAME
-    remove_written(out, out / EQUALITY_FOLDER, lambda path: path == settings)
+    if (earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)) is not None:
+        for job in earlier.jobs:
+            remove_written(out, job.folder(out))
+        remove_empty_folders(out / EQUALITY_FOLDER)
 
 
 def _run_job(

@@ -22,6 +22,7 @@ from dpscope.profiling.store.ownership import (
     check_place,
     check_report,
     check_training_events,
+    is_calibration,
     is_manifest,
 )
 from dpscope.profiling.store.training_folders import TRAIN_LOG_NAME, TRAININGS_NAME, holds_epochs, is_train_folder
@@ -36,17 +37,17 @@ _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF)  #
 _CLAIM_ATTEMPTS, _CLAIM_POLL_S = 20, 0.05
 
 
-def check_run_place(out: Path, fresh: bool) -> None:
-    """Raise DpscopeError unless `dpscope run` may write to `out`; `fresh` also takes up what was half removed."""
+def check_run_place(out: Path) -> None:
+    """Raise DpscopeError unless `dpscope run` may write to `out`."""
     if _check_begun_by_dpscope(out):
-        _told(out, lambda: check_place(out, CELLS_NAME, without_manifest=fresh))
+        _told(out, lambda: check_place(out, CELLS_NAME))
         _told(out, lambda: check_report(out))
 
 
-def check_train_place(out: Path, fresh: bool) -> None:
+def check_train_place(out: Path) -> None:
     """The same for `dpscope train`."""
     if _check_begun_by_dpscope(out):
-        _told(out, lambda: check_place(out, TRAININGS_NAME, without_manifest=fresh))
+        _told(out, lambda: check_place(out, TRAININGS_NAME))
         _told(out, lambda: check_report(out))
         _told(out, lambda: check_training_events(out))
         if holds_epochs(out) and not is_train_folder(out):
@@ -58,7 +59,7 @@ def check_train_place(out: Path, fresh: bool) -> None:
 def check_equality_place(out: Path) -> None:
     """The same for `dpscope equal`, which replaces an earlier comparison of its own."""
     if _check_begun_by_dpscope(out):
-        _told(out, lambda: check_place(out, EQUALITY_FOLDER, without_manifest=True))
+        _told(out, lambda: check_place(out, EQUALITY_FOLDER))
         _told(out, lambda: check_overwritable(out / EQUALITY_NAME))
 
 
@@ -68,7 +69,7 @@ def check_calibration_place(out: Path, calibration: Path) -> None:
         _check_begun_by_dpscope(out)
     else:
         check_writable(out.parent)
-    _told(out, lambda: check_overwritable(calibration))
+    _told(out, lambda: check_overwritable(calibration, is_calibration))
     _told(out, lambda: check_overwritable(calibration.with_suffix(".png")))
 
 

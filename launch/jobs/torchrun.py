@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from dpscope.launch.jobs.job_outcome import memory_kills
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, RUN_TOKEN_VARIABLE, dying_with_process, has_token
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.profiling.store.layout import remove_torchrun_logs
 
 JobWait = Literal["exited", "timed_out", "stopped", "lost"]
 """How waiting for a job ended; lost: one of its nodes is."""
@@ -153,7 +153,8 @@ class TorchrunJob:
         """
         left = end_processes(self._token, self._process)
         self._log.close()
-        shutil.rmtree(_torchrun_folder(self.folder), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_torchrun_logs(_torchrun_folder(self.folder))
         return left
 
     def told_where(self, rank: int | None) -> str:

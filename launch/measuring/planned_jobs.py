@@ -142,7 +142,7 @@ def _planned_job(
 
 
 def _check_out(run: RunFolder, config: ResolvedConfig, fresh: bool) -> None:
-    check_run_place(run.path, fresh)
+    check_run_place(run.path)
     if not is_run_folder(run.path):
         return
     if fresh:

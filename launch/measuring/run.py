@@ -33,7 +33,7 @@ from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Environm
 from dpscope.profiling.records.settings import settings_of, with_settings
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import CELLS_NAME, RunFolder, is_run_folder
-from dpscope.profiling.store.layout import remove_written
+from dpscope.profiling.store.layout import remove_empty_folders, remove_written
 from dpscope.profiling.store.ownership import remove_report
 
 __all__ = ["describe_plan", "run_sweep"]
@@ -61,7 +61,7 @@ def run_sweep(
 
     starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))
     with held(run.path, console, starter):
-        if fresh or not is_run_folder(run.path):
+        if fresh and is_run_folder(run.path):
             _remove_measurements(run)
         manifest = _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)
         download_data(description.config.workload)
@@ -71,10 +71,12 @@ def run_sweep(
 
 
 def _remove_measurements(run: RunFolder) -> None:
-    """Remove what dpscope wrote, the manifest last: without it the rest would be nobody's."""
+    """Remove what dpscope wrote of the cells that the manifest records, the manifest last: nothing is removed without it."""
     remove_report(run.path)
-    remove_written(run.path, run.path / CELLS_NAME)
-    run.manifest_path.unlink(missing_ok=True)
+    for planned in run.manifest().plan:
+        remove_written(run.path, run.path / CELLS_NAME / planned.cell.name)
+    remove_empty_folders(run.path / CELLS_NAME)
+    run.manifest_path.unlink()
 
 
 def _open_manifest(

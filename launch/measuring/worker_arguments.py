@@ -135,7 +135,7 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     if place.rank == 0:
         own_threads = threads or threads_by_default(count if on_this_host is None else on_this_host, devices)
         wanted = new_manifest(config, devices.kind, own_threads, (PlannedCell(cell=cell),), on_this_host, Path.cwd())
-        check_run_place(run.path, fresh=True)  # it removes no repeat that is done
+        check_run_place(run.path)
         with locked(run.path, wait=True, note=_note):
             manifest = manifest_with(run, wanted, threads)
             _check_threads_as_begun(run, manifest, cell, place)

@@ -71,7 +71,7 @@ def plan_trainings(
     check_data(resolved.workload)
     checked_model_size(resolved.workload, resolved.optimizer)
     folder = TrainFolder(out)
-    check_train_place(out, fresh)
+    check_train_place(out)
     if is_train_folder(out) and not fresh:
         _check_same_settings(folder, resolved)
     _check_resume_from(resume_from, folder, fresh)

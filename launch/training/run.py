@@ -50,7 +50,7 @@ def run_trainings(
 
     starter.check_gpus(most_on_several_nodes(job.cell for job in description.jobs))
     with held(out, console, starter):
-        if fresh or not is_train_folder(out):
+        if fresh and is_train_folder(out):
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description, starter)
         download_data(description.config.workload)
@@ -60,13 +60,15 @@ def run_trainings(
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
-    """Remove what dpscope wrote, the manifest last: without it the rest would be nobody's."""
+    """Remove what dpscope wrote of the cells that the manifest records, the manifest last: nothing is removed without it."""
     for run in events_folder(folder.path).glob("*/*"):
         remove_events(run)
     remove_empty_folders(events_folder(folder.path))
-    remove_written(folder.path, folder.path / TRAININGS_NAME)
+    for planned in folder.manifest().plan:
+        remove_written(folder.path, folder.path / TRAININGS_NAME / planned.cell.name)
+    remove_empty_folders(folder.path / TRAININGS_NAME)
     folder.log_path.unlink(missing_ok=True)
-    folder.manifest_path.unlink(missing_ok=True)
+    folder.manifest_path.unlink()
 
 
 class _Trainings(JobQueue[PlannedTrainJob, TrainResult]):

@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 
 from dpscope.profiling.store.folders import CELLS_NAME, RepeatFolder
-from dpscope.profiling.store.layout import remove_written
+from dpscope.profiling.store.layout import ATTACHED_PREFIX, remove_written
 
-_PREFIX = ".tmp-attached-"
 _HELD = (
     "running_"  # one for each process, which holds a lock on it: the system takes that back however the process ends
 )
@@ -15,7 +14,7 @@ _HELD = (
 
 def gathering_folder(out: Path, job: str) -> RepeatFolder:
     """Where the processes of a job put what they measure until all of it is there."""
-    return RepeatFolder(out / CELLS_NAME / f"{_PREFIX}{job}")
+    return RepeatFolder(out / CELLS_NAME / f"{ATTACHED_PREFIX}{job}")
 
 
 class HeldFolder:
@@ -55,7 +54,7 @@ def forget_processes(folder: RepeatFolder) -> None:
 
 def remove_unfinished_jobs(out: Path) -> None:
     """Remove what jobs left in a run folder that ended before all their processes had saved; none of these lives any more."""
-    for path in (out / CELLS_NAME).glob(f"{_PREFIX}*"):
+    for path in (out / CELLS_NAME).glob(f"{ATTACHED_PREFIX}*"):
         marks = list(path.glob(f"{_HELD}*"))
         if marks and not path.is_symlink() and not any(_is_held(mark) for mark in marks):
             remove_written(out, path)

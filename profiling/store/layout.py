@@ -8,15 +8,19 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-_JOB = r"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|torchrun/.+"
+ATTACHED_PREFIX = ".tmp-attached-"  # of a folder in cells, where an attached job's processes gather what they measure
+_TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
+_JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_TORCHRUN}"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
+_MEASURED = rf"rank_\d+_\d+\.json|samples_\d+_\d+\.parquet|traces/{_TRACE}|counters/({_TRACE}|\d+_\d+\.json)"
+_RANDOM = r"[a-z0-9_]{8}"  # as the tempfile module ends or begins a name
 _LAYOUT = re.compile(
     rf"""
-      cells/[^/]+/repeat\d+/ ({_JOB} | rank_\d+_\d+\.json | samples_\d+_\d+\.parquet | traces/{_TRACE}
-                             | counters/{_TRACE} | counters/\d+_\d+\.json)
+      cells/[^/]+/repeat\d+/ ({_JOB} | {_MEASURED})
+    | cells/{re.escape(ATTACHED_PREFIX)}[^/]+/ (result\.json | running_\d+_\d+ | {_MEASURED})
     | training/[^/]+/seed\d+/ ({_JOB} | epochs\.json | checkpoints/(last|previous|best)\.pt)
     | equality/ (settings\.json | [^/]+/({_JOB}) | [^/]+/[^/]+/rank_\d+\.(json|npz))
-    | (cells|training|equality)/ (.+/)? \.tmp-[^/]+ (/.+)?
+    | (cells|training|equality)/ (.+/)? \.tmp-([^/]+-{_RANDOM} | {_RANDOM}/trace\.json)
     """,
     re.VERBOSE,
 )
@@ -38,6 +42,16 @@ def remove_written(out: Path, folder: Path, stays: Callable[[Path], bool] = lamb
     for path in sorted(written, key=lambda path: path.name != "result.json"):
         path.unlink(missing_ok=True)
     remove_empty_folders(folder)
+
+
+def remove_torchrun_logs(folder: Path) -> None:
+    """Remove what torchrun writes into its log folder, which is called torchrun; other files stay."""
+    for path in files_in(folder):
+        if re.fullmatch(_TORCHRUN, path.relative_to(folder.parent).as_posix()):
+            path.unlink(missing_ok=True)
+    remove_empty_folders(folder)
+    if folder.is_dir() and not folder.is_symlink() and not os.listdir(folder):
+        folder.rmdir()
 
 
 def files_in(folder: Path) -> list[Path]:

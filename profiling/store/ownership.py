@@ -1,9 +1,10 @@
 """What dpscope wrote, so that nothing else is ever removed or overwritten. Imports no torch.
 
-A folder below `out` is dpscope's by the manifest that begins it (MANIFEST_OF), which must decode. In it a file is dpscope's if
-its path is one that dpscope writes (`fits_layout`). Files whose names other programs use as well (reports, figures, events of
-TensorBoard, calibrations, merged traces) are dpscope's by a mark in their content (`bears_mark`). Files of older versions have
-these paths and marks too. Everything else stays where it is; where it is in the way, it is told in one line beforehand.
+A folder below `out` is dpscope's by the manifest that begins it (MANIFEST_OF), which must decode and records the cells: below
+one of these a file is dpscope's if its path is one that dpscope writes there (`fits_layout`). Files whose names other programs
+use as well (reports, figures, events of TensorBoard, calibrations, merged traces) are dpscope's by a mark in their content
+(`bears_mark`). Files of older versions have these paths and marks too. Everything else stays where it is; where it is in the way,
+one line says so beforehand.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from isal import igzip, igzip_lib
 
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME, EqualitySettings
@@ -26,7 +28,7 @@ from dpscope.profiling.store.folders import (
     RunFolder,
     says_dpscope,
 )
-from dpscope.profiling.store.layout import fits_layout, remove_empty_folders
+from dpscope.profiling.store.layout import ATTACHED_PREFIX, fits_layout, remove_empty_folders
 from dpscope.profiling.store.training_folders import TRAIN_MANIFEST_NAME, TRAININGS_NAME, TrainFolder
 
 TENSORBOARD_NAME = "tensorboard"
@@ -44,8 +46,13 @@ MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
 """The file that begins each folder, and what reads it; raises DpscopeError unless it is dpscope's of this version."""
 
 PARTIAL_KEY = "dpscope.partial"  # among the metadata of a partial's Parquet file, at its end
+PAGE_MARK = '<meta name="generator" content="dpscope">'  # in the head of every page
 BUNDLE_MARK = b"dpscope support bundle"  # the comment at the end of its ZIP file
+OWN_TRACE_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
+"""The beginning of every trace that dpscope makes out of others; its last field is `dpscope`, an object."""
 
+_OWN_TRACE_FIELD = b'\n  "dpscope": {'
+_TRACE_TAIL_BYTES = 4 << 20  # more than that field has
 _HEAD_BYTES = 64 << 10
 _EVENT_SIGNS = (  # all of one of them
     (b"strategy", b"devices", b"batch_size", b"variant"),
@@ -71,11 +78,11 @@ def is_manifest(path: Path) -> bool:
     return says_dpscope(path) or (path.name == SETTINGS_NAME and _decodes(path, EqualitySettings))
 
 
-def check_place(out: Path, place: str, without_manifest: bool = False) -> None:
+def check_place(out: Path, place: str) -> None:
     """Raise DpscopeError unless dpscope may write and remove its files below `out`/`place`.
 
-    The place is absent or a folder of dpscope's: with its manifest, or without any file. `without_manifest` allows what is
-    left of one that was half removed: files that all fit the layout. No link stands in it, and each folder can be written.
+    The place is absent or a folder of dpscope's: with its manifest, or without any file but those of attached jobs that did not
+    end. No link stands in it, and each folder can be written.
     """
     name, read = MANIFEST_OF[place]
     begun = os.path.lexists(out / name)
@@ -84,11 +91,12 @@ def check_place(out: Path, place: str, without_manifest: bool = False) -> None:
         read(out / name)
     folder = out / place
     for path in _walk_plain(folder):
-        if begun or (without_manifest and fits_layout(path.relative_to(out))):
+        fits = fits_layout(path.relative_to(out))
+        if begun or (fits and path.relative_to(folder).parts[0].startswith(ATTACHED_PREFIX)):
             continue
-        if fits_layout(path.relative_to(out)):
+        if fits:
             raise ForeignFileError(
-                f"{folder} has no {name}, which says what it is; put that back, or use --fresh to remove it"
+                f"{out / name} is missing, without which nothing in {folder} is removed; put it back, or name another folder"
             )
         raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
 
@@ -120,15 +128,22 @@ def check_training_events(out: Path) -> None:
 def check_events(folder: Path) -> None:
     """Raise DpscopeError unless a TensorBoard run is absent or dpscope's: no link, and every event file bears the mark."""
     check_folder(folder)
-    for path in folder.glob("*tfevents*") if folder.exists() else ():
+    events = list(folder.glob("*tfevents*"))
+    for path in events:
         check_overwritable(path)
+    if not events:  # which are written before the copies of traces
+        for path in folder.glob("*.pt.trace.json.gz"):
+            check_overwritable(path)
 
 
-def check_overwritable(path: Path) -> None:
-    """Raise DpscopeError unless `path` is absent or a file whose content says that dpscope wrote it."""
+def check_overwritable(path: Path, is_own: Callable[[Path], bool] | None = None) -> None:
+    """Raise DpscopeError unless `path` is absent or a file whose content says that dpscope wrote it.
+
+    `is_own` recognizes the one kind of file that may be replaced (default: any kind with this suffix).
+    """
     if os.path.lexists(path):
         _check_plain(path)
-        if not bears_mark(path):
+        if not (is_own or bears_mark)(path):
             raise ForeignFileError(
                 f"{path} was not written by dpscope, which does not overwrite it; move it, or name another place"
             )
@@ -140,6 +155,27 @@ def bears_mark(path: Path) -> bool:
         return path.name.endswith(EVENTS_SUFFIX) or _told_by_events(_head(path))
     told = _MARKS.get(path.suffix)
     return told is not None and path.is_file() and told(path)
+
+
+def is_own_trace(path: Path) -> bool:
+    """Whether a file, plain or gzip, is a trace that dpscope made out of others."""
+    tail = b""
+    try:
+        with (igzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            if file.read(len(OWN_TRACE_HEAD)) != OWN_TRACE_HEAD:
+                return False
+            while block := file.read(_TRACE_TAIL_BYTES):
+                tail = (tail + block)[-_TRACE_TAIL_BYTES:]
+    except PermissionError:
+        raise
+    except (OSError, EOFError, igzip_lib.IsalError):  # type: ignore[misc]  # its stubs call it a plain object
+        return False
+    return _OWN_TRACE_FIELD in tail
+
+
+def is_calibration(path: Path) -> bool:
+    """Whether a file is a calibration."""
+    return _decodes(path, Calibration)
 
 
 def remove_report(out: Path) -> None:
@@ -208,6 +244,15 @@ def _beside_marked_png(path: Path) -> bool:
     return bears_mark(path.with_suffix(".png"))
 
 
+def _stamped(page: Path) -> bool:
+    """Whether the stamp in the same folder records a page of this size: what marked pages in older versions."""
+    try:
+        stamp = read_json_if_there(page.with_name(STAMP_NAME), ReportStamp)
+    except DpscopeError:
+        return False
+    return stamp is not None and page.name in stamp.files and stamp.files[page.name][0] == page.stat().st_size
+
+
 class _Equality(msgspec.Struct):
     """What tells equality.json from other JSON."""
 
@@ -230,7 +275,7 @@ def _decodes(path: Path, kind: type[msgspec.Struct]) -> bool:
 
 _MARKS: dict[str, Callable[[Path], bool]] = {
     ".json": _marked_json,
-    ".html": lambda path: b"<title>dpscope: " in _head(path),
+    ".html": lambda path: PAGE_MARK.encode() in _head(path) or _stamped(path),
     ".md": lambda path: _head(path).startswith((b"# dpscope: ", b"# Trainings: ")),
     ".csv": lambda path: _head(path).startswith(b"cell,strategy,devices,"),
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),

@@ -98,15 +98,17 @@ def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
         sweep(out, strategy="single", steps=5)
     with pytest.raises(DpscopeError, match="with --strategy single, not --strategy single,ddp; use"):
         sweep(out, strategy="single,ddp")
-    # Half removed by an older version that was killed while it began afresh, or the manifest was lost: nothing is guessed.
+    # The manifest was lost: nothing is guessed.
+    manifest = RunFolder(out).manifest_path.read_bytes()
     RunFolder(out).manifest_path.unlink()
-    with pytest.raises(
-        DpscopeError, match=r"has no manifest\.json, which says what it is; put that back, or use --fresh"
-    ):
-        sweep(out, strategy="single")
-    assert sweep(out, fresh=True, strategy="single").ok
-    assert result.stat().st_mtime_ns > first
-    first = result.stat().st_mtime_ns
+    for fresh in (False, True):
+        with pytest.raises(
+            DpscopeError,
+            match=r"manifest\.json is missing, without which nothing in .* is removed; put it back, or name another",
+        ):
+            sweep(out, fresh=fresh, strategy="single")
+    assert result.stat().st_mtime_ns == first
+    RunFolder(out).manifest_path.write_bytes(manifest)
     assert sweep(out, fresh=True, strategy="single").ok
     assert result.stat().st_mtime_ns > first
 

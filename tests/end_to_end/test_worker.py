@@ -49,6 +49,7 @@ def test_cells_started_by_hand_share_one_run(tmp_path: Path) -> None:
 def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
     """Two nodes, both this host: what each saves is its own, and together they are one run."""
     out = tmp_path / "run"
+    assert by_hand(out, 1, "--strategy", "single").returncode == 0  # nothing is removed without a manifest
     begun = out / "cells" / "ddp-d2-n2-b2" / "repeat0"  # by an attempt that was killed, its rank 1 on node 0
     for name in ("rank_0_1.json", "samples_0_1.parquet", "traces/0_1.pt.trace.json.gz", "counters/0_1.json"):
         (begun / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,7 @@ def test_two_torchruns_measure_one_cell(tmp_path: Path) -> None:
             node.kill()
     assert [node.returncode for node in nodes] == [0, 0], told
     run = RunFolder(out)
-    (planned,) = run.manifest().plan
+    _, planned = run.manifest().plan
     ((repeat, folder),) = run.done_repeats(planned.cell)
     assert (planned.cell.name, repeat) == ("ddp-d2-n2-b2", 0)
     assert [(rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()] == [

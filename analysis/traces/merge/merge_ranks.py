@@ -16,7 +16,7 @@ from typing import Any
 from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
 from dpscope.analysis.traces.merge.rewrite import RankPlacement
 from dpscope.analysis.traces.merge.tracks import collective_spans
-from dpscope.analysis.traces.merge.writing import is_compressed, is_merged_trace, merged_file, writing
+from dpscope.analysis.traces.merge.writing import is_compressed, merged_file, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, match_unique_ranks
@@ -26,6 +26,7 @@ from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
 
 _COUNTED_HERE = TraceCode.that_are("events_left_out")
 
@@ -103,17 +104,12 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
             f"{output.parent} does not exist or is not a folder; create it, or choose another place with -o"
         )
     if output.exists():
-        if not output.is_file():
-            raise DpscopeError(f"{output} is not a file; choose another place with -o")
         for file in files:
             if file.exists() and output.samefile(file):
                 raise DpscopeError(
                     f"{output} is one of the traces to merge and is not overwritten; choose another place with -o"
                 )
-        if not is_merged_trace(output):
-            raise DpscopeError(
-                f"{output} is not a merged trace by dpscope and is not overwritten; choose another place with -o"
-            )
+    check_overwritable(output, is_own_trace)
 
 
 def _titles(ranks: Sequence[RankFile]) -> list[str]:

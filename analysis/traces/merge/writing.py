@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-from isal import igzip, igzip_lib, isal_zlib
+from isal import isal_zlib
 
 from dpscope.analysis.traces.merge.names import RawEvent
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.ownership import OWN_TRACE_HEAD
 
-_HEAD = b'{\n  "schemaVersion": 1,\n  "displayTimeUnit": "ms",\n  "traceEvents": [\n  '
 _SEPARATOR = b",\n  "
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time, system unknown
 _RAW_DEFLATE = -15
 _LEVEL = 2  # of isal's 0 to 3
-_OWN_FIELD = b'\n  "dpscope": {'  # the last of a merged trace's
-_TAIL_BYTES = 4 << 20  # more than that field has
 _BATCH = 4096  # events encoded at once
 _encode = msgspec.json.Encoder().encode
 
@@ -82,7 +80,7 @@ class MergedFile:
         self._has_events = False
         if compressed:
             file.write(_GZIP_HEADER)
-        self._text(_HEAD)
+        self._text(OWN_TRACE_HEAD)
 
     def append(self, part: MergedPart) -> None:
         """Add a part made with the same compression."""
@@ -126,23 +124,6 @@ def encoded(event: RawEvent) -> bytes:
 def is_compressed(path: Path) -> bool:
     """Whether a merged trace of this name is compressed."""
     return path.suffix == ".gz"
-
-
-def is_merged_trace(path: Path) -> bool:
-    """Whether a file was written by `merged_file`: it begins as those do, and tells so at its end."""
-    opened = igzip.open if is_compressed(path) else open
-    tail = b""
-    try:
-        with opened(path, "rb") as file:
-            if file.read(len(_HEAD)) != _HEAD:
-                return False
-            while block := file.read(_TAIL_BYTES):
-                tail = (tail + block)[-_TAIL_BYTES:]
-    except (OSError, EOFError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # its stubs call it a plain object
-        if isinstance(error, PermissionError):
-            raise DpscopeError(f"cannot read {path}: {error.strerror}; choose another place with -o") from error
-        return False
-    return _OWN_FIELD in tail
 
 
 @contextmanager

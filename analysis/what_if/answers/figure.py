@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_bytes, write_text
+from dpscope.profiling.store.ownership import check_overwritable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,11 +18,12 @@ _KINDS = (".png", ".svg", ".pdf")
 
 
 def check_figure_name(path: Path) -> None:
-    """Raise DpscopeError for a name of another kind, and for a folder that is not there."""
+    """Raise DpscopeError for a name of another kind, a folder that is not there and a file that is not dpscope's."""
     if path.suffix not in _KINDS:
         raise DpscopeError(f"{path} must end in {', '.join(_KINDS)}")
     if not path.parent.is_dir():
         raise DpscopeError(f"{path.parent} does not exist; make it first")
+    check_overwritable(path)
 
 
 def write_figure(said: RunAnswer, path: Path) -> None:
@@ -30,7 +33,13 @@ def write_figure(said: RunAnswer, path: Path) -> None:
         raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
     if (lines := len(_lines(said))) > _MOST_LINES:
         raise DpscopeError(f"--figure would hold {lines} lines; ask for {_MOST_LINES} or fewer beside --devices")
-    drawn.savefig(path)
+    from dpscope.analysis.figures.draw import to_pdf, to_png, to_svg
+
+    check_overwritable(path)
+    if path.suffix == ".svg":
+        write_text(path, to_svg(drawn))
+    else:
+        write_bytes(path, to_png(drawn) if path.suffix == ".png" else to_pdf(drawn))
 
 
 def efficiency_figure(said: RunAnswer) -> "Figure | None":

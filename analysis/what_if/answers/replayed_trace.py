@@ -10,18 +10,20 @@ from dpscope.analysis.what_if.replay.base import measured_conditions
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Prepared, Replayed, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.files import write_bytes
+from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
 
 _MEASURED, _PREDICTED = 1, 2
 _COMPUTE, _COLLECTIVES = 1, 2
 
 
 def check_trace_name(path: Path) -> None:
-    """Raise DpscopeError for a name that Perfetto does not read, and for a folder that is not there."""
+    """Raise DpscopeError for a name that Perfetto does not read, a folder that is not there and a file that is not dpscope's."""
     if not path.name.endswith((".json", ".json.gz")):
         raise DpscopeError(f"{path} must end in .json or .json.gz, which Perfetto reads")
     if not path.parent.is_dir():
         raise DpscopeError(f"{path.parent} does not exist; make it first")
+    check_overwritable(path, is_own_trace)
 
 
 def write_replayed(said: RunAnswer, path: Path) -> None:
@@ -42,9 +44,10 @@ def write_replayed(said: RunAnswer, path: Path) -> None:
         *_events(_MEASURED, f"measured: {base.name}", measured, base.prepared(profile, AS_IT_WAS)),
         *_events(_PREDICTED, f"predicted: {label}", predicted, base.prepared(profile, inputs.compute)),
     ]
-    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, allow_nan=False).encode()
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    trace = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events, "dpscope": {"whatif": label}}
+    text = json.dumps(trace, allow_nan=False, indent=2).encode()
+    check_overwritable(path, is_own_trace)
+    write_bytes(path, gzip.compress(text) if path.suffix == ".gz" else text)
 
 
 def _events(process: int, name: str, step: Replayed, prepared: Prepared) -> Iterator[dict[str, object]]:

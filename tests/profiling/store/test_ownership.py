@@ -30,9 +30,17 @@ from dpscope.launch.training.settings import load_train_config
 from dpscope.profiling.records.calibration import CalibrationPoint
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.layout import fits_layout
-from dpscope.profiling.store.ownership import bears_mark
+from dpscope.profiling.store.ownership import (
+    ForeignFileError,
+    bears_mark,
+    check_events,
+    check_overwritable,
+    is_calibration,
+    is_own_trace,
+)
 from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import calibration
@@ -62,7 +70,7 @@ def written(folder: Path, *names: str, text: str = "precious") -> Path:
 
 
 def example(folder: Path) -> Path:
-    """A run that an older dpscope measured."""
+    """A run that an older version measured."""
     shutil.copytree(EXAMPLE_RUN, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("report"))
     return folder
 
@@ -124,6 +132,14 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
         out, "tensorboard/report/events.out.tfevents.1.host.2.0", text="hparams strategy"
     ),
     "own equality": lambda out: written(out, "equality/settings.json", "equality.json", "equality/a/log.txt"),
+    "what only looks like a run": lambda out: written(
+        out, "cells/x/repeat0/log.txt", "cells/x/repeat0/torchrun/my/thesis.tex"
+    ),
+    "log without a manifest": lambda out: written(out, "cells/x/repeat0/log.txt"),
+    "checkpoint without a manifest": lambda out: written(out, "training/x/seed0/checkpoints/best.pt"),
+    "page that is called like a report": lambda out: written(
+        out, "report/report.html", text="<html><head><title>dpscope: my notes</title></head></html>"
+    ),
     "half of a run": lambda out: written(out, "notes.md", "cells/single-d1-b8/repeat0/result.json"),
     "file": lambda out: written(out.parent, out.name),
 }
@@ -163,8 +179,9 @@ def refuses(write: Callable[[Path], object], out: Path, said: str | None = None)
 def test_folders_of_other_programs_are_refused_and_stay_as_they_are(tmp_path: Path, kind: str, writer: str) -> None:
     out = tmp_path / "out"
     FOREIGN[kind](out)
-    owned = kind in ("older dpscope's", "newer dpscope's")  # dpscope's, so that what is no part of the run may be added
-    if owned and not writer.startswith("run"):
+    owned = ("older dpscope's", "newer dpscope's", "log without a manifest")  # what is no part of the run may be added
+    concerned = "run" if kind in owned else "train" if kind == "checkpoint without a manifest" else ""
+    if not writer.startswith(concerned):
         pytest.skip("adds to it and replaces nothing")
     refuses(WRITERS[writer], out)
 
@@ -241,11 +258,17 @@ def test_starting_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
         "notes.md",
         "cells/notes.txt",
         "cells/ddp-d2-b8/repeat0/plot.ipynb",
+        "cells/mine/repeat0/log.txt",  # of a cell that the manifest does not record
+        "cells/ddp-d2-b8/repeat0/torchrun/my/thesis.tex",
+        "cells/ddp-d2-b8/repeat0/.tmp-mine/thesis.tex",
         "report/index.html",
         "report/figures/a.png",
     )
     written(out, *mine)
-    half = "cells/ddp-d2-b8/repeat0/traces/.tmp-a1b2/trace.json", "cells/ddp-d2-b8/repeat1/.tmp-result.json-c3"
+    half = (
+        "cells/ddp-d2-b8/repeat0/traces/.tmp-a1b2c3_4/trace.json",
+        "cells/ddp-d2-b8/repeat1/.tmp-result.json-c3d4e5f6",
+    )
     written(
         out, *half, "cells/ddp-d2-b8/repeat1/torchrun/none_x/attempt_0/0/stdout.log"
     )  # of a process that was killed
@@ -259,7 +282,12 @@ def test_training_afresh_leaves_what_the_user_added(tmp_path: Path) -> None:
     own = "training/ddp-d2-b16/seed0"
     written(out, f"{own}/epochs.json", f"{own}/checkpoints/last.pt", f"{own}/log.txt")
     written(out, f"tensorboard/{own}/events.out.tfevents.1.host.2.0.dpscope")
-    mine = (f"{own}/checkpoints/epoch3.pt", f"tensorboard/{own}/events.out.tfevents.9.host.2.0", "manifest.json")
+    mine = (
+        f"{own}/checkpoints/epoch3.pt",
+        "training/x/seed0/checkpoints/best.pt",
+        f"tensorboard/{own}/events.out.tfevents.9.host.2.0",
+        "manifest.json",
+    )
     written(out, *mine)
     _remove_trainings(TrainFolder(out))
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == sorted(mine)
@@ -346,3 +374,23 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False)
     assert "cells cannot be written to; change its permissions" in ended.stderr
+
+
+def test_a_file_of_another_kind_is_not_replaced_by_a_trace_or_a_calibration(tmp_path: Path) -> None:
+    """A manifest is dpscope's, and yet no command that writes one file may replace it."""
+    manifest = tmp_path / "manifest.json"
+    shutil.copy(EXAMPLE_RUN / "manifest.json", manifest)
+    for is_own in (is_own_trace, is_calibration):
+        with pytest.raises(ForeignFileError, match="does not overwrite it"):
+            check_overwritable(manifest, is_own)
+    path = tmp_path / "calibration.json"
+    write_json(path, calibration({"all_reduce": (10.0, 1.0)}))
+    check_overwritable(path, is_calibration)
+    with pytest.raises(ForeignFileError, match="does not overwrite it"):
+        check_overwritable(path, is_own_trace)
+
+
+def test_copies_of_traces_without_dpscopes_events_are_somebodys(tmp_path: Path) -> None:
+    (tmp_path / "0_0.pt.trace.json.gz").write_bytes(b"precious")
+    with pytest.raises(ForeignFileError, match=r"0_0\.pt\.trace\.json\.gz was not written by dpscope"):
+        check_events(tmp_path)

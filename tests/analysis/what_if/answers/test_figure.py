@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.what_if.answers.bases import AskedBase
-from dpscope.analysis.what_if.answers.figure import efficiency_figure, write_figure
+from dpscope.analysis.what_if.answers.figure import check_figure_name, efficiency_figure, write_figure
 from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
 from dpscope.analysis.what_if.prediction import Prediction
@@ -52,3 +52,17 @@ def test_what_cannot_be_drawn_is_refused(
     with pytest.raises(DpscopeError, match=message):
         write_figure(answer(*asked), tmp_path / "x.png")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_figure_replaces_dpscopes_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+    said = answer(({"devices": "2"}, 2, 0.8), ({"devices": "4"}, 4, 0.7))
+    own, theirs = tmp_path / f"own{suffix}", tmp_path / f"theirs{suffix}"
+    theirs.write_bytes(b"precious")
+    write_figure(said, own)
+    check_figure_name(own)
+    write_figure(said, own)
+    for write in (check_figure_name, lambda path: write_figure(said, path)):
+        with pytest.raises(DpscopeError, match="was not written by dpscope, which does not overwrite it"):
+            write(theirs)
+    assert theirs.read_bytes() == b"precious"
