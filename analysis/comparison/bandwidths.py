@@ -45,7 +45,8 @@ def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
     own = table.merge(windows[keys], on=keys)
     if own.empty or own[["kind", "bytes", "group_size"]].isna().to_numpy().any():
         return None
-    factors = [bus_factor(str(kind), int(ranks)) for kind, ranks in zip(own["kind"], own["group_size"], strict=True)]
+    moved = own["moved_as"].fillna(own["kind"]) if "moved_as" in own else own["kind"]
+    factors = [bus_factor(str(kind), int(ranks)) for kind, ranks in zip(moved, own["group_size"], strict=True)]
     sent = own["bytes"].astype(float) * pd.Series(factors, dtype=float)
     if matched_only:
         sent = sent[own["transfer_us"].notna()]

@@ -1,6 +1,14 @@
 """nccl-tests' factor from a collective's own bandwidth to its bus bandwidth."""
 
 
+def moved_as(kind: str, backend: str | None) -> str:
+    """The collective that moves the data: gloo carries out a reduce-scatter as an all-reduce.
+
+    Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, `_reduce_scatter_base`.
+    """
+    return "all_reduce" if kind == "reduce_scatter" and backend == "gloo" else kind
+
+
 def bus_factor(kind: str | None, group_size: int) -> float | None:
     """busbw / algbw of a collective on N ranks; None for one that has no such factor, or at N = 1.
 

@@ -39,7 +39,7 @@ def bandwidths(run: RunData, sources: CostSources) -> Figure | None:
 
 
 def matched_transfers(run: RunData) -> pd.DataFrame:
-    """Each matched collective of a whole step once, with its cell: cell, kind, group_size, bytes, busbw_gb_per_s."""
+    """Each matched collective of a whole step once, with its cell: cell, kind, moved_as, group_size, bytes, busbw_gb_per_s."""
     parts = []
     for data in run.measured:
         if data.collectives.empty or not data.communication_known:
@@ -48,7 +48,11 @@ def matched_transfers(run: RunData) -> pd.DataFrame:
         own = data.collectives.merge(data.whole_windows()[keys].drop_duplicates(), on=keys)
         known = own[own["busbw_gb_per_s"].notna() & own["bytes"].notna() & own["match"].notna()]
         parts.append(known.drop_duplicates(["repeat", "match"]).assign(cell=data.cell.name))
-    names = ["cell", "kind", "group_size", "bytes", "busbw_gb_per_s"]
+    parts = [
+        part.assign(moved_as=part["moved_as"].fillna(part["kind"]) if "moved_as" in part else part["kind"])
+        for part in parts
+    ]
+    names = ["cell", "kind", "moved_as", "group_size", "bytes", "busbw_gb_per_s"]
     kept = [part[names] for part in parts if len(part)]
     return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=names)
 
@@ -65,7 +69,7 @@ def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSo
     calibration = sources.calibrated(ranks)
     fit = find_fit(calibration, kind, ranks) if calibration is not None else None
     link = sources.link(ranks) or (calibration.links.get(ranks) if calibration is not None else None)
-    factor = bus_factor(kind, ranks)
+    factor = bus_factor(str(own["moved_as"].iloc[0]), ranks)
     assert factor is not None  # there is a bus bandwidth
     sizes_drawn = _size_range(own["bytes"].astype(float))
     draw_models(axes, sizes_drawn, factor, fit, link)

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.bus_bandwidth import bus_factor, moved_as
 from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import STYLE, bandwidth_axes, literal
@@ -39,7 +39,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
             axes = figure.add_subplot(rows, columns, index + 1)
             on_as_many = calibration if nodes is None else calibration.on_nodes(nodes)
             fit, link = find_fit(on_as_many, collective, devices), calibration.links.get(devices)
-            _panel(axes, points, fit, link)
+            _panel(axes, points, calibration.backend, fit, link)
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
             axes.set_title(f"{collective}, {devices} devices{over}{unknown}", loc="left", fontsize=9)
@@ -55,8 +55,10 @@ def _machine(calibration: Calibration) -> str:
     return f"{calibration.backend}, {len(calibration.device_names)} x {literal(calibration.device_names[0])}"
 
 
-def _panel(axes: Axes, points: list[CalibrationPoint], fit: CollectiveFit | None, link: LinkRate | None) -> None:
-    factor = bus_factor(points[0].collective, points[0].devices)
+def _panel(
+    axes: Axes, points: list[CalibrationPoint], backend: str | None, fit: CollectiveFit | None, link: LinkRate | None
+) -> None:
+    factor = bus_factor(moved_as(points[0].collective, backend), points[0].devices)
     assert factor is not None
     sizes = np.array([point.size_bytes for point in points], dtype=float)
     times = [np.array(point.times_us) for point in points]

@@ -30,7 +30,7 @@ STEP_FIELDS = (
 )  # fmt: skip
 WAIT_FIELDS = ("transfer_us", "wait_us", *EXPOSED)
 COLLECTIVE_FIELDS = (
-    "rank", "device", "step", "kind", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
+    "rank", "device", "step", "kind", "moved_as", "group", "sequence", "bytes", "group_size", "start_us", "duration_us",
     "queue_us", "concurrent", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
 )  # fmt: skip
 

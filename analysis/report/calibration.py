@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.costs.bus_bandwidth import bus_factor, moved_as
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
@@ -87,10 +87,10 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     groups: dict[tuple[str, str], list[CalibrationPoint]] = {}
     for point in calibration.points:
         groups.setdefault((point.collective, _devices(point)), []).append(point)
-    tables = [_samples_table(points) for points in groups.values()]
+    tables = [_samples_table(points, calibration.backend) for points in groups.values()]
     if calibration.fits:
         slowest = tuple(fit for fit in calibration.fits if fit.statistic == "slowest")
-        tables += [_fits_table(slowest), _errors_table(slowest)]
+        tables += [_fits_table(slowest, calibration.backend), _errors_table(slowest)]
     if calibration.contention:
         tables.append(_contention_table(calibration.contention))
     left_out = tuple(
@@ -128,11 +128,11 @@ def _contention_table(timed: Sequence[Contention]) -> TextTable:
     )
 
 
-def _samples_table(points: list[CalibrationPoint]) -> TextTable:
+def _samples_table(points: list[CalibrationPoint], backend: str | None) -> TextTable:
     return TextTable(
         title=f"{points[0].collective} on {_devices(points[0])} devices",
         headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"),
-        rows=tuple(_row(point) for point in points),
+        rows=tuple(_row(point, backend) for point in points),
         notes=(
             f"time: median of {len(points[0].times_us)} iterations, each its slowest rank's, as nccl-tests has it; "
             "shortest: of each iteration's fastest rank, as transfers in traces are told",
@@ -142,10 +142,10 @@ def _samples_table(points: list[CalibrationPoint]) -> TextTable:
     )
 
 
-def _row(point: CalibrationPoint) -> tuple[str, ...]:
+def _row(point: CalibrationPoint, backend: str | None) -> tuple[str, ...]:
     time_us = float(np.median(point.times_us))
     algbw_gb_per_s = point.size_bytes / time_us / 1e3
-    factor = bus_factor(point.collective, point.devices)
+    factor = bus_factor(moved_as(point.collective, backend), point.devices)
     busbw = NA if factor is None else _rate(algbw_gb_per_s * factor)
     shortest = _time(float(np.median(point.shortest_us))) if point.shortest_us else NA
     rates = _rate(algbw_gb_per_s), busbw
@@ -162,14 +162,14 @@ def _time(time_us: float) -> str:
     return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.1f}" if time_us < 1e4 else f"{time_us:.0f}"
 
 
-def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
+def _fits_table(fits: tuple[CollectiveFit, ...], backend: str | None) -> TextTable:
     return TextTable(
         title="Fit t = alpha + S/B, in as many pieces as the sizes support",
         headings=(
             "collective", "devices", "from", "to", "alpha [µs]", "95% interval", "B [GB/s]", "95% interval",
             "busbw [GB/s]",
         ),
-        rows=tuple(_piece_row(fit, piece) for fit in fits for piece in fit.pieces),
+        rows=tuple(_piece_row(fit, piece, backend) for fit in fits for piece in fit.pieces),
         notes=(
             "alpha: a latency in a fit's first piece; in others where the piece's line meets size 0",
             f"intervals: bootstrap over {' and '.join(sorted({fit.interval_source for fit in fits}))}, breakpoints held",
@@ -177,8 +177,8 @@ def _fits_table(fits: tuple[CollectiveFit, ...]) -> TextTable:
     )  # fmt: skip
 
 
-def _piece_row(fit: CollectiveFit, piece: FitPiece) -> tuple[str, ...]:
-    factor = bus_factor(fit.collective, fit.devices)
+def _piece_row(fit: CollectiveFit, piece: FitPiece, backend: str | None) -> tuple[str, ...]:
+    factor = bus_factor(moved_as(fit.collective, backend), fit.devices)
     bandwidth = piece.bandwidth_gb_per_s
     return (
         fit.collective,

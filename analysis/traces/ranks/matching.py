@@ -118,7 +118,8 @@ def _same_collective(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bus_factors(table: pd.DataFrame) -> "pd.Series[float]":
-    keys = table[["kind", "group_size"]]
+    moved_as = table["moved_as"].fillna(table["kind"]) if "moved_as" in table else table["kind"]
+    keys = table[["group_size"]].assign(kind=moved_as)
     groups = keys.groupby(["kind", "group_size"], dropna=False, sort=False)
     code = groups.ngroup().to_numpy()
     first = keys[~keys.duplicated()]  # in the order of their codes

@@ -33,7 +33,7 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 TIMELINE = "timeline"
 READ_ON = "reduced_on"  # a column of partials alone
-_WORDS = frozenset({"kind", "group", "group_ranks", "phase"})
+_WORDS = frozenset({"kind", "moved_as", "group", "group_ranks", "phase"})
 _TRUTHS = frozenset({"partial_window", "compute_stream"})
 _SHARES = frozenset({"compute_done", "compiled_share"})
 _KNOWN = {"exposed": ("start_us", "end_us"), "copies": ("device", "bytes", "model_bytes", "count")}  # never NA

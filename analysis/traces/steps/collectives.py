@@ -29,7 +29,7 @@ from dpscope.analysis.traces.steps.windows import NO_STEP
 from dpscope.profiling.records import range_names as phases
 
 COLUMNS = (
-    "rank", "device", "step", "kind", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
+    "rank", "device", "step", "kind", "moved_as", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
     "duration_us", "queue_us", "ready_us", "concurrent", "compute_done", "compute_stream", "compiled_share", "held_us",
 )  # fmt: skip
 
@@ -43,7 +43,8 @@ _OPERATOR = re.compile(r"_?c10d(?:_functional)?::")
 def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = MappingProxyType({})) -> pd.DataFrame:
     """One row per collective of one rank, COLUMNS, in order of launch (gloo: of creation).
 
-    `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
+    `kind` is the collective that was called, `moved_as` the one that moved the data: gloo carries out a reduce-scatter as an
+    all-reduce. `bytes` is the larger of the rank's input and output buffer, `order` counts the collectives of a group (a pair of
     ranks matches by it where no sequence number is recorded), `start_us` counts from the trace's start, `queue_us` is the
     time a work of gloo's waited for a worker thread, `ready_us` when its data were ready, `compute_done` which share of its
     step's computing was done then, `compiled_share` which share of it the compiled graph did that its data came out of,
@@ -64,7 +65,7 @@ def collectives(attribution: Attribution, kind_of_row: Mapping[int, str] = Mappi
     frame.insert(COLUMNS.index("order"), "order", frame.groupby(["group", "group_ranks"], dropna=False).cumcount())
     whole = ["rank", "device", "step", "sequence", "order", "bytes", "group_size"]
     frame[whole] = frame[whole].astype("Int64")
-    words = ["kind", "group", "group_ranks"]
+    words = ["kind", "moved_as", "group", "group_ranks"]
     frame[words] = frame[words].astype("string")
     ready = ready_us(attribution, rows)
     frame["ready_us"] = ready
@@ -96,6 +97,7 @@ def _rows(attribution: Attribution, rows: IntColumn, kind_of_row: Mapping[int, s
             "device": int(events.device[row]) if attribution.on_device and events.device[row] >= 0 else None,
             "step": None if step == NO_STEP else attribution.steps.numbers[step],
             "kind": kind,
+            "moved_as": kind if attribution.on_device else collective_kind(events.names[events.name[row]]) or kind,
             "group": args.group,
             "group_ranks": args.group_ranks,
             "sequence": args.sequence,

@@ -7,12 +7,14 @@ import msgspec
 import pandas as pd
 import pytest
 
+from dpscope.analysis.comparison.bandwidths import wire_bytes
 from dpscope.analysis.comparison.cell_ledger import LEDGER
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.comparison.measured import summarise_cell
 from dpscope.analysis.comparison.predicted import predict_cell
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.repeats import RunSpreads, run_spreads
 from dpscope.analysis.runs.run_data import CellData, copies_between_devices
@@ -20,6 +22,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.machine.nvml_record import ReplayedNvml
+from dpscope.profiling.records.calibration import CalibrationPoint
 from dpscope.profiling.records.run import Cell, CellOptions
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.paths import DATA
@@ -325,3 +328,21 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     (note,) = views_by_name(compare(known))["estimates"].notes
     assert note.startswith("ring model on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link")
     assert compare(known, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0  # --link overrides
+
+
+def test_the_wire_carries_what_gloo_moves_for_a_reduce_scatter() -> None:
+    data = ddp()
+    scattered = data.collectives.assign(kind="reduce_scatter")
+    # of two ranks the factor of a reduce-scatter is 1/2, of an all-reduce 1
+    assert wire_bytes(replace(data, collectives=scattered)) == 2e6
+    assert wire_bytes(replace(data, collectives=scattered.assign(moved_as="all_reduce"))) == 4e6
+
+
+@pytest.mark.parametrize(("backend", "busbw"), [("gloo", "2.00"), ("nccl", "1.00")])
+def test_calibrations_of_gloos_reduce_scatter_give_the_rate_of_its_all_reduce(backend: str, busbw: str) -> None:
+    timed = CalibrationPoint(
+        collective="reduce_scatter", devices=2, size_bytes=2_000_000, count=500_000, dtype="float32", times_us=(1000.0,)
+    )
+    made = msgspec.structs.replace(CALIBRATED, points=(timed,), backend=backend)
+    (row_of_point,) = calibration_tables(made)[0].rows
+    assert row_of_point[4:6] == ("2.00", busbw)  # algbw, busbw

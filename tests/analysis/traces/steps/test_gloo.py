@@ -115,3 +115,29 @@ def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_clo
     table = analyze_traces([path]).collectives
     assert table["bytes"].tolist()[:2] == [40, 80]
     assert table["ready_us"].tolist()[:2] == [405.0, 1405.0]  # after the trace's start, when they were created
+
+
+def sized(one: dict[str, object], *elements: int) -> dict[str, object]:
+    """With the shapes of its float tensors."""
+    return one | {"args": {"Input Dims": [[count] for count in elements], "Input type": ["float"] * len(elements)}}
+
+
+def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(tmp_path: Path) -> None:
+    """Two ranks: 2 MB in, 1 MB out, 100 us. nccl-tests' factor of an all-reduce of two ranks is 1, of a reduce-scatter 1/2."""
+    for rank, duration_us in ((0, 150.0), (1, 100.0)):
+        events = [
+            event("user_annotation", "ProfilerStep#1", 1, 1000.0, 1000),
+            sized(event("cpu_op", "c10d::_reduce_scatter_base_", 1, 1100.0, 10), 250_000, 500_000),
+            sized(event("user_annotation", "gloo:all_reduce", 3, 1105.0, duration_us), 500_000),
+            sized(event("cpu_op", "c10d::allreduce_", 1, 1400.0, 10), 100),
+            sized(event("user_annotation", "gloo:all_reduce", 3, 1405.0, 50), 100),
+        ]
+        told = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"0_{rank}.pt.trace.json").write_text(json.dumps(told))
+    table = analyze_traces([tmp_path]).collectives
+    scattered = table[table["kind"] == "reduce_scatter"]
+    assert scattered["moved_as"].tolist() == ["all_reduce"] * 2
+    assert scattered["bytes"].tolist() == [2_000_000] * 2
+    assert scattered["algbw_gb_per_s"].tolist() == pytest.approx([20.0] * 2)
+    assert scattered["busbw_gb_per_s"].tolist() == pytest.approx([20.0] * 2)
+    assert (table.loc[table["kind"] == "all_reduce", "moved_as"] == "all_reduce").all()
