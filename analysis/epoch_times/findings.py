@@ -5,8 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from dpscope.analysis.epoch_times.baselines import epoch_bounds, global_batch, local_batch
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
-from dpscope.analysis.epoch_times.table import EpochTable, EpochTime
-from dpscope.analysis.epoch_times.wording import at, listed, place
+from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, listed, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
 

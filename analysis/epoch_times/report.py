@@ -1,18 +1,25 @@
-"""`dpscope estimate`: estimates and findings of a table of epoch times, as text, JSON, CSV or Markdown."""
+"""`dpscope estimate`: estimates, scaling laws and findings of a table of epoch times, as text, JSON, CSV or Markdown.
+
+With a table of values that people derived from these times, an audit of every one of them.
+"""
 
 import csv
 import io
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from dpscope.analysis.epoch_times.claim_findings import claim_findings, shortened
+from dpscope.analysis.epoch_times.claim_verdicts import ClaimAudit, audit_claims
+from dpscope.analysis.epoch_times.claims import Claim, read_claims
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, estimates
 from dpscope.analysis.epoch_times.findings import table_findings
-from dpscope.analysis.epoch_times.table import EpochTable, read_epoch_times
-from dpscope.analysis.epoch_times.wording import place
+from dpscope.analysis.epoch_times.laws import EpochLaw, law_fits, misuse_sentence
+from dpscope.analysis.epoch_times.table import EpochTable, listed, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding
@@ -32,62 +39,156 @@ LEGEND = (
 
 
 class EstimateReport(NamedTuple):
-    """All that a table tells."""
+    """All that a table tells, and all that is wrong with what was derived from it; `claims` is None where none were given."""
 
     estimates: list[EpochEstimate]
+    laws: list[EpochLaw]
     findings: list[Finding]
+    claims: list[ClaimAudit] | None = None
 
 
-def estimate_report(table: EpochTable) -> EstimateReport:
-    """Estimates and findings of a table."""
+def estimate_report(table: EpochTable, claims: Sequence[Claim] | None = None) -> EstimateReport:
+    """Estimates, laws and findings of a table, with the audit of values derived from it."""
     found = estimates(table.rows)
-    return EstimateReport(found, table_findings(table, found))
+    audited = audit_claims(table.rows, claims or [])
+    return EstimateReport(
+        found,
+        law_fits(table.rows, found),
+        table_findings(table, found) + claim_findings(audited),
+        None if claims is None else [one.audit for one in audited],
+    )
 
 
-def run_estimate(table: Path, format: EstimateFormat) -> str:
-    """Read the file and render what it tells; ends with a line break.
+def run_estimate(table: Path, format: EstimateFormat, claims: Path | None = None) -> str:
+    """Read the files and render what they tell; ends with a line break.
 
-    `json` is an object with the lists estimates and findings; `csv` holds the estimates alone; `table` fits 80
-    columns. Raises DpscopeError for a file that cannot be read.
+    `json` is an object with the lists estimates, laws, findings and, of `claims`, claims; `csv` holds the estimates, with
+    `claims` the audited claims instead; `table` fits 80 columns. Raises DpscopeError for a file that cannot be read.
     """
-    report = estimate_report(read_epoch_times(table))
+    report = estimate_report(read_epoch_times(table), None if claims is None else read_claims(claims))
     return {"table": as_text, "json": as_json, "csv": as_csv, "markdown": as_markdown}[format](report)
 
 
 def as_json(report: EstimateReport) -> str:
-    content = {"estimates": [estimate._asdict() for estimate in report.estimates], "findings": report.findings}
+    content = {
+        "estimates": [one._asdict() for one in report.estimates],
+        "laws": [one._asdict() for one in report.laws],
+        "findings": report.findings,
+    }
+    if report.claims is not None:
+        content["claims"] = [one._asdict() for one in report.claims]
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
 
 def as_csv(report: EstimateReport) -> str:
-    """A row per estimate, unknown cells empty."""
+    """A row per estimate, or per audited claim where claims were given; unknown cells are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(EpochEstimate._fields)
-    for estimate in report.estimates:
-        writer.writerow(["true" if cell is True else "false" if cell is False else cell for cell in estimate])
+    rows: Iterable[tuple[object, ...]]
+    rows, heading = report.estimates, EpochEstimate._fields
+    if report.claims is not None:
+        rows, heading = report.claims, ClaimAudit._fields
+    writer.writerow(heading)
+    for row in rows:
+        writer.writerow(["true" if cell is True else "false" if cell is False else cell for cell in row])
     return text.getvalue()
 
 
 def as_text(report: EstimateReport) -> str:
     """Plain text of at most 80 columns: sound values per setting, what is unknown and why, then findings."""
-    return "\n".join([*overview_text(report.estimates), *finding_text(report.findings)]).rstrip() + "\n"
+    lines = _overview_text(report.estimates, report.laws)
+    lines += [*wrapped(_verdict_counts(report.claims)), ""] if report.claims is not None else []
+    return "\n".join([*lines, *_finding_text(report.findings)]).rstrip() + "\n"
 
 
-def overview_text(found: Sequence[EpochEstimate]) -> list[str]:
-    """Lines of at most 80 columns: the sound values of each setting under their headings, and what these mean."""
+def _overview_text(found: Sequence[EpochEstimate], laws: Sequence[EpochLaw]) -> list[str]:
+    """Lines of at most 80 columns: the sound values of each setting under their headings, laws, and what these mean."""
     lines: list[str] = []
     for where, settings in _by_setting(found).items():
         lines += wrapped(where)
         lines.append(_aligned(_HEADINGS))
         lines += [_aligned(_overview_cells(cells)) for cells in settings]
+        own = [law for law in laws if place(law.study, law.run) == where]
+        misuse = [said] if (said := misuse_sentence(own)) else []
+        sentences = (*_bandwidths(settings), *map(_law_sentence, own), *misuse)
+        lines += [line for sentence in sentences for line in wrapped(sentence, "  ")]
         lines.append("")
     if not found:
         return [*lines, "No row with several devices: nothing to estimate.", ""]
     return [*lines, *wrapped(LEGEND), ""]
 
 
-def finding_text(findings: Sequence[Finding]) -> list[str]:
+def _bandwidths(settings: Sequence[dict[tuple[str, str], EpochEstimate]]) -> list[str]:
+    """The bytes that a device must move over the added time, where both are known; a sentence."""
+    known = [cells["effective_bandwidth", "same_local_batch"] for cells in settings]
+    parts = [
+        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {one.devices} devices)"
+        for one in known
+        if one.value is not None
+    ]
+    return [f"Bytes moved over the added time, no rate of a link: {listed(parts)}."] if parts else []
+
+
+def _law_sentence(law: EpochLaw) -> str:
+    parameters, predicts = _law_cells(law)[4], _law_cells(law)[6]
+    counts = listed([f"{speedup:.3g}x on {devices}" for devices, speedup in law.speedups.items()])
+    return f"{law.strategy}, batch_size {law.batch_size}, {law.scaling} scaling, {counts}: {parameters}; {predicts}."
+
+
+def law_table(laws: Sequence[EpochLaw]) -> list[str]:
+    """Markdown: the laws of one study, of one kind of scaling; empty without any."""
+    if not laws:
+        return []
+    headings = ("run", "by", "batch_size", "N measured", f"law of {laws[0].scaling} scaling", "worst error", "predicts")
+    return markdown_table(headings, [_law_cells(law) for law in laws])
+
+
+def _law_cells(law: EpochLaw) -> tuple[str, ...]:
+    parameters = ", ".join(f"{name} {significant(value, 3)}" for name, value in law.parameters.items())
+    known = law.predicted_speedup is not None and not law.note
+    return (
+        law.run or "",
+        law.strategy,
+        str(law.batch_size),
+        ", ".join(map(str, law.speedups)),
+        f"{law.law}: {parameters}",
+        f"{law.worst_relative_error:.0%}" if len(law.speedups) > 1 else "",
+        f"{significant(law.predicted_speedup, 3)}x on {law.predicted_devices}" if known else law.note,
+    )
+
+
+def claim_table(audits: Sequence[ClaimAudit]) -> list[str]:
+    """Markdown: each claim, what its own method gives, and what is sound."""
+    headings = ("run", "claimed", "batch", "N", "printed", "by", "that gives", "sound", "verdict")
+    return markdown_table(headings, [_claim_cells(audit) for audit in audits])
+
+
+def _claim_cells(audit: ClaimAudit) -> tuple[str, ...]:
+    unit = "" if audit.unit == "1" else f" {audit.unit}"
+    differs = {"truncated": " (cut off)", "differs": " (differs)"}.get(audit.agreement, "")
+    return (
+        audit.run or "",
+        audit.quantity,
+        "" if audit.batch_size is None else str(audit.batch_size),
+        "" if audit.devices is None else str(audit.devices),
+        shortened(audit.printed_value) + unit,
+        f"`{audit.method}`",
+        significant(audit.reproduced, 6) + differs,
+        audit.reason if audit.sound_value is None else significant(audit.sound_value) + unit,
+        audit.verdict.replace("_", " "),
+    )
+
+
+def _verdict_counts(audits: Sequence[ClaimAudit]) -> str:
+    counts = Counter(audit.verdict for audit in audits)
+    reproduced = sum(audit.agreement in ("digits", "truncated") for audit in audits)
+    return (
+        f"{len(audits)} claims: {reproduced} are what their named method gives; {counts['holds']} hold, "
+        f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
+    )
+
+
+def _finding_text(findings: Sequence[Finding]) -> list[str]:
     """Lines of at most 80 columns."""
     lines: list[str] = []
     for finding in findings:
@@ -101,6 +202,12 @@ def as_markdown(report: EstimateReport) -> str:
     lines = ["# Estimates from epoch times", ""]
     for where, table in overview_tables(report.estimates).items():
         lines += [f"## {where}", "", *table, ""]
+        own = [law for law in report.laws if place(law.study, law.run) == where]
+        lines += [*law_table(own), ""] if own else []
+    claims = report.claims or []
+    for study in dict.fromkeys(audit.study for audit in claims):
+        claimed = [audit for audit in claims if audit.study == study]
+        lines += [f"## Claims of {place(study, None)}", "", *claim_table(claimed), ""]
     lines += ["## Findings", "", *finding_list(report.findings)]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -5,6 +5,7 @@ run ended out of memory. Everything a user can get wrong raises DpscopeError wit
 (its line in the file), the column, the value and the fix.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ OPTIONAL_COLUMNS = (
 )  # fmt: skip
 
 _SECONDS_RANGE = (1e-9, 1e9)
+_LISTED = 8
 
 
 class EpochTime(NamedTuple):
@@ -111,3 +113,20 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         provenance=row.text("provenance"),
         steps_per_epoch=row.whole("steps_per_epoch"),
     )
+
+
+def place(study: str | None, run: str | None) -> str:
+    """How messages name a study and its run."""
+    name = study or "table"
+    return f"{name} ({run})" if run else name
+
+
+def at(batch_size: int | None, devices: int | None) -> str:
+    """How messages name a setting: (batch_size, devices)."""
+    return f"({'any' if batch_size is None else batch_size}, {'any' if devices is None else devices})"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Some parts, and how many more there are."""
+    rest = len(parts) - _LISTED
+    return ", ".join(parts[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -5,19 +5,16 @@
 
 import csv
 import io
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run by path: the audit lies in the repository alone
-
+from dpscope.analysis.epoch_times.claims import Claim, read_claims
 from dpscope.analysis.epoch_times.table import EpochTime, read_epoch_times
 from dpscope.profiling.records.run import PublishedQuantity, PublishedValue
 from dpscope.profiling.store.files import write_text
-from examples.published.audit.table import Claim, read_claims
 
 EXAMPLES = Path("examples/published")
 _DATA = {"CIFAR-10": "cifar10"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.estimate_codes import EstimateCode
+from dpscope.profiling.records.estimate_codes import ClaimCode, EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -23,6 +23,7 @@ REGISTERED: dict[type[FindingCode], str] = {
     TraceCode: "Traces: `dpscope analyze`, `merge`",
     LearningCode: "Trainings and equal strategies: `dpscope train`, `equal`",
     EstimateCode: "Epoch times without traces: `dpscope estimate`",
+    ClaimCode: "Values derived from epoch times: `dpscope estimate --claims`",
 }
 
 _INTRODUCTION = """# Findings

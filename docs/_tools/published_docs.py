@@ -9,23 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run by path: the audit lies in the repository alone
-
-from dpscope.analysis.epoch_times.baselines import global_batch
-from dpscope.analysis.epoch_times.estimates import EpochEstimate
+from dpscope.analysis.epoch_times.claims import Claim, read_claims
 from dpscope.analysis.epoch_times.report import (
     LEGEND,
+    claim_table,
+    estimate_report,
     finding_list,
+    law_table,
     overview_tables,
-    significant,
 )
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, read_epoch_times
-from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, Scaling, fit_scaling, predicted_speedup
-from dpscope.analysis.text.text_table import markdown_table
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_text
-from examples.published.audit.report import audit_report, claim_table
-from examples.published.audit.table import Claim, read_claims
 
 EXAMPLES = Path("examples/published")
 PAGE = Path("docs/published-results.md")
@@ -97,7 +92,7 @@ def _study_section(times: EpochTable, claims: Sequence[Claim], study: StudyNotes
     own = times.of_study(study.name)
     if not own.rows:
         raise DpscopeError(f"notes tell of {study.name}, of which the table has no times")
-    report = audit_report(own, [claim for claim in claims if claim.study == study.name])
+    report = estimate_report(own, [claim for claim in claims if claim.study == study.name])
     rows = own.rows
     lines = [f"## {study.title}", "", f"`{study.name}`: {study.source}. {_facts(rows)}", ""]
     lines += ["### Claimed", ""]
@@ -105,7 +100,8 @@ def _study_section(times: EpochTable, claims: Sequence[Claim], study: StudyNotes
     lines += ["", "### What the times support", ""]
     for where, table in overview_tables(report.estimates).items():
         lines += [f"{where}:", "", *table, ""]
-    lines += _scaling_section(rows, report.estimates)
+    if laws := law_table(report.laws):
+        lines += ["Laws that these speedups allow, fitted:", "", *laws, ""]
     lines += ["### What does not hold, and what to mind", "", *finding_list(report.findings), ""]
     if study.statement:
         lines += ["### Stated by the source, not computed", ""]
@@ -122,30 +118,6 @@ def _facts(rows: Sequence[EpochTime]) -> str:
         f"{first.model} ({first.parameters} parameters) on {first.dataset} ({first.samples_per_epoch} samples an "
         f"epoch); hardware: {first.hardware}; batch_size is {' or '.join(meanings)}; times: {', '.join(provenances)}."
     )
-
-
-def _scaling_section(rows: Sequence[EpochTime], found: Sequence[EpochEstimate]) -> list[str]:
-    """What a law fitted to the sound speedups of each batch says, no further than its measurements allow."""
-    scaling: Scaling = "strong" if all(global_batch(row) == row.batch_size for row in rows) else "weak"
-    series: dict[tuple[str, str, int], dict[int, float]] = {}
-    for one in found:
-        if (one.quantity, one.method) == ("speedup", scaling) and one.sound and one.value is not None:
-            series.setdefault((one.run or "", one.strategy, one.batch_size), {})[one.devices] = one.value
-    table = []
-    for (run, strategy, batch_size), speedups in series.items():
-        fit = fit_scaling(speedups, scaling)
-        assert fit is not None
-        farthest = FARTHEST_FACTOR * fit.largest_devices
-        prediction = predicted_speedup(fit, farthest)
-        parameters = ", ".join(f"{name} {significant(one.value, 3)}" for name, one in fit.parameters.items())
-        told = f"{significant(prediction.speedup.value, 3)}x on {farthest}" if not prediction.note else prediction.note
-        counts = ", ".join(str(devices) for devices in sorted(speedups))
-        error = f"{fit.worst_relative_error:.0%}" if len(speedups) > 1 else ""
-        table.append([run, strategy, str(batch_size), counts, f"{fit.law}: {parameters}", error, told])
-    if not table:
-        return []
-    headings = ("run", "by", "batch_size", "N measured", f"law of {scaling} scaling", "worst error", "predicts")
-    return ["Laws that these speedups allow, fitted:", "", *markdown_table(headings, table), ""]
 
 
 def main() -> int:

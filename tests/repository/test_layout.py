@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/partials analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",
-    "analysis/epoch_times": "analysis/text profiling/records profiling/store",
+    "analysis/epoch_times": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",
     "analysis": "analysis/comparison analysis/partials analysis/report analysis/runs "
     "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "

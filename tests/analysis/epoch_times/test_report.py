@@ -14,12 +14,18 @@ from dpscope.analysis.epoch_times.report import run_estimate
 from dpscope.analysis.text.text_table import markdown_table
 from tests.helpers.paths import PUBLISHED
 
-TIMES = PUBLISHED / "epoch_times.csv"
+TIMES, CLAIMS = PUBLISHED / "epoch_times.csv", PUBLISHED / "derived_values.csv"
+THREE_TIMES = (
+    "model,parameters,samples_per_epoch,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+    "r,25000000,50000,single,100,per_device,1,100\n"
+    "r,25000000,50000,ddp,100,per_device,2,55\n"
+    "r,25000000,50000,ddp,100,per_device,4,32\n"
+)
 
 
 def test_json_holds_estimates_and_findings() -> None:
     content = json.loads(run_estimate(TIMES, "json"))
-    assert set(content) == {"estimates", "findings"}
+    assert set(content) == {"estimates", "laws", "findings"}
     assert len(content["estimates"]) == 32 * 10
     for estimate in content["estimates"]:
         assert list(estimate) == list(EpochEstimate._fields)
@@ -81,6 +87,54 @@ def test_markdown_names_every_study() -> None:
     text = run_estimate(TIMES, "markdown")
     for heading in ("## coursework_l4 (second)", "## coursework_ddp", "## Findings"):
         assert heading in text
+
+
+def test_three_epoch_times_give_bandwidth_a_law_and_its_misuse(tmp_path: Path) -> None:
+    """250 steps x 100 MB over 5 s, 125 x 150 MB over 7 s; 7/32 as serial fraction is 1/(0.21875 + 0.78125/4) = 2.42x."""
+    table = tmp_path / "times.csv"
+    table.write_text(THREE_TIMES)
+    text = " ".join(run_estimate(table, "table").split())
+    assert "5 GB/s (ddp, batch 100, 2 devices), 2.68 GB/s (ddp, batch 100, 4 devices)" in text
+    assert "gustafson: serial_fraction 0.265; 6.15x on 8" in text
+    assert "no serial fraction" in text
+    assert "would give 2.42x on 4 for a measured 3.12x (batch_size 100)." in text, "on 2 the two are alike"
+    (law,) = json.loads(run_estimate(table, "json"))["laws"]
+    assert law["speedups"] == {"2": pytest.approx(100 / 55), "4": pytest.approx(100 / 32)}
+    assert law["misuse"]["4"] == pytest.approx(1 / (7 / 32 + 25 / 32 / 4))
+    table.write_text(THREE_TIMES.replace("per_device", "global"))
+    assert "amdahl" in {law["law"] for law in json.loads(run_estimate(table, "json"))["laws"]}
+
+
+def test_claims_are_audited_in_every_format() -> None:
+    text = run_estimate(TIMES, "table", CLAIMS)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "104 claims: 100 are what their named method gives" in text
+    content = json.loads(run_estimate(TIMES, "json", CLAIMS))
+    assert set(content) == {"estimates", "laws", "findings", "claims"}
+    assert len(content["claims"]) == 104
+    assert "devices_counted_twice" in {one["code"] for one in content["findings"]}
+    rows = list(csv.DictReader(io.StringIO(run_estimate(TIMES, "csv", CLAIMS))))
+    assert [row["verdict"] for row in rows] == [one["verdict"] for one in content["claims"]]
+    markdown = run_estimate(TIMES, "markdown", CLAIMS)
+    for heading in ("## coursework_l4 (second)", "## Claims of coursework_weak", "## Findings"):
+        assert heading in markdown
+
+
+def test_bars_in_claims_are_escaped(tmp_path: Path) -> None:
+    table, claims = tmp_path / "bare.csv", tmp_path / "claims.csv"
+    table.write_text("run,strategy,batch_size,devices,epoch_seconds\na|b,ddp,32,2,6\n")
+    claims.write_text("run,quantity,method,printed_value,unit\na|b,speedup,by eye,2,1\n")
+    assert "| a\\|b | speedup |" in run_estimate(table, "markdown", claims)
+
+
+@pytest.mark.process
+def test_the_command_audits_and_refuses_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dpscope.launch.cli", "estimate", str(TIMES), "--claims"]
+    ended = subprocess.run([*command, str(CLAIMS)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout == run_estimate(TIMES, "table", CLAIMS)
+    absent = subprocess.run([*command, "absent.csv"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert absent.stderr == "dpscope: absent.csv does not exist; name a CSV file\n"
 
 
 @pytest.mark.process

@@ -210,7 +210,11 @@ ALWAYS: dict[str, dict[str, str]] = {
         "logs": "refused without --from-nccl-tests",
     },
     "tensorboard": {"paths": WHAT, "host": "it is served there", "port": "it is served there"},
-    "estimate": {"table": WHAT, "output_format": "it says what is printed"},
+    "estimate": {
+        "table": WHAT,
+        "claims": "values are audited in every format",
+        "output_format": "it says what is printed",
+    },
     "whatif": {
         "paths": WHAT,
         "devices": "it says what to predict; of a table that or --measured does, and both are refused",

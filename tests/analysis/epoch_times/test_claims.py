@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.epoch_times.claim_verdicts import AuditedClaim, ClaimAudit, audit_claims, claim_holds, link_peak
+from dpscope.analysis.epoch_times.claims import agreement, read_claims
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.profiling.machine.link_specifications import pcie_gb_per_s
-from examples.published.audit.claims import agreement
-from examples.published.audit.table import read_claims
-from examples.published.audit.verdicts import AuditedClaim, ClaimAudit, audit_claims, claim_holds, link_peak
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import PUBLISHED
 
 ROWS = read_epoch_times(PUBLISHED / "epoch_times.csv").rows
@@ -185,3 +185,24 @@ def test_links_without_nvlink() -> None:
     assert link_peak("8x L40S, one server") == peak
     for hardware in (None, "", "4 GPUs one server", "NVIDIA A100", "L4-like", "GL4"):
         assert link_peak(hardware) is None
+
+
+def test_the_published_claims() -> None:
+    claims = read_claims(PUBLISHED / "derived_values.csv")
+    assert len(claims) == 104
+    assert claims[14].printed_value == "-0.1519639492034912"  # kept digit by digit
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ("speedup,T1/TN,about two,1", "column printed_value: 'about two'"),
+        ("speedup,,2.0,1", "column method"),
+        ("speedup,T1/TN,2.0,", "column unit"),
+    ],
+)
+def test_mistakes_in_claims(tmp_path: Path, row: str, part: str) -> None:
+    path = tmp_path / "claims.csv"
+    path.write_text(f"quantity,method,printed_value,unit\n{row}\n")
+    with pytest.raises(DpscopeError, match=part):
+        read_claims(path)

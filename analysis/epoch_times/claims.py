@@ -1,20 +1,65 @@
-"""Values people derived from epoch times: do their named methods give the printed digits, and what holds?
+"""Values that people derived from epoch times: read, and computed again by the method that they name.
 
-A claim names its method as a short formula, such as `TN-T1/N` or `printed speedup/N`. The formulas known here
-are those of METHODS. K is the number of parameters, N the devices, T an epoch time, and `printed x` another
-claim of the same setting.
+A claim names its method as a short formula, such as `TN-T1/N` or `printed speedup/N`; METHODS holds the known ones, mistakes
+included. K is the number of parameters, N the devices, T an epoch time, and `printed x` another claim of the same setting.
 """
 
 import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
+from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import EpochTime
-from examples.published.audit.table import Claim
+
+CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")
+"""Needed; study, run, strategy, batch_size and devices may be absent."""
+
+
+class Claim(NamedTuple):
+    """One value somebody derived, as printed, and the method that gives its digits; None is unknown."""
+
+    study: str | None
+    run: str | None
+    strategy: str | None
+    quantity: str
+    method: str
+    batch_size: int | None
+    devices: int | None
+    printed_value: str
+    unit: str
+
+    @property
+    def value(self) -> float:
+        """The printed number, in `unit`."""
+        return float(self.printed_value)
+
+
+def read_claims(path: Path) -> list[Claim]:
+    """Read and check a table of derived values; raises DpscopeError for anything that cannot be read as one."""
+    return [_claim(row) for row in read_rows(path, CLAIM_COLUMNS)[1]]
+
+
+def _claim(row: CsvRow) -> Claim:
+    printed = row.required_text("printed_value")
+    row.decimal("printed_value", lambda value: True, "the number as it was printed")
+    strategy = row.text("strategy")
+    return Claim(
+        study=row.text("study"),
+        run=row.text("run"),
+        strategy=strategy.lower() if strategy else None,
+        quantity=row.required_text("quantity"),
+        method=row.required_text("method"),
+        batch_size=row.whole("batch_size"),
+        devices=row.whole("devices"),
+        printed_value=printed,
+        unit=row.required_text("unit"),
+    )
+
 
 UNIT_SIZES = {
     "1": 1.0,

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpscope.analysis.epoch_times.claim_findings import claim_findings
+from dpscope.analysis.epoch_times.claim_verdicts import audit_claims
+from dpscope.analysis.epoch_times.claims import read_claims
+from dpscope.analysis.epoch_times.report import estimate_report
 from dpscope.analysis.epoch_times.table import read_epoch_times
+from dpscope.profiling.records.estimate_codes import ClaimCode
 from dpscope.profiling.records.finding import Finding
-from examples.published.audit.codes import ClaimCode
-from examples.published.audit.findings import claim_findings
-from examples.published.audit.report import audit_report
-from examples.published.audit.table import read_claims
-from examples.published.audit.verdicts import audit_claims
 from tests.helpers.epoch_tables import SOUND
 from tests.helpers.paths import PUBLISHED
 
@@ -179,7 +179,7 @@ EXPECTED = {
 @pytest.mark.parametrize("study", EXPECTED)
 def test_findings_of_the_published_tables(study: str) -> None:
     claims = [claim for claim in CLAIMED if claim.study == study]
-    assert codes(audit_report(TIMES.of_study(study), claims).findings) == EXPECTED[study]
+    assert codes(estimate_report(TIMES.of_study(study), claims).findings) == EXPECTED[study]
 
 
 @pytest.mark.parametrize(
@@ -197,5 +197,5 @@ def test_findings_of_the_published_tables(study: str) -> None:
     ],
 )
 def test_messages_of_the_published_tables(code: str, part: str) -> None:
-    found = audit_report(TIMES, CLAIMED).findings
+    found = estimate_report(TIMES, CLAIMED).findings
     assert any(part in finding.message for finding in found if finding.code == code)

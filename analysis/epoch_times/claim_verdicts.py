@@ -1,14 +1,11 @@
-"""Claims beside what holds: each printed value, what its method gives, and the sound value or why there is none."""
+"""Claims compared with what holds: each printed value, what its method gives, and the sound value or why there is none."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
-from dpscope.analysis.epoch_times.table import EpochTime
-from dpscope.profiling.machine.link_specifications import gpu_model, model_link
-from dpscope.profiling.records.links import LinkRate
-from examples.published.audit.claims import (
+from dpscope.analysis.epoch_times.claims import (
     UNIT_SIZES,
+    Claim,
     ClaimSetting,
     NotComputable,
     Reproduction,
@@ -16,7 +13,10 @@ from examples.published.audit.claims import (
     last_printed_digit,
     reproduce,
 )
-from examples.published.audit.table import Claim
+from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
+from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.machine.link_specifications import gpu_model, model_link
+from dpscope.profiling.records.links import LinkRate
 
 
 class ClaimAudit(NamedTuple):
