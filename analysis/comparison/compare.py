@@ -22,6 +22,7 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
+from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, Manifest
@@ -105,6 +106,8 @@ class Comparison:
     over_itself: Mapping[str, Estimate] = field(
         default_factory=dict
     )  # by cell: its throughput over one device under the same strategy
+    batches_seen: tuple[str, ...] = ()  # of a script: the batches per device that were detected
+    unmeasured_jobs: tuple[str, ...] = ()  # of a script: those that ended before they were measured
     trained_alone: frozenset[str] = frozenset()  # cells of a script whose processes did not train together
     calibrated_later: bool = False  # the calibration was made when the run had begun
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
@@ -153,6 +156,8 @@ def compare(
         ring_rates=_ring_rates(run, sources),
         decisive=_decisive(run),
         of_traces=run.recorded is None,
+        batches_seen=_batches_seen(run),
+        unmeasured_jobs=_unmeasured_jobs(run),
         over_itself=_over_itself(batched, spreads.step),
         trained_alone=frozenset(data.cell.name for data in run.measured if data.trained_alone),
         of_script=run.recorded is not None and run.recorded.script is not None,
@@ -166,6 +171,21 @@ def compare(
             if isinstance(data.cell, Cell) and data.cell.variant
         },
     )
+
+
+def _batches_seen(run: RunData) -> tuple[str, ...]:
+    """Batches per device and step that were detected in a script, with their micro-batches, smallest first."""
+    seen = {
+        (data.cell.batch_size, data.cell.options.accumulate)
+        for data in run.measured
+        if any(one.code == AttachCode.BATCH_AS_SEEN for one in data.findings)
+    }
+    return tuple(f"{batch} in {parts} micro-batches" if parts > 1 else str(batch) for batch, parts in sorted(seen))
+
+
+def _unmeasured_jobs(run: RunData) -> tuple[str, ...]:
+    findings = run.recorded.findings if run.recorded is not None else ()
+    return tuple(one.message.partition(":")[0] for one in findings if one.code == AttachCode.JOB_NOT_MEASURED)
 
 
 def _over_itself(measured: Sequence[CellData], spread: Spread) -> dict[str, Estimate]:

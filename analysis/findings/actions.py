@@ -81,7 +81,7 @@ def best_action(
     step = number(chosen, "traced_step_us")
     parts = _parts(chosen, straggler, on_device, of_script) if step else []
     if not step or not parts:
-        return Action("No action: the trace does not tell where the step's time goes.", "not_measured")
+        return Action("Measure the cell again: its trace does not show where the step's time goes.", "not_measured")
     part = max(parts, key=lambda one: one.us)
     share = part.us / step
     if share < WORTH_DOING:

@@ -102,11 +102,16 @@ def answer(
 
 
 def _caveat(comparison: Comparison, device_type: str) -> str | None:
+    if comparison.of_script:
+        said = [SCRIPT_ON_CPU] if device_type == "cpu" else []
+        if batches := comparison.batches_seen:
+            said.append(
+                f"Batch per device, as the model's calls show it: {', '.join(batches)} (--batch-size corrects it)."
+            )
+        return " ".join(said) or None
     if device_type != "cpu":
         return None
-    if comparison.of_traces:
-        return ON_CPU
-    return SCRIPT_ON_CPU if comparison.of_script else STAND_IN
+    return ON_CPU if comparison.of_traces else STAND_IN
 
 
 def _rows(comparison: Comparison) -> list[CellValues]:
@@ -259,7 +264,9 @@ def _action(
     if chosen is None and comparison.of_traces:
         return Answer(question, "Trace a job on several devices, every rank of it.", "not_measured")
     if chosen is None:
-        if comparison.of_script:  # which may have trained alone on each of them
+        if jobs := comparison.unmeasured_jobs:
+            more = f"Fix what ended the job on {' and '.join(jobs)}, as it printed, and attach again."
+        elif comparison.of_script:  # which may have trained alone on each of them
             more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2."
         else:
             more = "Measure two or more devices: dpscope run --devices 1,2."

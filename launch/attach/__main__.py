@@ -38,7 +38,13 @@ def main() -> None:
     session = Active.session = Session(attached.settings, _note)
     session.listen()
     with lock:
-        run_script(attached.command, session.close)
+        try:
+            run_script(attached.command, session.close, attached.work_folder)
+        except SystemExit as ended:
+            if ended.code or not session.incomplete:
+                raise
+        if session.incomplete:  # the script's own status is 0
+            sys.exit(1)
 
 
 def _note(text: str) -> None:

@@ -22,6 +22,7 @@ class Attachment:
 
     settings: AttachSettings
     command: tuple[str, ...]  # the script and its arguments, or -m, a module and its arguments
+    work_folder: Path | None = None  # the working folder of the script; None: the current one
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,9 +51,10 @@ def attachment(arguments: Sequence[str]) -> Attachment:
         steps_by=given.steps_by,
         batch_size=given.batch_size,
         stop_after=given.stop_after,
+        own_folder=given.work_folder is not None,
     )
     check_out(given.out, settings)
-    return Attachment(settings, command)
+    return Attachment(settings, command, given.work_folder)
 
 
 def check_out(out: Path, settings: AttachSettings) -> None:
@@ -100,5 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--traced-steps", type=int, default=default.traced_steps, help="whole traced steps")
     add("--steps-by", choices=get_args(StepsBy), default=default.steps_by, help="what ends a step")
     add("--batch-size", type=int, help="samples per device and step; by default as the model is called")
+    add("--work-folder", type=Path, help="the script's working folder, made if it is missing")
     add("--stop-after", action="store_true", help="end the script once it is measured")
     return parser

@@ -6,14 +6,17 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from dpscope.profiling.attached.settings import RAISED
 
 
-def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:
+def run_script(command: Sequence[str], ended: Callable[[str], None], folder: Path | None = None) -> None:
     """Run a script with its arguments (or a module: -m NAME) as ``__main__``; `ended` is told how it ends, before it does.
+
+    `folder` is its working folder, by default the current one; paths of the command are relative to the current one.
 
     What it prints and its exit status are its own: an exception is shown from its first line on and ends this process with
     status 1, as Python does it.
@@ -28,7 +31,7 @@ def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:
 
     os._exit = exit_after_saving
     try:
-        _execute(command)
+        _execute(command, folder)
     except SystemExit as error:
         ended(f"the script exited with {'status ' if isinstance(error.code, int) else ''}{error.code}")
         raise
@@ -46,23 +49,31 @@ def run_script(command: Sequence[str], ended: Callable[[str], None]) -> None:
         os._exit = exit_at_once
 
 
-def _execute(command: Sequence[str]) -> None:
+def _execute(command: Sequence[str], folder: Path | None) -> None:
     if command[0] == "-m":
         sys.argv = list(command[1:])
         sys.path[0] = os.getcwd()
+        _change_to(folder)
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
-    path = command[0]
-    sys.argv = list(command)
+    path = command[0] if folder is None else os.path.abspath(command[0])
+    sys.argv = [path, *command[1:]]
     sys.path[0] = os.path.dirname(os.path.abspath(path))
     module = types.ModuleType("__main__")
     # As Python starts a script: what it defines stays until the end, for exit handlers and for processes that it spawns.
     names: dict[str, Any] = {"__file__": path, "__builtins__": builtins, "__spec__": None, "__loader__": None}
     module.__dict__.update(names)
     sys.modules["__main__"] = module
+    _change_to(folder)
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     exec(code, module.__dict__)
+
+
+def _change_to(folder: Path | None) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
 
 
 def _from_the_script_on(trace: TracebackType | None) -> TracebackType | None:

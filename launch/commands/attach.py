@@ -37,7 +37,12 @@ class ScriptLast(options.DefaultsInHelp):
 
 def attach(
     script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGUMENT]", help="the script, or -m and a module")],
-    devices: Annotated[str | None, typer.Option(help="device counts, such as 1,2,4; a torchrun job for each")] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            help="device counts, such as single,2,4; a torchrun job for each, and for single one process without torchrun"
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="the run folder; cells of the same script are added there")
     ] = options.DEFAULT_OUT,
@@ -49,6 +54,10 @@ def attach(
         int | None, typer.Option(help="samples per device and step; as the model is called if not given")
     ] = None,
     repeats: Annotated[int, typer.Option(help="times that each device count is measured")] = 1,
+    work_folders: Annotated[
+        Path | None,
+        typer.Option(help="where each job gets an empty working folder; for scripts that write checkpoints or logs"),
+    ] = None,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="end the script once it is measured")] = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
@@ -58,17 +67,11 @@ def attach(
     from rich.console import Console
 
     from dpscope.launch.attach.arguments import attachment
-    from dpscope.launch.attach.jobs import (
-        attach_command,
-        check_counts,
-        default_counts,
-        job_environment,
-        repeats_there,
-        run_jobs,
-    )
+    from dpscope.launch.attach.jobs import check_counts, default_counts, repeats_there, run_jobs
+    from dpscope.launch.attach.planned_jobs import AttachedJob, plan_jobs, record_jobs
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import locked
-    from dpscope.launch.planning.run_config import parse_devices, read_text
+    from dpscope.launch.planning.run_config import read_text
     from dpscope.profiling.store.folders import is_run_folder
 
     given = [
@@ -87,20 +90,40 @@ def attach(
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
     found = resolve_devices("auto")
-    counts = default_counts(found)
+    counts: tuple[int | None, ...] = default_counts(found)
     if devices is not None:
-        parsed = read_text(devices, parse_devices, "--devices", "1,2,4")
+        parsed = read_text(devices, parse_jobs, "--devices", "single,2,4")
         assert isinstance(parsed, tuple)
         counts = parsed
-    check_counts(counts, found)
+    check_counts([count or 1 for count in counts], found)
     console = Console()
-    commands = [attach_command(count, out, given, script) for _ in range(repeats) for count in counts]
     with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
-        before = repeats_there(out)
-        status = run_jobs(commands, job_environment(counts)) or int(repeats_there(out) < before + len(commands))
+        measured: list[AttachedJob] = []
+        failed: dict[AttachedJob, int] = {}
+        for job in plan_jobs(counts, repeats, out, given, script, found, work_folders):
+            before = repeats_there(out)
+            status = run_jobs([job.command], job.environment)
+            if repeats_there(out) > before:
+                measured.append(job)
+            if status or repeats_there(out) == before:
+                failed[job] = status
+            if status:
+                break
+        record_jobs(out, measured, {job: status for job, status in failed.items() if job not in measured})
         if not is_run_folder(out):
-            raise typer.Exit(status or 1)  # why nothing was measured, each job has said
+            raise typer.Exit(next(filter(None, failed.values()), 1))  # each job printed why nothing was measured
         from dpscope.analysis.output.analyze import Targets, show_run
 
         sound = show_run(out, Targets(), console, detail)
+    status = next(filter(None, failed.values()), int(bool(failed)))
     raise typer.Exit(status or int(not sound))
+
+
+def parse_jobs(text: str) -> tuple[int | None, ...]:
+    """Device counts from ``single,1,2``; None for a script without torchrun. Raises ValueError."""
+    from dpscope.launch.attach.planned_jobs import SINGLE
+    from dpscope.launch.planning.run_config import parse_devices
+
+    parts = [part.strip() for part in text.split(",")]
+    counts = [part for part in parts if part != SINGLE]
+    return (*([None] if SINGLE in parts else []), *(parse_devices(",".join(counts)) if counts else ()))

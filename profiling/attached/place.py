@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 _KEY = "dpscope/attached"
+_COUNT = "dpscope/attached/processes"
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,19 @@ def name_of_job(place: AttachedPlace) -> str:
         store = distributed.distributed_c10d._get_default_store()
         name = store.compare_set(_KEY, "", name).decode()
     return name
+
+
+def join_job(place: AttachedPlace) -> None:
+    """Count this process among those of its job that are measured."""
+    if place.world_size > 1:
+        distributed.distributed_c10d._get_default_store().add(_COUNT, 1)
+
+
+def missing_processes(place: AttachedPlace) -> int:
+    """How many processes of a job that torchrun did not start run the script without dpscope; 0 where that is not known.
+
+    All of them have joined by the time that one has been measured: they trained together.
+    """
+    if place.world_size == 1 or "TORCHELASTIC_RUN_ID" in os.environ or not distributed.is_initialized():
+        return 0
+    return place.world_size - int(distributed.distributed_c10d._get_default_store().add(_COUNT, 0))

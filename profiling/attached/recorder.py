@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from dpscope.profiling.attached.finished_job import SavedPart
+from dpscope.profiling.attached.messages import after_another_job
 from dpscope.profiling.attached.model_calls import ModelCalls, StepCalls, inner_module
 from dpscope.profiling.attached.own_profiler import OwnProfiler
 from dpscope.profiling.attached.place import AttachedPlace, Transport
@@ -199,6 +200,7 @@ def _findings(seen: Seen) -> list[Finding]:
     if seen.ended_early is not None:
         options = seen.settings.shorter(seen.steps, counted=seen.counters_tell)
         advice = f"attach with {options}, or let the script train longer" if options else "let the script train longer"
+        advice += after_another_job(seen.ended_early, seen.settings)
         found.append(AttachCode.SCRIPT_ENDED_EARLY.finding(f"{seen.ended_early}: {seen.early_text()}", advice))
     if seen.settings.warmup_steps < MINIMUM_WARMUP_STEPS:
         found.append(AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(seen.settings.warmup_steps, 'step')}"))

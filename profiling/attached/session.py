@@ -11,18 +11,24 @@ from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached.ending_signals import EndingSignals
 from dpscope.profiling.attached.finished_job import SavedPart, finish_job
+from dpscope.profiling.attached.messages import (
+    after_another_job,
+    no_group,
+    no_optimizer,
+    started_alone,
+    without_measurement,
+)
 from dpscope.profiling.attached.model_calls import inner_module
-from dpscope.profiling.attached.optimizer_hook import OptimizerHook
+from dpscope.profiling.attached.optimizer_hook import BackwardCount, OptimizerHook
 from dpscope.profiling.attached.own_profiler import OwnProfiler
-from dpscope.profiling.attached.place import attached_place, name_of_job, transport_of
+from dpscope.profiling.attached.place import attached_place, join_job, missing_processes, name_of_job, transport_of
 from dpscope.profiling.attached.recorder import Seen, model_name, save_process
-from dpscope.profiling.attached.settings import RAISED, AttachSettings
+from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.unfinished_jobs import HeldFolder, gathering_folder, remove_unfinished_jobs
 from dpscope.profiling.attached.warm_up import WarmUp
 from dpscope.profiling.attached.windows import CountedWindow, SettlingWindow, TimedWindow, TracedWindow, Window
 from dpscope.profiling.attached.wrapped_models import Constructed, tell_strategy
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS, count_by_default, stop_counting
-from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.folders import RepeatFolder
 
 MEASURED = "measured whole"
@@ -36,6 +42,7 @@ class Session:
 
     def __init__(self, settings: AttachSettings, note: Callable[[str], None]) -> None:
         self.saved = False
+        self.incomplete = False  # other processes of the job run the script without dpscope, so nothing can come of it
         self._settings = settings
         self._note = note
         self._process_id = os.getpid()
@@ -44,6 +51,7 @@ class Session:
         self._own_profiler = OwnProfiler()
         self._signals = EndingSignals(self._ended_by_signal)
         self._warm_up = WarmUp(settings, self._constructed, self.step_ended)
+        self._backwards = BackwardCount(self._no_optimizer)
         self._optimizer_hook = OptimizerHook()
         self._seen: Seen | None = None
         self._folder: RepeatFolder | None = None
@@ -64,10 +72,13 @@ class Session:
         by_optimizer = self._settings.steps_by == "optimizer"
 
         def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
+            self._backwards.stop()
             if not self._over and self._warm_up.is_first(optimizer) and by_optimizer:
                 self.step_ended()
 
         self._optimizer_hook.listen(stepped)
+        if by_optimizer:
+            self._backwards.listen()
         self._warm_up.listen()
 
     def step_called(self) -> None:
@@ -102,6 +113,7 @@ class Session:
             except Exception as error:
                 self._give_up(error)
         self._optimizer_hook.stop()
+        self._backwards.stop()
 
     def leave_to_parent(self) -> None:
         """In a child that the script forked, such as a loader's worker: nothing is measured there."""
@@ -120,6 +132,10 @@ class Session:
             except Exception as error:
                 self._note(f"{how}, and saving failed ({type(error).__name__}: {error})")
 
+    def _no_optimizer(self) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            self._note(no_optimizer())
+
     def _step_ended(self) -> None:
         self._steps += 1
         if self._window is None:
@@ -136,10 +152,7 @@ class Session:
         place = attached_place()
         if place is None:
             if os.environ.get("RANK", "0") == "0":
-                self._note(
-                    f"nothing is measured: {os.environ['WORLD_SIZE']} processes run the script and it joined no process group, "
-                    "so each of them trains alone; start one process (--devices 1), or let the script call init_process_group"
-                )
+                self._note(no_group())
             self._leave()
             return
         device = warm_up.device
@@ -148,6 +161,7 @@ class Session:
         if device.type == "cuda" and warm_up.steps <= ALWAYS_COUNTED_ITERATIONS:
             return
         self._folder = gathering_folder(self._settings.out, name_of_job(place))
+        join_job(place)
         self._seen = Seen(
             settings=self._settings,
             place=place,
@@ -208,30 +222,23 @@ class Session:
         seen, folder = self._seen, self._folder
         if seen is None or folder is None or not seen.timed.calls:
             if os.environ.get("RANK", "0") == "0":
-                self._note(self._nothing_measured(how))
+                self._note(without_measurement(how, self._steps, self._backwards.count, self._settings))
+            return
+        if missing := missing_processes(seen.place):
+            self.incomplete = True
+            if seen.place.rank == 0:
+                self._note(started_alone(missing, seen.place.world_size, self._settings.script))
             return
         if how != MEASURED:
             seen.ended_early, seen.steps = how, self._steps
         self._part = save_process(seen, folder)
         self.saved = True
+        another = after_another_job(how, self._settings)
         whole = finish_job(folder, self._part)
         if how != MEASURED and seen.place.rank == 0:
             processes = seen.place.world_size
             kept = "what was measured is saved" if whole else f"saved, once all {processes} processes have saved theirs"
-            self._note(f"{how}: {seen.early_text()}; {kept}")
-
-    def _nothing_measured(self, how: str) -> str:
-        steps, fewest = self._steps, self._settings.fewest_steps
-        if how.startswith(RAISED):
-            when = f"after {steps} of the {fewest} steps that are needed" if steps else "before its first training step"
-            return f"{how} {when}: nothing was measured"
-        if steps:
-            options = self._settings.shorter(steps)
-            advice = f"give {options}" if options else "let the script train longer"
-            return f"{how}: nothing was measured: {counted(steps, 'step')} of {fewest} that are needed; {advice}"
-        return (
-            f"{how}: no step was seen, as no optimizer of torch's has stepped; use --steps-by forward, or watch_steps"
-        )
+            self._note(f"{how}: {seen.early_text()}; {kept}{another}")
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
@@ -251,6 +258,7 @@ class Session:
         """Leave the script alone: without hooks, and without a hold on what it may want to free."""
         self._over = True
         self._optimizer_hook.leave()
+        self._backwards.stop()
         self._warm_up.stop()
         if self._warm_up.calls is not None:
             self._warm_up.calls.stop()

@@ -24,6 +24,7 @@ class AttachSettings:
     traced_steps: int = 3  # whole ones; one more is traced. 0: none, in benchmarks
     steps_by: StepsBy = "optimizer"
     batch_size: int | None = None  # samples per device and step; None: as the model is called
+    own_folder: bool = False  # the script has a working folder that no other job uses
     stop_after: bool = False  # end the script once it is measured
 
     @property

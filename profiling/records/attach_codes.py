@@ -72,6 +72,12 @@ class AttachCode(FindingCode):
         "DDP's own counters were not read of a script, so the trace was not checked against them.",
         "nothing to do: the check is one more, and what DDP must move is told from its models",
     )
+    JOB_NOT_MEASURED = (
+        "job_not_measured",
+        "warning",
+        "A job of a script ended before it was measured, so its cell is missing.",
+        "read what the script printed, fix the cause and attach again",
+    )
     TRAINED_ALONE = (
         "trained_alone",
         "error",

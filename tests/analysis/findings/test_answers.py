@@ -8,7 +8,7 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
-from dpscope.analysis.findings.answers import STAND_IN, answer
+from dpscope.analysis.findings.answers import SCRIPT_ON_CPU, STAND_IN, answer
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.matrix import CellStrategy
 
@@ -232,3 +232,14 @@ def test_without_a_single_device_the_same_strategy_on_one_is_what_it_is_set_besi
     twice = replace(once, over_itself={str(DDP["cell"]): Estimate(3.6, 3.5, 3.7, 50)})
     assert answer(twice, "cuda").which.confidence == "shown"
     assert "was not measured beside one device" in answer(comparison(DDP), "cuda").which.text
+
+
+def test_a_script_s_detected_batch_and_its_failed_jobs_are_on_the_first_screen() -> None:
+    script = replace(comparison(SINGLE), of_script=True, batches_seen=("24 in 2 micro-batches", "35"))
+    on_gpu = answer(script, "cuda")
+    assert on_gpu.caveat == (
+        "Batch per device, as the model's calls show it: 24 in 2 micro-batches, 35 (--batch-size corrects it)."
+    )
+    assert answer(script, "cpu").caveat == f"{SCRIPT_ON_CPU} {on_gpu.caveat}"
+    failed = answer(replace(script, unmeasured_jobs=("2 devices",)), "cuda")
+    assert failed.action.text == "Fix what ended the job on 2 devices, as it printed, and attach again."

@@ -189,6 +189,7 @@ ALWAYS: dict[str, dict[str, str]] = {
         "steps_by": "it says what a step is",
         "batch_size": "it names the cell and counts the samples",
         "quiet": "so much is printed",
+        "work_folders": "every job runs in a folder of it",
         "stop_after": "the script ends sooner; one that would end then anyway nobody can know beforehand",
     },
     "analyze": {"paths": WHAT, "output_format": "it says what is printed"},

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "told"),
     [
-        (0, "no step was seen"),
+        (0, "the script ended before its first training step: nothing was measured"),
         (WARMUP, "nothing was measured: 5 steps of 16 that are needed; let the script train longer"),
         (UNTIMED, "11 steps of 16 that are needed; let the script train longer"),
     ],
@@ -525,3 +526,58 @@ def test_a_short_script_is_measured_with_the_options_that_its_message_names(tmp_
     _, repeat, rank, _ = measured(tmp_path / "second")
     assert (rank.blocks[0].steps, len(repeat.traces()), len(notes)) == (TIMED, 1, 1)
     assert "short_warm_up" in codes(rank)
+
+
+def step_without_optimizer(model: nn.Module) -> None:
+    loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def test_a_script_without_an_optimizer_of_torchs_is_named_after_20_backward_passes(tmp_path: Path) -> None:
+    notes: list[str] = []
+    backward = torch.autograd.backward
+    with attached(tmp_path / "run", notes):
+        model = Net()
+        for step in range(30):
+            step_without_optimizer(model)
+            assert len(notes) == (step >= 19)
+        assert torch.autograd.backward is backward
+    assert notes[0].startswith(
+        "20 backward passes and no step of an optimizer of torch's: nothing is measured until one steps;"
+    )
+    assert notes[0].endswith("attach with --steps-by forward")
+    assert notes[1] == (
+        "the script ended: 20 backward passes and no step of an optimizer of torch's; use --steps-by forward, or watch_steps"
+    )
+
+
+def test_accumulation_over_fewer_backward_passes_is_no_note_and_nothing_of_the_count_is_left(tmp_path: Path) -> None:
+    notes: list[str] = []
+    backward = torch.autograd.backward
+    with attached(tmp_path, notes):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        assert torch.autograd.backward is not backward
+        train(model, optimizer, 1, samples=38, micro_batches=19)
+        assert torch.autograd.backward is backward
+        train(model, optimizer, WHOLE - 1)
+    assert notes == []
+
+
+def test_what_a_backward_pass_raises_has_a_traceback_without_dpscope(tmp_path: Path) -> None:
+    with attached(tmp_path, []), pytest.raises(RuntimeError, match="does not require grad") as caught:
+        torch.ones(1).backward()  # type: ignore[no-untyped-call]
+    assert not any("profiling/attached" in str(entry.path).replace("tests/profiling", "") for entry in caught.traceback)
+
+
+def test_fabric_without_its_variables_is_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setitem(sys.modules, "lightning.fabric", sys)
+    notes: list[str] = []
+    with attached(tmp_path / "run", notes):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+    assert "set LT_DEVICES=2 LT_NUM_NODES=1 LT_STRATEGY=ddp" in notes[0]
+    assert "init_process_group" not in notes[0]

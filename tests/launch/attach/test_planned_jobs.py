@@ -1,0 +1,125 @@
+"""The jobs of `dpscope attach`: their commands, environments and working folders, and what is recorded of those that failed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.launch.attach.planned_jobs import AttachedJob, plan_jobs, record_jobs
+from dpscope.launch.commands.attach import parse_jobs
+from dpscope.launch.jobs.devices import Devices
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.attached_scripts import WHOLE, Net, attached, train
+from tests.helpers.paths import USER_MODELS
+from tests.helpers.ranks import free_port
+
+SCRIPTS = USER_MODELS / "scripts"
+WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("1,2", (1, 2)), ("single", (None,)), ("2,single,1", (None, 1, 2)), ("single,single,2,2", (None, 2))],
+)
+def test_single_stands_for_one_device_without_torchrun(text: str, counts: tuple[int | None, ...]) -> None:
+    assert parse_jobs(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "one", "single,two", "single,"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        parse_jobs(text)
+
+
+def test_a_single_device_is_plain_python_with_the_threads_of_the_other_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    jobs = plan_jobs((None, 2), 2, tmp_path, ["--warmup", "5"], ["train.py", "--lr", "1"], gpus(2))
+    assert [job.label for job in jobs] == ["one device without torchrun", "2 devices"] * 2
+    single, two = jobs[:2]
+    options = ("--out", str(tmp_path), "--warmup", "5")
+    assert single.command == (sys.executable, "-m", "dpscope.launch.attach", *options, "train.py", "--lr", "1")
+    assert two.command[2:5] == ("dpscope.launch.attach.torchrun", "--standalone", "--nproc-per-node=2")
+    assert [job.environment["OMP_NUM_THREADS"] for job in (single, two)] == ["1", "1"]
+    assert single.environment["CUDA_VISIBLE_DEVICES"] == "3"  # frameworks use all that they see
+    assert two.environment["CUDA_VISIBLE_DEVICES"] == "3,5"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (alone,) = plan_jobs((None,), 1, tmp_path, [], ["train.py"], gpus(2))
+    assert alone.environment["CUDA_VISIBLE_DEVICES"] == "0"
+    (on_cpu,) = plan_jobs((None,), 1, tmp_path, [], ["train.py"], gpus(None))
+    assert "CUDA_VISIBLE_DEVICES" not in on_cpu.environment
+
+
+def gpus(count: int | None) -> Devices:
+    return Devices(kind="cpu" if count is None else "cuda", count=count)
+
+
+def test_each_job_may_have_a_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "work" / "d2-0").mkdir(parents=True)  # of an earlier command
+    jobs = plan_jobs((None, 2), 2, Path("run"), [], ["train.py"], gpus(None), tmp_path / "work")
+    folders = [Path(job.command[job.command.index("--work-folder") + 1]) for job in jobs]
+    assert [folder.name for folder in folders] == ["single-0", "d2-1", "single-1", "d2-2"]
+    assert all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
+    (tmp_path / "file").touch()
+    with pytest.raises(DpscopeError, match=r"--work-folders .*file: cannot make single-0 there"):
+        plan_jobs((None,), 1, Path("run"), [], ["train.py"], gpus(None), tmp_path / "file")
+
+
+def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) -> None:
+    with attached(tmp_path, []):
+        model = Net()
+        train(model, torch.optim.SGD(model.parameters()), WHOLE)
+    one, two = (AttachedJob(count, (), {}) for count in (None, 2))
+
+    def recorded() -> list[str]:
+        return [one.message for one in RunFolder(tmp_path).manifest().findings if one.code == "job_not_measured"]
+
+    record_jobs(tmp_path, [one], {two: 3})
+    assert recorded() == ["2 devices: the script ended with status 3 before it was measured; it printed the reason"]
+    record_jobs(tmp_path, [one], {})
+    assert len(recorded()) == 1
+    record_jobs(tmp_path, [two], {})
+    assert recorded() == []
+
+
+def attach(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "dpscope.launch.attach", "--out", "run", *arguments]
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.process
+def test_a_script_that_resumes_from_its_own_checkpoint_is_measured_in_folders_of_its_own(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "resuming.py")
+    assert attach(tmp_path, *WINDOWS, script).stderr == ""
+    again = attach(tmp_path, *WINDOWS, script)  # 15 steps, two after the trace
+    assert again.stdout == "trained 15 steps\n"
+    assert again.stderr == (
+        "dpscope: the script ended: 4 of 8 steps were timed, 1 traced; what was measured is saved; if it resumed from what an "
+        "earlier job saved, give each job its own folder: --work-folders DIR\n"
+    )
+    for name in ("first", "second"):
+        own = attach(tmp_path, *WINDOWS, "--work-folder", name, script)
+        assert (own.stdout, own.stderr) == ("trained 30 steps\n", "")
+        assert (tmp_path / name / "checkpoint.pt").exists()
+    (data,) = load_run(tmp_path / "run").measured
+    assert [rank.blocks[0].steps for _, rank in data.ranks] == [8, 4, 8, 8]
+
+
+@pytest.mark.process
+def test_a_script_that_starts_its_other_process_itself_is_not_measured_and_says_so(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "own_launcher.py")
+    ended = attach(tmp_path, *WINDOWS, script, str(free_port()))
+    assert (ended.returncode, ended.stdout) == (1, "trained\n")
+    assert ended.stderr.startswith(
+        "dpscope: nothing is measured: 1 of 2 processes run without dpscope, as the script or its framework started them itself; "
+        "let torchrun start all of them: dpscope attach --devices 2 -- "
+    )
+    assert list((tmp_path / "run").glob("cells/*")) == []
