@@ -8,6 +8,7 @@ torch, pandas and the tests themselves, which live as long as the process. That 
 """
 
 import gc
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import pytest
 from hypothesis import settings
 
 from tests.helpers.paths import ROOT
+
+os.environ["DPSCOPE_CACHE"] = str(ROOT / ".pytest_cache" / "dpscope")  # the user's own cache stays as it is
 
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.system"}
 OURS = tuple(ROOT / folder for folder in ("profiling", "launch", "analysis", "tests", "docs", "examples", "benchmarks"))

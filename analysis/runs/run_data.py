@@ -242,7 +242,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
             findings.append(no_trace(cell, done.path.name, loaded.ranks[0]))
             communication_known = False
             continue
-        analysis = analyze_kept(traces, done.tables_path)
+        analysis = analyze_kept(traces)
         findings += analysis.file_findings  # what the job's steps are spent on is said of the cell as a whole
         traffic = _traffic(cell, loaded.ranks, analysis)
         findings += traffic.findings
@@ -312,7 +312,7 @@ def copies_between_devices(analysis: TraceAnalysis) -> pd.DataFrame:
 def _counter_checks(cell: Cell, done: RepeatFolder, ranks: Sequence[RankResult]) -> list[CounterCheck]:
     if not (traces := done.counters_traces()):
         return []
-    analysis = analyze_kept(traces, done.tables_path)
+    analysis = analyze_kept(traces)
     reduction_ends_us = {one.rank: one.reduction_ends_us for one in analysis.summaries}
     return [
         check_counters(

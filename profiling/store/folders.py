@@ -2,7 +2,7 @@
 
 runs/<run>/manifest.json
 runs/<run>/cells/<cell>/repeat<k>/            result.json (renamed last), rank_*.json, samples_*.parquet, log.txt
-runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz, <node>_<rank>.tables.parquet (read from it)
+runs/<run>/cells/<cell>/repeat<k>/traces/     <node>_<rank>.pt.trace.json.gz
 runs/<run>/cells/<cell>/repeat<k>/counters/   the same, and <node>_<rank>.json
 runs/<run>/calibration.json                   written by `dpscope calibrate`, with its figure beside it
 runs/<run>/report/
@@ -39,7 +39,7 @@ CALIBRATION_NAME = "calibration.json"
 RESULT_NAME = "result.json"
 SETTINGS_NAME = "settings.json"
 TRACE_SUFFIX = ".pt.trace.json.gz"
-TABLES_SUFFIX = ".tables.parquet"
+TABLES_SUFFIX = ".tables.parquet"  # of what was read from a trace; earlier versions kept it next to the trace
 
 
 class JobFolder:
@@ -118,10 +118,6 @@ class RepeatFolder(JobFolder):
 
     def counters_traces(self) -> list[Path]:
         return sorted((self.path / "counters").glob(f"*{TRACE_SUFFIX}"), key=natural_order)
-
-    def tables_path(self, trace: Path) -> Path:
-        """Where the tables of one of the repeat's traces are kept; made anew whenever they are not there."""
-        return trace.with_name(trace.name.removesuffix(TRACE_SUFFIX) + TABLES_SUFFIX)
 
     def counters(self, node: int, rank: int) -> list[DdpCounters]:
         return read_json(self.counters_path(node, rank), list[DdpCounters])

@@ -1,17 +1,20 @@
-"""The tables of a run's traces, kept beside them as Parquet, so that what was read is not read again.
+"""The tables of a run's traces, kept as Parquet in the user's cache folder, so that a trace is read once.
 
-A file holds the row of one trace, as `rank_rows` makes it. It counts only for the trace it was made from (name, size and time of
-change), and for the code and the pandas that made it. Any other, and any that cannot be read, is made anew and nothing is said:
-the trace is what was measured.
+A file holds the row of one trace, as `rank_rows` makes it. Its key: the trace's name, size, time of change and last bytes, and
+the version of the code and of pandas; a run that is moved or copied with its times keeps its tables. Files that do not match or
+cannot be read are ignored: the trace is what was measured. The files used least recently are removed when all together exceed
+MOST_BYTES. Nothing is written into the folder that is read.
 """
 
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import platformdirs
 import pyarrow as pa
 
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
@@ -20,36 +23,52 @@ from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.records import finding
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import atomic_path
+from dpscope.profiling.store.folders import TABLES_SUFFIX
 
 FORMAT_VERSION = 2  # of the file itself; raise it when what stands in it is arranged otherwise
+MOST_BYTES = 1 << 30  # of all tables; a trace of 8 ranks and 10 steps takes about 200 kB
 _KEY = "dpscope.key"
+_TAIL_BYTES = 4096
 _TRACE = "\0trace\0"  # stands for the trace's path, which may be another when the run is moved
 _CODE = (Path(__file__).parents[1], Path(__file__).parents[2] / "text", Path(finding.__file__).parent)
 
 
-def read_files_once(files: Sequence[Path], place_of: Callable[[Path], Path], limits: ReadLimits) -> list[RowsOutcome]:
-    """As `read_trace_rows`; a file whose tables are kept at `place_of` it is not read, and others' tables are kept there."""
+def tables_folder() -> Path:
+    """Where the tables are kept: below $DPSCOPE_CACHE, or else in the user's cache folder."""
+    return Path(os.environ.get("DPSCOPE_CACHE") or platformdirs.user_cache_dir("dpscope", appauthor=False)) / "tables"
+
+
+def read_files_once(files: Sequence[Path], limits: ReadLimits) -> list[RowsOutcome]:
+    """As `read_trace_rows`; a file whose tables are kept is not read, and those of the others are kept."""
     keys = {file: _key(file) for file in files}
     found: dict[Path, RowsOutcome] = {}
     for file in files:
-        if (tables := _read_kept(file, place_of(file), keys[file])) is not None:
+        if (tables := _read_kept(file, keys[file])) is not None:
             found[file] = tables
     missing = [file for file in files if file not in found]
     for file, outcome in zip(missing, read_trace_rows(missing, limits), strict=True):
         found[file] = outcome
         if not isinstance(outcome, DpscopeError) and outcome.num_rows == 1 and keys[file] == _key(file):
-            _keep(outcome, file, place_of(file), keys[file])
+            _keep(outcome, file, keys[file])
+    if missing:
+        _remove_least_recently_used(MOST_BYTES)
     return [found[file] for file in files]
 
 
 def _key(trace: Path) -> str:
     """What kept tables depend on; empty where the trace cannot be read."""
     try:
-        told = trace.stat()
+        with open(trace, "rb") as file:
+            status = os.fstat(file.fileno())
+            file.seek(max(0, status.st_size - _TAIL_BYTES))
+            tail = hashlib.blake2b(file.read(), digest_size=16).hexdigest()
     except OSError:
         return ""
-    made_from = f"{trace.name} {told.st_size} {told.st_mtime_ns}"
-    return f"{reader_version()} {made_from}"
+    return f"{reader_version()} {trace.name} {status.st_size} {status.st_mtime_ns} {tail}"
+
+
+def _place(key: str) -> Path:
+    return tables_folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{TABLES_SUFFIX}"
 
 
 def reader_version() -> str:
@@ -66,21 +85,35 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _keep(rows: pa.Table, trace: Path, place: Path, key: str) -> None:
-    """Write one rank's row; not where it cannot be written, nor through a link."""
-    if any(folder.is_symlink() for folder in place.parents[:4]):  # traces, repeat, cell, cells
-        return
-    with contextlib.suppress(OSError, pa.ArrowException), atomic_path(place) as temporary:
-        write_rows(renamed(rows, str(trace), _TRACE), temporary, {_KEY: key})
+def _keep(rows: pa.Table, trace: Path, key: str) -> None:
+    """Write one rank's row, unless the cache folder cannot be written."""
+    with contextlib.suppress(OSError, pa.ArrowException):
+        tables_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_path(_place(key)) as temporary:
+            write_rows(renamed(rows, str(trace), _TRACE), temporary, {_KEY: key})
 
 
-def _read_kept(trace: Path, place: Path, key: str) -> pa.Table | None:
+def _remove_least_recently_used(most_bytes: int) -> None:
+    """Remove the oldest files until the rest is within `most_bytes`; a file's time is that of its last use."""
+    with contextlib.suppress(OSError):
+        files = [(path.stat(), path) for path in tables_folder().glob(f"*{TABLES_SUFFIX}")]
+        total = sum(status.st_size for status, _ in files)
+        for status, path in sorted(files, key=lambda one: one[0].st_mtime_ns):
+            if total <= most_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= status.st_size
+
+
+def _read_kept(trace: Path, key: str) -> pa.Table | None:
     """One rank's row; None unless it is whole and was made from this trace as it is, by this code."""
+    place = _place(key)
     if not key or not place.is_file():
         return None
     import pyarrow.parquet as pq
 
     try:
+        os.utime(place)
         with pq.ParquetFile(place, page_checksum_verification=True) as file:
             if (file.metadata.metadata or {}).get(_KEY.encode()) != key.encode():
                 return None

@@ -164,13 +164,13 @@ def analyze_rows(
     return replace(analysis, timelines=tuple(one for one in drawn if one is not None))
 
 
-def analyze_kept(files: Sequence[Path], place_of: Callable[[Path], Path]) -> TraceAnalysis:
-    """As `analyze_traces` of a run's own files, whose tables are kept at `place_of` each, so that none is read twice.
+def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
+    """As `analyze_traces` of a run's own files, whose tables are kept, so that none is read twice.
 
     Without findings of the job: a run says these of its cells.
     """
     found: list[pa.Table] = []
-    for outcome in read_files_once(files, place_of, RUN_LIMITS):
+    for outcome in read_files_once(files, RUN_LIMITS):
         if isinstance(outcome, DpscopeError):
             raise outcome
         found.append(outcome)

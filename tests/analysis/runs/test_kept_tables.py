@@ -1,27 +1,43 @@
-"""Tables kept beside a run's traces: read once, equal to the bit, made anew for any doubt, never in the way."""
+"""Tables of a run's traces in the user's cache: read once, equal to the bit, made again for any doubt, never in the way."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from dpscope.analysis.bundle.write import collect
+from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.output.merge import print_merge
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, trace_analysis
 from dpscope.analysis.traces.ranks.process_pool import RowsOutcome, read_trace_rows
-from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_kept
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.analysis.what_if.answers.bases import base_of_run
 from dpscope.profiling.store.folders import RunFolder
-from dpscope.profiling.store.layout import fits_layout
 from tests.helpers.paths import EXAMPLE_RUN
 
 DDP = Path("cells/ddp-d2-b8/repeat0/traces/0_0.pt.trace.json.gz")
-TABLES = Path("cells/ddp-d2-b8/repeat0/traces/0_0.tables.parquet")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for each test."""
+    monkeypatch.setenv("DPSCOPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tables"
+
+
+def tables_of(trace: Path) -> Path:
+    return kept_tables._place(kept_tables._key(trace))
 
 
 @pytest.fixture
@@ -57,21 +73,13 @@ def rows(run: Path) -> str:
     return f"{data.steps.to_json()}{data.collectives.to_json()}{data.findings}"
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A copy of the example run with the tables of DDP's cell, and its rows."""
-    run = tmp_path_factory.mktemp("kept") / "run"
-    shutil.copytree(EXAMPLE_RUN, run, ignore=shutil.ignore_patterns("*.tables.parquet"))
-    return run, rows(run)
-
-
 @pytest.fixture
-def kept_run(kept: tuple[Path, str], tmp_path: Path) -> Path:
-    """A copy of it, with the times of its files."""
-    return shutil.copytree(kept[0], tmp_path / "run")
+def kept(run: Path) -> str:
+    """The rows of DDP's cell, whose tables are kept by then."""
+    return rows(run)
 
 
-def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(run: Path, read: list[Path]) -> None:
+def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(run: Path, read: list[Path], cache: Path) -> None:
     traces = sorted(run.rglob("*.pt.trace.json.gz"))
     assert len(traces) == 12  # two repeats: single 1, dp-host 1, DDP 2, and 2 of its counters pass
     first = told(run)
@@ -79,9 +87,9 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(run: Path, re
     read.clear()
     assert told(run) == first
     assert read == []
-    kept = sorted(run.rglob("*.tables.parquet"))
-    assert [path.name.partition(".")[0] for path in kept] == [path.name.partition(".")[0] for path in traces]
-    assert all(fits_layout(path.relative_to(run)) for path in kept)  # so --fresh removes them
+    kept = sorted(cache.iterdir())
+    assert len(kept) == len(traces)
+    assert not list(run.rglob("*.tables.parquet"))
     one_row = pd.read_parquet(kept[0])  # as other programs read them
     assert len(one_row) == 1
 
@@ -99,8 +107,8 @@ def test_what_is_kept_moves_with_the_run_and_names_its_new_place(run: Path, read
 
 
 def damage_nothing(run: Path) -> None:
-    """The near case: read times change, and nothing is read anew."""
-    os.utime(run / TABLES)
+    """The near case: the time of last use changes, and nothing is read again."""
+    os.utime(tables_of(run / DDP))
 
 
 def touch_the_trace(run: Path) -> None:
@@ -108,73 +116,111 @@ def touch_the_trace(run: Path) -> None:
 
 
 def truncate_the_tables(run: Path) -> None:
-    (run / TABLES).write_bytes((run / TABLES).read_bytes()[:-100])
+    tables_of(run / DDP).write_bytes(tables_of(run / DDP).read_bytes()[:-100])
 
 
 def change_a_byte(run: Path) -> None:
     """In the middle of the first page, whose checksum then fails."""
-    content = bytearray((run / TABLES).read_bytes())
+    content = bytearray(tables_of(run / DDP).read_bytes())
     content[100] ^= 0xFF
-    (run / TABLES).write_bytes(content)
+    tables_of(run / DDP).write_bytes(content)
 
 
 def put_a_foreign_file(run: Path) -> None:
-    pd.DataFrame({"mine": [1]}).to_parquet(run / TABLES)
+    pd.DataFrame({"mine": [1]}).to_parquet(tables_of(run / DDP))
 
 
 def exchange_two_ranks(run: Path) -> None:
-    shutil.copy2((run / TABLES).with_name("0_1.tables.parquet"), run / TABLES)
+    shutil.copy2(tables_of((run / DDP).with_name("0_1.pt.trace.json.gz")), tables_of(run / DDP))
 
 
 @pytest.mark.parametrize(
     "change",
     [touch_the_trace, truncate_the_tables, change_a_byte, put_a_foreign_file, exchange_two_ranks, damage_nothing],
 )
-def test_what_may_be_stale_is_made_anew_alone(
-    kept: tuple[Path, str], kept_run: Path, read: list[Path], change: Callable[[Path], None]
+def test_what_may_be_stale_is_made_again_alone(
+    kept: str, run: Path, read: list[Path], change: Callable[[Path], None]
 ) -> None:
-    change(kept_run)
-    assert rows(kept_run) == kept[1]
-    assert read == ([] if change is damage_nothing else [kept_run / DDP])
     read.clear()
-    assert rows(kept_run) == kept[1]
+    change(run)
+    assert rows(run) == kept
+    assert read == ([] if change is damage_nothing else [run / DDP])
+    read.clear()
+    assert rows(run) == kept
     assert read == []
 
 
 @pytest.mark.parametrize("name", ["FORMAT_VERSION", "_code_digest"])
-def test_another_version_reads_anew(
-    kept: tuple[Path, str], kept_run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
+def test_another_version_reads_again(
+    kept: str, run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_tables, name, -1 if name == "FORMAT_VERSION" else lambda: "of other code")
-    assert rows(kept_run) == kept[1]
+    read.clear()
+    assert rows(run) == kept
     assert len(read) == 8  # two repeats of two ranks, and their counters' passes
 
 
-def test_nothing_is_kept_through_a_link_nor_of_traces_outside_a_run(run: Path, read: list[Path]) -> None:
-    elsewhere = (run / DDP).parent.rename(run.with_name("elsewhere"))
-    (run / DDP).parent.symlink_to(elsewhere)
-    rows(run)
-    assert len(list(run.rglob("*.tables.parquet"))) == 6  # of the cell's other folders
-    trace_analysis.analyze_traces(elsewhere)
-    assert sorted(path.name for path in elsewhere.iterdir()) == ["0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"]
+def test_the_tables_used_least_recently_are_removed(
+    kept: str, run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in cache.iterdir():
+        os.utime(path, (1000, 1000))
+    analyze_kept([run / DDP])  # used now
+    used = tables_of(run / DDP)
+    monkeypatch.setattr(kept_tables, "MOST_BYTES", used.stat().st_size * 2 + 1000)
+    other = shutil.copy(run / DDP, run.with_name("other.pt.trace.json.gz"))
+    analyze_kept([other])
+    assert set(cache.iterdir()) == {used, tables_of(other)}
+
+
+@pytest.mark.parametrize("where", ["a file", "below a file"])
+def test_a_cache_that_cannot_be_written_is_no_error(
+    kept: str, run: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DPSCOPE_CACHE", str(tmp_path / "file" / ("deep" if where == "below a file" else "")))
+    assert rows(run) == kept
+
+
+def state(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+def test_commands_that_read_leave_the_folder_as_it_is(run: Path, tmp_path: Path) -> None:
+    before = state(run)
+    load_run(run)
+    trace_analysis.analyze_traces((run / DDP).parent)
+    print_comparison(run, run, None, "json", Console(quiet=True))
+    collect(run, [], {})
+    print_merge([run], tmp_path / "merged.json", None, None, DEFAULT_LIMITS, Console(quiet=True))
+    base_of_run(run, None)
+    assert state(run) == before
 
 
 @pytest.mark.process
-def test_a_folder_that_cannot_be_written_is_no_error(run: Path) -> None:
-    for path in (path for path in run.parents if "pytest-" in str(path)):  # one more under xdist
-        path.chmod(0o755)
+def test_a_read_only_folder_is_read_once(run: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from dpscope.analysis.runs.run_data import load_run\n"
-        "run = Path(sys.argv[1]); first = load_run(run)\n"
-        "for path in run.rglob('*.tables.parquet'): path.unlink()\n"
-        "for path in [run, *run.rglob('*')]: path.chmod(0o555 if path.is_dir() else 0o444)\n"
-        "os.getuid() or os.setuid(65534)  # a superuser may write everywhere\n"
+        "from dpscope.analysis.traces.ranks import kept_tables\n"
+        "run = Path(sys.argv[1])\n"
+        "load_run(run)  # imports what only this user can\n"
+        "os.environ['DPSCOPE_CACHE'] = str(run.with_name('cache'))\n"
+        "folders = [path for path in [run, *run.rglob('*')] if path.is_dir()]\n"
+        "for path in folders: path.chmod(0o555)\n"
+        "user = os.getuid()\n"
+        "user or os.seteuid(65534)  # a superuser may write everywhere\n"
         "try: (run / 'cells' / 'file').touch()\n"
         "except PermissionError: print('refused')\n"
+        "first = load_run(run)\n"
+        "read = []; kept_tables.read_trace_rows = lambda files, limits: read.extend(files) or []\n"
         "second = load_run(run)\n"
-        "print(all(data.steps.equals(second.cells[name].steps) for name, data in first.cells.items()))"
+        "print(all(data.steps.equals(second.cells[name].steps) for name, data in first.cells.items()), len(read))\n"
+        "user or os.seteuid(0)\n"
+        "for path in folders: path.chmod(0o755)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["refused", "True"], ended.stderr
-    assert list(run.rglob("*.tables.parquet")) == []
-    assert list(run.rglob(".tmp-*")) == []
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        Path(folder).chmod(0o777)
+        shutil.copytree(run, Path(folder) / "run")
+        command = [sys.executable, "-c", code, str(Path(folder) / "run")]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["refused", "True", "0"], ended.stderr
