@@ -192,7 +192,6 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "partials are joined by one task, which reads no trace",
         ),
     ),
-    "doctor": (Idle(("part", "out"), lambda values: not values["acceptance"], "it belongs to --acceptance"),),
     "bundle": (Idle(("output",), lambda values: values["list_only"], "--list writes nothing"),),
     "whatif": (
         Idle(

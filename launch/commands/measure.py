@@ -202,23 +202,8 @@ def calibrate(
         console.print(f"Next: dpscope run --out {out}, whose report then predicts", highlight=False, soft_wrap=True)
 
 
-def doctor(
-    acceptance: Annotated[
-        bool,
-        typer.Option("--acceptance", help="check dpscope itself on GPUs, in two parts of at most ten minutes each"),
-    ] = False,
-    part: Annotated[
-        int | None, typer.Option(help="with --acceptance: run part 1 or 2 only; both unless given", min=1, max=2)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="with --acceptance: where its folder goes; runs/acceptance unless given")
-    ] = None,
-) -> None:
+def doctor() -> None:
     """Check devices, driver, backends, peer access, shared memory, the tracer and disk space, in seconds."""
-    if acceptance:
-        from dpscope.launch.commands.acceptance import accept
-
-        raise typer.Exit(accept(part, out or Path("runs/acceptance")))
     from rich.console import Console
 
     from dpscope.launch.commands.doctor import print_checks, run_doctor

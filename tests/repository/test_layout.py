@@ -79,11 +79,9 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/answers analysis/what_if/scenarios "
     "profiling/store",
-    "launch/acceptance": "launch/calibration launch/jobs launch/workload profiling/instruments profiling/machine "
-    "profiling/records profiling/store",
     "launch/commands": "analysis/bundle analysis/costs analysis/output analysis/epoch_times analysis/partials analysis/report "
     "analysis/runs analysis/stats analysis/text analysis/traces/reading analysis/what_if analysis/what_if/answers "
-    "launch/acceptance launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/nodes "
+    "launch/attach launch/calibration launch/equality launch/jobs launch/measuring launch/nodes "
     "launch/planning launch/training "
     "profiling/attached profiling/machine profiling/mirrors profiling/records profiling/store",
     "launch": "launch/commands launch/jobs launch/measuring profiling/store",

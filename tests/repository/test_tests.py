@@ -31,7 +31,7 @@ def test_places_are_named_once() -> None:
 
 
 def test_tests_lie_where_what_they_test_lies() -> None:
-    others = ("end_to_end", "repository", "generated_traces")
+    others = ("end_to_end", "repository", "generated_traces", "gpu")
     folders = {path.parent.relative_to(TESTS) for path in MODULES}
     assert [str(folder) for folder in folders if not (ROOT / folder).is_dir() and str(folder) not in others] == []
 

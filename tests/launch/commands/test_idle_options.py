@@ -106,7 +106,6 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
         (["--share", "1/2"], ["--jobs", "2"], ["--max-bytes", "1000000"], ["--max-events", "1000000"]),
     ),
     ("bundle", ["RUN", "--list"], (["--output", "b.zip"],)),
-    ("doctor", [], (["--part", "1"], ["--out", "there"])),
     (
         "run",
         ["--dry-run"],
@@ -221,7 +220,6 @@ ALWAYS: dict[str, dict[str, str]] = {
         "devices": "it says what to predict; of a table that or --measured does, and both are refused",
         "output_format": "it says what is printed",
     },
-    "doctor": {"acceptance": "it says what is checked"},
     "train": {
         "nodes": SPANNED,
         "milestones": "one beyond the last epoch is warned of: more epochs may go on from there",

@@ -1,0 +1,209 @@
+"""What the tests on GPUs conclude from runs, traces and answers. Without a GPU these functions are tested on recorded data."""
+
+import gzip
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import torch
+
+from dpscope.profiling.instruments.step_timer import RunStep, time_block
+from dpscope.profiling.machine.environment import states_under_load
+from dpscope.profiling.machine.nvml import bare_uuid
+from dpscope.profiling.records.run import DdpCounters, DeviceState, RankResult
+
+Analysis = Mapping[str, Any]
+TraceEvents = Sequence[Mapping[str, Any]]
+
+_WRONG = ("trace_incomplete", "no_kernels", "events_of_no_step", "variant_not_kept")
+_WRONG_PREFIXES = ("span_", "bucket_")
+
+
+def why_skipped(gpus: int, least_gpus: int, expected_s: float, left_s: float) -> str | None:
+    """Why a test is not run now, None if it is."""
+    if gpus == 0:
+        return "no GPU that torch can use"
+    if gpus < least_gpus:
+        return f"needs {least_gpus} GPUs, {gpus} here"
+    if left_s < expected_s:
+        return f"{max(0.0, left_s):.0f} s are left, and it takes about {expected_s:.0f} s"
+    return None
+
+
+def problems(analysis: Analysis) -> list[str]:
+    """What is wrong with dpscope, by its own analysis: cells that were not measured, errors, and findings that mean so.
+
+    Warnings about the machine and its load (idle devices, spread, the tracer's cost) are no failures: a healthy GPU gives them.
+    """
+    cells = [f"{row['cell']}: {row['status']}" for row in analysis.get("cells", ()) if row["status"] != "ok"]
+    findings = [
+        f"{one['code']}: {one['message']}"
+        for one in analysis["findings"]
+        if one["severity"] == "error" or one["code"] in _WRONG or one["code"].startswith(_WRONG_PREFIXES)
+    ]
+    return [*cells, *findings]
+
+
+def trace_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace, as they stand there."""
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return events
+
+
+def busy_difference(analysis: Analysis, cell: str, events: TraceEvents) -> float | None:
+    """How far the analysis's busy time of a cell's whole steps is from the union of its kernels, as a share.
+
+    Whole steps end one after another, the last with the last event of a device: they cover that long before it.
+    """
+    steps = [row for row in _whole_steps(analysis, cell) if row["repeat"] == 0]
+    kernels = [one for one in events if one.get("cat") == "kernel"]
+    on_device = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if not steps or not kernels:
+        return None
+    busy_us = sum(row["compute_us"] + row["exposed_us"] for row in steps)
+    end_us = max(float(one["ts"]) + float(one["dur"]) for one in on_device)
+    begin_us = end_us - sum(row["step_us"] for row in steps)
+    clipped = ((max(float(one["ts"]), begin_us), float(one["ts"]) + float(one["dur"])) for one in kernels)
+    by_hand_us = union_us(one for one in clipped if one[1] > one[0])
+    return abs(busy_us / by_hand_us - 1) if by_hand_us else None
+
+
+def step_difference(analysis: Analysis, cell: str) -> float | None:
+    """The largest share by which compute, exposed communication and idle miss a step."""
+    steps = _whole_steps(analysis, cell)
+    parts = ("compute_us", "exposed_us", "idle_us")
+    if not steps or any(row[name] is None for row in steps for name in parts):
+        return None
+    return max(abs(float(sum(row[name] for name in parts)) / float(row["step_us"]) - 1) for row in steps)
+
+
+def _whole_steps(analysis: Analysis, cell: str) -> list[Mapping[str, Any]]:
+    return [row for row in analysis["steps"] if row["cell"] == cell and not row["partial_window"]]
+
+
+def launched_share(events: TraceEvents) -> float | None:
+    """The share of kernels whose correlation a call of the host has; None without kernels."""
+    calls = {
+        one.get("args", {}).get("correlation") for one in events if one.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
+    kernels = [one for one in events if one.get("cat") == "kernel"]
+    if not kernels:
+        return None
+    return sum(one.get("args", {}).get("correlation") in calls for one in kernels) / len(kernels)
+
+
+def union_us(intervals: Iterable[tuple[float, float]]) -> float:
+    """The time that intervals cover together."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def ddp_problems(
+    analysis: Analysis, cell: str, gradient_bytes: int, counters: Sequence[DdpCounters], on_device: bool = True
+) -> list[str]:
+    """What is wrong with the all-reduces of a DDP cell: their bytes, buckets, sequence numbers, matching, device."""
+    whole = {(row["repeat"], row["rank"], row["step"]) for row in _whole_steps(analysis, cell)}
+    reduced = [
+        row
+        for row in analysis["collectives"]
+        if row["cell"] == cell and row["kind"] == "all_reduce" and (row["repeat"], row["rank"], row["step"]) in whole
+    ]
+    if not reduced:
+        return ["no all-reduce in a whole step"]
+    wrong = []
+    moved = {key: sum(row["bytes"] or 0 for row in reduced if _step_of(row) == key) for key in whole}
+    if set(moved.values()) != {gradient_bytes}:
+        wrong.append(
+            f"all-reduces move {sorted(set(moved.values()))} bytes a step, the gradients have {gradient_bytes}"
+        )
+    buckets = {tuple(sorted(row["bytes"] for row in reduced if _step_of(row) == key)) for key in whole}
+    counted = {tuple(sorted(one.bucket_bytes)) for one in counters}
+    if not counters or buckets != counted:
+        wrong.append(f"buckets of {sorted(buckets)} bytes, DDP counted {sorted(counted)}")
+    if unmatched := sum(row["transfer_us"] is None for row in reduced):
+        wrong.append(f"{unmatched} of {len(reduced)} all-reduces are not matched across ranks")
+    if on_device and (numberless := sum(row["sequence"] is None for row in reduced)):
+        wrong.append(f"{numberless} of {len(reduced)} all-reduces have no sequence number")
+    if any((row["device"] is not None) != on_device for row in reduced):
+        wrong.append(f"not all all-reduces are {'on a device' if on_device else 'on the host'}")
+    return wrong
+
+
+def _step_of(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return row["repeat"], row["rank"], row["step"]
+
+
+def hidden_shares(analysis: Analysis) -> dict[str, float]:
+    """The share of its communication that each cell hides."""
+    return {
+        row["cell"]: row["hidden_us"] / row["communication_us"]
+        for row in analysis["cells"]
+        if row["communication_us"] and row["hidden_us"] is not None
+    }
+
+
+def nccl_kernels(events: TraceEvents, kind: str) -> Counter[int]:
+    """How many NCCL kernels of a kind (Broadcast, Reduce, AllReduce) each device ran."""
+    marks = ("_" + kind + "_", "_" + kind + "(")
+    names = [one for one in events if one.get("cat") == "kernel" and "nccl" in str(one.get("name")).lower()]
+    return Counter(int(one["args"]["device"]) for one in names if any(mark in str(one["name"]) for mark in marks))
+
+
+def peer_copies(events: TraceEvents) -> dict[tuple[int, int], int]:
+    """Bytes copied between each pair of devices, by source and target."""
+    copied: Counter[tuple[int, int]] = Counter()
+    for one in events:
+        args = one.get("args", {})
+        if one.get("cat") == "gpu_memcpy" and {"fromDevice", "toDevice"} <= args.keys():
+            copied[int(args["fromDevice"]), int(args["toDevice"])] += int(args.get("bytes", 0))
+    return dict(copied)
+
+
+def events_over_wall(step: RunStep, steps: int, device: torch.device, synchronise: Callable[[], None]) -> float:
+    """How far the sum of step times is from the wall clock around all steps, as a share."""
+    time_block(step, max(2, steps // 5), device, synchronise)
+    block, samples = time_block(step, steps, device, synchronise)
+    return abs(sum(sample.step_us for sample in samples) / 1e6 / block.duration_s - 1)
+
+
+def state_during(
+    work: Callable[[], None], look: Callable[[], tuple[DeviceState, ...]], lasting_s: float
+) -> tuple[DeviceState, ...]:
+    """The devices' states while `work`, which waits for its end, runs again and again for so long."""
+    samples: list[tuple[DeviceState, ...]] = []
+    over = Event()
+
+    def observe() -> None:
+        while not over.is_set():
+            seen = look()
+            if not samples or not over.is_set():
+                samples.append(seen)
+            over.wait(0.1)
+
+    observer = Thread(target=observe)
+    ends_s = time.monotonic() + lasting_s
+    work()
+    observer.start()
+    while time.monotonic() < ends_s:
+        work()
+    over.set()
+    observer.join()
+    return states_under_load(samples)
+
+
+def last_visible_uuid(uuids: Sequence[str]) -> str:
+    """What makes the last of torch's devices the only visible one, whatever CUDA_VISIBLE_DEVICES is for the others."""
+    return f"GPU-{bare_uuid(uuids[-1])}"
+
+
+def measured_uuids(ranks: Iterable[RankResult]) -> set[str]:
+    """UUIDs of the devices that a cell's processes recorded."""
+    states = [state for rank in ranks for state in (*rank.device_states_before, *rank.device_states_after)]
+    return {bare_uuid(state.uuid) for state in states if state.uuid is not None}

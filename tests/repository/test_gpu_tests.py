@@ -1,0 +1,327 @@
+"""The tests on GPUs, without one: what they conclude from recorded and generated data, their limits, and how they are skipped."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.launch.jobs.torchrun import torchrun_prefix
+from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
+from dpscope.profiling.records.run import Cell, DdpCounters, DeviceState
+from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.folders import JobFolder, RunFolder
+from tests.generated_traces.generator import dp_trace
+from tests.gpu import ranks, support
+from tests.gpu.conftest import ONE_GPU_S, SEVERAL_S, pytest_runtest_logreport
+from tests.helpers import gpu_checks
+from tests.helpers.gpu_bench import Bench, late_ranks
+from tests.helpers.paths import DATA, ROOT
+
+A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+TESTS = ROOT / "tests" / "gpu" / "test_on_gpus.py"
+
+
+def finding(code: str, severity: str = "warning") -> dict[str, str]:
+    return {"code": code, "severity": severity, "message": code}
+
+
+def test_a_healthy_gpus_warnings_are_no_failure() -> None:
+    """The real A100 trace is idle for 76% of its steps, as small batches make a GPU."""
+    found = [msgspec.to_builtins(one) for one in analyze_traces([A100]).findings]
+    assert "device_idle" in {one["code"] for one in found}
+    healthy = ("tracer_cost", "outliers", "repeats_differ", "no_overlap", "drift", "launch_bound", "wide_spread")
+    cells = [{"cell": "single-d1-b512", "status": "ok"}]
+    assert gpu_checks.problems({"cells": cells, "findings": [*found, *map(finding, healthy)]}) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *map(finding, ("events_of_no_step", "no_kernels", "trace_incomplete", "variant_not_kept")),
+        *map(finding, ("span_mismatch", "span_exceeded", "bucket_mismatch")),
+        finding("cell_crashed", "error"),
+    ],
+)
+def test_what_means_that_dpscope_is_wrong_is_a_failure(wrong: dict[str, str]) -> None:
+    assert gpu_checks.problems({"findings": [finding("drift"), wrong]}) == [f"{wrong['code']}: {wrong['code']}"]
+
+
+def test_a_cell_that_was_not_measured_is_a_failure() -> None:
+    cells = [{"cell": "a", "status": "ok"}, {"cell": "b", "status": "crashed"}]
+    assert gpu_checks.problems({"cells": cells, "findings": []}) == ["b: crashed"]
+
+
+STEP = {"cell": "c", "repeat": 0, "rank": 0, "partial_window": False, "exposed_us": 0.0}
+
+
+def test_busy_time_against_the_kernels_by_hand() -> None:
+    """Two steps of 100 us up to 300 us: kernels 110-160, 150-170 and 210-290 are busy for 60 + 80 us; one before counts as 5."""
+    spans = [(90.0, 15.0), (110.0, 50.0), (150.0, 20.0), (210.0, 80.0), (250.0, 50.0)]
+    events = [{"cat": "kernel", "ts": start, "dur": length} for start, length in spans]
+    steps = [{**STEP, "step_us": 100.0, "compute_us": busy} for busy in (65.0, 90.0)]
+    assert gpu_checks.busy_difference({"steps": steps}, "c", events) == 0.0
+    off = [{**steps[0], "compute_us": 68.1}, steps[1]]  # 3.1 of 155
+    assert gpu_checks.busy_difference({"steps": off}, "c", events) == pytest.approx(0.02)
+    assert gpu_checks.busy_difference({"steps": steps}, "c", []) is None
+    assert gpu_checks.union_us([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
+
+
+def test_parts_of_a_step_add_up() -> None:
+    steps = [{**STEP, "step_us": 100.0, "compute_us": 60.0, "exposed_us": 10.0, "idle_us": 30.0}]
+    assert gpu_checks.step_difference({"steps": steps}, "c") == 0.0
+    assert gpu_checks.step_difference({"steps": [{**steps[0], "idle_us": 31.0}]}, "c") == pytest.approx(0.01)
+    assert gpu_checks.step_difference({"steps": [{**steps[0], "idle_us": None}]}, "c") is None
+
+
+def test_kernels_have_their_launches() -> None:
+    kernels: list[dict[str, Any]] = [{"cat": "kernel", "args": {"correlation": number}} for number in (1, 2, 3, 4)]
+    calls: list[dict[str, Any]] = [{"cat": "cuda_runtime", "args": {"correlation": number}} for number in (1, 2, 3)]
+    assert gpu_checks.launched_share([*kernels, *calls]) == 0.75
+    assert gpu_checks.launched_share(calls) is None
+    assert gpu_checks.launched_share(gpu_checks.trace_events(A100)) == 1.0
+
+
+def two_ranks(**first: Any) -> dict[str, Any]:
+    """Two ranks, a whole step 3 each of buckets of 600 and 400 bytes; `first` changes rank 0's first bucket."""
+    rows = [
+        {
+            "cell": "c", "repeat": 0, "rank": rank, "step": 3, "kind": "all_reduce", "bytes": size, "transfer_us": 5.0,
+            "device": 0, "sequence": 7,
+        }
+        for rank in (0, 1)
+        for size in (600, 400)
+    ]  # fmt: skip
+    rows[0] |= first
+    steps = [
+        {**STEP, "rank": rank, "step": number, "partial_window": number == 2} for rank in (0, 1) for number in (2, 3)
+    ]
+    return {"steps": steps, "collectives": rows}
+
+
+@pytest.mark.parametrize(
+    ("first", "begins"),
+    [
+        ({}, []),
+        ({"bytes": 500}, ["all-reduces move [900, 1000] bytes a step", "buckets of"]),
+        ({"transfer_us": None}, ["1 of 4 all-reduces are not matched"]),
+        ({"sequence": None}, ["1 of 4 all-reduces have no sequence number"]),
+        ({"device": None}, ["not all all-reduces are on a device"]),
+    ],
+)
+def test_all_reduces_of_two_ranks(first: dict[str, Any], begins: list[str]) -> None:
+    counters = (DdpCounters(4, 0.0, 0.0, 0.0, 0.0, (600, 400)),)
+    found = gpu_checks.ddp_problems(two_ranks(**first), "c", 1000, counters)
+    assert [text.startswith(start) for text, start in zip(found, begins, strict=True)] == [True] * len(begins)
+
+
+@pytest.mark.process
+def test_all_reduces_of_a_real_run(tmp_path: Path) -> None:
+    """On the CPU: gradients of 268 parameters, gloo, DDP's own counters."""
+    run = tmp_path / "run"
+    shutil.copytree(DATA / "run_tiny", run)
+    bench = Bench(tmp_path, 0)
+    cell = Cell(strategy="ddp", devices=2, batch_size=8)
+    measured = RunFolder(run).repeat(cell, 0)
+    (first, *_) = measured.ranks()
+    counters = measured.counters(first.node, first.rank)
+    analysis = bench.analysis(run)
+    gradients = first.model.gradient_bytes
+    assert gpu_checks.ddp_problems(analysis, cell.name, gradients, counters, on_device=False) == []
+    assert len(gpu_checks.ddp_problems(analysis, cell.name, gradients + 4, counters, on_device=False)) == 1
+    assert set(gpu_checks.hidden_shares(analysis)) == {"ddp-d2-b8", "dp-host-d2-b8"}
+
+
+def test_data_parallel_traffic_per_device() -> None:
+    """The generator's DataParallel: 2 broadcasts and 2 reduces a step on each of two devices, outputs from 1 to 0."""
+    events = dp_trace(2, "nccl", "device").trace["traceEvents"]
+    kernels = {kind: gpu_checks.nccl_kernels(events, kind) for kind in ("Broadcast", "Reduce", "AllReduce")}
+    assert kernels["AllReduce"] == Counter()
+    assert kernels["Broadcast"][0] == kernels["Broadcast"][1] > 0
+    assert kernels["Reduce"][0] == kernels["Reduce"][1] > 0
+    copies = gpu_checks.peer_copies(events)
+    assert set(copies) == {(0, 1), (1, 0)}
+    outputs = [one["args"]["bytes"] for one in events if one["name"].startswith("Memcpy PtoP") and one["pid"] == 1]
+    assert copies[1, 0] == sum(outputs)
+
+
+def matmuls(side: int, products: int) -> Callable[[BatchArrived], StepCounts]:
+    matrix = torch.ones(side, side)
+
+    def step(batch_arrived: BatchArrived) -> StepCounts:
+        batch_arrived()
+        for _ in range(products):
+            torch.mm(matrix, matrix)
+        return StepCounts(samples=1)
+
+    return step
+
+
+@pytest.mark.parametrize(("side", "products"), [(256, 20), (8, 400)])
+def test_step_times_against_the_wall_clock_of_this_cpu(side: int, products: int) -> None:
+    difference = gpu_checks.events_over_wall(matmuls(side, products), 20, torch.device("cpu"), lambda: None)
+    assert difference <= 0.02
+
+
+def test_a_clock_that_is_off_is_seen() -> None:
+    """Half of the time passes outside of the steps."""
+    waits = iter([0.0, 0.0] * 20)
+
+    def synchronise() -> None:
+        next(waits)
+        time.sleep(0.05)
+
+    assert gpu_checks.events_over_wall(matmuls(8, 1), 5, torch.device("cpu"), synchronise) > 0.5
+
+
+def test_states_during_work() -> None:
+    busy = [False]
+
+    def work() -> None:
+        busy[0] = True
+        time.sleep(0.03)
+
+    def look() -> tuple[DeviceState, ...]:
+        return (DeviceState(index=0, sm_clock_mhz=1980 if busy[0] else 210),)
+
+    assert look()[0].sm_clock_mhz == 210
+    (state,) = gpu_checks.state_during(work, look, 0.3)
+    assert state.sm_clock_mhz == 1980
+
+
+def test_the_last_visible_device_is_torchs_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CUDA_VISIBLE_DEVICES=3,5 torch has two devices: the second is chosen by UUID, and not the machine's GPU 1."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert gpu_checks.last_visible_uuid(["3333", "5555"]) == "GPU-5555"
+    recorded: Any = SimpleNamespace(
+        device_states_before=(DeviceState(index=0, uuid="GPU-5555"),), device_states_after=(DeviceState(index=0),)
+    )
+    assert gpu_checks.measured_uuids([recorded]) == {"5555"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "least", "left_s", "reason"),
+    [
+        (0, 1, 600.0, "no GPU that torch can use"),
+        (1, 2, 600.0, "needs 2 GPUs, 1 here"),
+        (2, 2, 29.4, "29 s are left, and it takes about 30 s"),
+        (2, 2, -3.0, "0 s are left, and it takes about 30 s"),
+        (2, 2, 30.0, None),
+    ],
+)
+def test_why_a_test_is_skipped(gpus: int, least: int, left_s: float, reason: str | None) -> None:
+    assert gpu_checks.why_skipped(gpus, least, 30.0, left_s) == reason
+
+
+def marks() -> list[dict[str, Any]]:
+    """Of every test in order, with what parameters multiply."""
+    module = importlib.import_module("tests.gpu.test_on_gpus")
+    functions = [one for name, one in vars(module).items() if name.startswith("test_")]
+    found = []
+    for function in functions:
+        (needed,) = (one.kwargs for one in function.pytestmark if one.name == "gpu")
+        count = next((len(one.args[1]) for one in function.pytestmark if one.name == "parametrize"), 1)
+        found.append({"name": function.__name__, "least": 1, **needed, "count": count})
+    return found
+
+
+def test_tests_fit_into_their_time_and_stand_in_their_order() -> None:
+    """What most depends on comes first: nothing that takes its whole limit keeps those before it from a verdict."""
+    every = marks()
+    assert sum(one["expected_s"] * one["count"] for one in every if one["least"] == 1) <= ONE_GPU_S
+    assert sum(one["expected_s"] * one["count"] for one in every) <= SEVERAL_S
+    assert all(one["expected_s"] < one["limit_s"] <= 300 for one in every)
+    words = [
+        "versions", "all_reduce_over_all", "wall_clock", "plain_script", "tracer", "ddp", "overlap", "data_parallel",
+        "calibrated", "nvml", "memory", "late_rank", "last_visible", "options",
+    ]  # fmt: skip
+    assert [word in one["name"] for word, one in zip(words, every, strict=True)] == [True] * len(words)
+
+
+def test_verdicts_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that overruns later takes nothing of what was written."""
+    monkeypatch.setenv("DPSCOPE_GPU_OUT", str(tmp_path / "new"))
+    report: dict[str, Any] = {"when": "call", "passed": True, "outcome": "passed", "duration": 1.25, "longrepr": None}
+    for number in (1, 2):
+        made: Any = SimpleNamespace(nodeid=f"tests/gpu/a.py::test_{number}", user_properties=[("x", number)], **report)
+        pytest_runtest_logreport(made)
+        lines = [json.loads(line) for line in (tmp_path / "new" / "verdicts.jsonl").read_text().splitlines()]
+        assert [line["test"] for line in lines] == [f"test_{one}" for one in range(1, number + 1)]
+        assert lines[-1]["values"] == {"x": number}
+
+
+@pytest.mark.process
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_gpu_every_test_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    """As `make gpu` runs them: exit status 0, JUnit, verdicts and the support bundle are there."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert "pytest tests/gpu -vv --junit-xml=$(GPU_OUT)/junit.xml" in makefile
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-vv", f"--junit-xml={tmp_path / 'junit.xml'}"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DPSCOPE_GPU_OUT": str(tmp_path), "PYTEST_ADDOPTS": ""}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout
+    cases = list(ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase"))
+    assert len(cases) == sum(one["count"] for one in marks())
+    reasons = {skipped.get("message") for case in cases for skipped in case.iter("skipped")}
+    assert reasons == {"no GPU that torch can use"}
+    lines = [json.loads(line) for line in (tmp_path / "verdicts.jsonl").read_text().splitlines()]
+    assert [line["outcome"] for line in lines] == ["skipped"] * len(cases)
+    assert all("no GPU that torch can use" in line["reason"] for line in lines)
+    with zipfile.ZipFile(support.pack(tmp_path)) as bundle:
+        assert bundle.namelist() == ["verdicts.jsonl"]
+
+
+@pytest.mark.process
+def test_the_support_bundle_holds_every_run(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "run_tiny", tmp_path / "single")
+    (tmp_path / "doctor.txt").write_text("torch ok\n")
+    with zipfile.ZipFile(support.pack(tmp_path)) as bundle:
+        assert sorted(bundle.namelist()) == ["doctor.txt", "single-bundle.zip"]
+
+
+def job(folder: Path, what: str) -> tuple[int, JobFolder]:
+    """A job of two processes on the CPU."""
+    folder.mkdir()
+    own = JobFolder(folder)
+    command = [*torchrun_prefix(2, own), "-m", "tests.gpu.ranks", str(folder), what, "cpu", str(1 << 20)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False).returncode, own
+
+
+@pytest.mark.process
+def test_jobs_of_two_processes(tmp_path: Path) -> None:
+    """On the CPU: all-reduces are timed; a rank without memory ends the job and is reported."""
+    from dpscope.launch.jobs.job_files import read_failures
+
+    status, folder = job(tmp_path / "all_reduce", "all_reduce")
+    assert status == 0
+    assert read_json(folder.result_path, ranks.Timed).call_us > 0
+    status, folder = job(tmp_path / "memory", "memory")
+    assert status != 0
+    assert "out_of_memory" in {note.kind for note in read_failures(folder.path)}
+
+
+@pytest.mark.process
+def test_the_plain_script(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.gpu.plain_script", "cpu", "2", "2"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(ended.stdout)["step_us"] > 0
+
+
+@pytest.mark.process
+def test_a_late_rank_is_named_on_the_cpu(tmp_path: Path) -> None:
+    named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "tests.gpu.models:late_tiny", 4)
+    assert any("rank 1" in message for message in named), named
