@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.ranks.matching import match_ranks
     from dpscope.analysis.traces.ranks.step_waits import step_waits
     from dpscope.analysis.traces.ranks.stragglers import waits_caused
-    from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+    from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
     from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
     from dpscope.analysis.traces.reading.limits import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace, read_traces
@@ -37,6 +37,7 @@ __all__ = [
     "ReadLimits",
     "Scenario",
     "align_clocks",
+    "analyze_jobs",
     "analyze_partials",
     "analyze_traces",
     "attribute",
@@ -73,7 +74,7 @@ _HOMES = {
     "traces.ranks.step_waits": "step_waits",
     "traces.ranks.unknown_groups": "RankOrigin",
     "traces.ranks.stragglers": "waits_caused",
-    "traces.ranks.trace_analysis": "analyze_traces",
+    "traces.ranks.trace_analysis": "analyze_jobs analyze_traces",
     "traces.reading.limits": "ReadLimits",
     "traces.reading.reader": "read_trace read_traces",
     "traces.steps.attribution": "attribute",

@@ -10,7 +10,7 @@ import pandas as pd
 from dpscope.analysis.output.many_ranks import Folded
 from dpscope.analysis.output.traces import to_csv, to_tables, trace_content
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, several_jobs_message
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -20,10 +20,7 @@ _NAMED = 3  # jobs that a line names
 def the_one_job(jobs: JobAnalyses, paths: Sequence[Path], what: str) -> TraceAnalysis:
     """The only job's analysis; raises DpscopeError naming the jobs where there are several. `what` is made of one alone."""
     if len(jobs) > 1:
-        where = ", ".join(map(str, paths))
-        raise DpscopeError(
-            f"{where} holds the traces of {len(jobs)} jobs ({_listed(list(jobs))}): {what} takes one job; name that job's folder"
-        )
+        raise DpscopeError(several_jobs_message(list(jobs), paths, what))
     (analysis,) = jobs.values()
     return analysis
 

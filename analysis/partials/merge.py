@@ -1,6 +1,6 @@
 """Any number and tree of partials as one job: each trace once, in an order that depends on nothing but the ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpscope.analysis.partials.file import SUFFIX, Partial, Unread, read_partial, read_timelines
-from dpscope.analysis.traces.ranks.jobs import jobs_of
-from dpscope.analysis.traces.ranks.rank_rows import timelines_of
+from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs
+from dpscope.analysis.traces.ranks.rank_rows import TABLES, summaries_of, timelines_of
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import (
     JobAnalyses,
@@ -18,6 +18,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import (
     analyze_rows,
     as_paths,
     not_read,
+    require_one_job,
 )
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError, unreadable
@@ -64,25 +65,20 @@ def analyze_partials(paths: Paths) -> TraceAnalysis:
     Raises DpscopeError where there are none, for one that cannot be read, and for partials of different jobs.
     """
     found = _Found(paths)
-    return found.analysis(found.chosen, found.unread(), alone=True)
+    jobs = found.jobs()
+    require_one_job(jobs, paths, "this analysis")
+    return found.analysis(jobs, "", found.unread())
 
 
 def analyze_partial_jobs(paths: Paths) -> JobAnalyses:
-    """The same of each job, by its name, as `analyze_jobs` has it: told apart by the folders in which their partials lie."""
+    """The same of each job, by its name, as `analyze_jobs` has it; jobs are named by the folders of their partials."""
     found = _Found(paths)
-    of_all = found.rows.column("rank").to_pylist()
-    ranks: dict[Path, list[int | None]] = {}
-    for index in found.chosen:
-        ranks.setdefault(found.file_of(index), []).append(of_all[index])
-    jobs = jobs_of(ranks)
-    if len(jobs) == 1:
-        return {"": found.analysis(found.chosen, found.unread(), alone=True)}
-    job_of = {file: name for name, files in jobs.items() for file in files}
-    own: dict[str, list[int]] = {name: [] for name in jobs}
-    for index in found.chosen:
-        own[job_of[found.file_of(index)]].append(index)
-    first = next(iter(jobs))  # traces that could not be read are said once
-    return {name: found.analysis(own[name], found.unread() if name == first else [], alone=False) for name in jobs}
+    jobs, unread = found.jobs(), found.unread()
+    analyses = {}
+    for name in jobs.jobs:
+        analyses[name] = found.analysis(jobs, name, unread)
+        unread = []  # traces that could not be read are reported once
+    return analyses
 
 
 class _Found:
@@ -106,21 +102,19 @@ class _Found:
         """On each trace that no partial could read."""
         return [not_read(one.message) for one in _unread(self._partials, self.rows)]
 
-    def file_of(self, index: int) -> Path:
-        """The partial that holds a row."""
-        return self.files[int(self.owner[index])]
+    def jobs(self) -> FoundJobs:
+        """The jobs of the rows `chosen`, by their places among these."""
+        chosen = self.rows.drop_columns([*TABLES, "findings"]).take(pa.array(self.chosen))
+        places = [self.files[int(self.owner[index])] for index in self.chosen]
+        return find_jobs([one.identity for one in summaries_of(chosen)], places)
 
-    def analysis(self, chosen: Sequence[int], unread: Sequence[Finding], alone: bool) -> TraceAnalysis:
-        """Of the rows `chosen`, one job's; raises DpscopeError where its partials are of jobs of different sizes.
-
-        `alone`: nothing else will be asked, so that what was read is let go.
-        """
+    def analysis(self, jobs: FoundJobs, name: str, unread: Sequence[Finding]) -> TraceAnalysis:
+        """Of one job's rows."""
         files, owner, first = self.files, self.owner, self._first
-        if alone:
-            check_one_job(files, self._partials)
-        else:
-            sizes = self.rows.column("world_size").to_pylist()
-            _check_sizes({sizes[index]: self.file_of(index) for index in reversed(chosen)})
+        chosen = [self.chosen[place] for place in jobs.jobs[name]]
+        ordered = self.rows.take(pa.array(chosen))
+        if len(jobs.jobs) == 1:
+            self._partials, self.rows = [], ordered.slice(0, 0)  # half of all memory, at thousands of ranks
 
         def timelines(indices: Sequence[int]) -> list[StepTimeline | None]:
             wanted = [(int(owner[chosen[index]]), chosen[index]) for index in indices]
@@ -128,10 +122,7 @@ class _Found:
             drawn = [read[one].slice(row - int(first[one]), 1) for one, row in wanted]
             return timelines_of(pa.concat_tables(drawn)) if drawn else []
 
-        ordered = self.rows.take(pa.array(chosen))
-        if alone:
-            self._partials, self.rows = [], ordered.slice(0, 0)  # half of all memory, at thousands of ranks
-        return analyze_rows(ordered, unread, timelines)
+        return analyze_rows(ordered, [*unread, *jobs.of(name)], timelines)
 
 
 def join_partials(partials: Sequence[Partial]) -> Partial:
@@ -154,22 +145,3 @@ def _unread(partials: Sequence[Partial], rows: pa.Table) -> tuple[Unread, ...]:
     """Each trace that no partial could read, once."""
     read = set(rows.column("file").to_pylist())
     return tuple(sorted({one for partial in partials for one in partial.unread if one.file not in read}))
-
-
-def check_one_job(files: Sequence[Path], partials: Sequence[Partial]) -> None:
-    """Raise DpscopeError where partials are of jobs of different sizes."""
-    sizes: dict[int | None, Path] = {}
-    for file, partial in zip(files, partials, strict=True):
-        for size in set(partial.rows.column("world_size").to_pylist()):
-            sizes.setdefault(size, file)
-    _check_sizes(sizes)
-
-
-def _check_sizes(files: Mapping[int | None, Path]) -> None:
-    """`files` by the size of their job, None where a trace does not tell it."""
-    known = sorted((size, file) for size, file in files.items() if size is not None)
-    if len(known) > 1:
-        (one, first), (other, second), *_ = known
-        raise DpscopeError(
-            f"{first} is from a job of {one} processes, {second} from a job of {other}: name the partials of one job"
-        )

@@ -22,7 +22,7 @@ from dpscope.analysis.partials.file import (
     read_partial,
     write_partial,
 )
-from dpscope.analysis.partials.merge import check_one_job, join_partials, partials_among
+from dpscope.analysis.partials.merge import join_partials, partials_among
 from dpscope.analysis.partials.share import Share
 from dpscope.analysis.traces.ranks.job_tables import rows_in_order
 from dpscope.analysis.traces.ranks.kept_tables import reader_version
@@ -85,7 +85,6 @@ def _join(files: Sequence[Path], place: Path) -> Reduced:
     """Partials, and what is at `place` already, as one."""
     known = {path.resolve(): path for path in [*files, *([place] if place.exists() else [])]}
     partials = [read_partial(path) for path in known.values()]
-    check_one_job(list(known.values()), partials)
     merged = join_partials(partials)
     write_partial(merged, place)
     return Reduced(place, merged.rows.num_rows, 0, merged.rows.num_rows, merged.unread)

@@ -144,10 +144,29 @@ class TraceCode(FindingCode):
         "A file among the traces is not a trace and was left out.",
         "move other files out of the folder, or name the traces one by one",
     )
+    TRACE_COPIED = (
+        "trace_copied",
+        "warning",
+        "A file holds the same events of the same rank as another file; the trace is counted once.",
+        "remove the copy",
+    )
+    TRACE_OF_ANOTHER_JOB = (
+        "trace_of_another_job",
+        "warning",
+        "A trace among those of a job disagrees with them in world size, process groups or times, and was left out.",
+        "name that trace by itself to analyse it",
+    )
+    SEVERAL_JOBS = (
+        "several_jobs",
+        "warning",
+        "A folder holds traces of several jobs; each job is analysed by itself.",
+        "put each job's traces into a separate folder, or name the files of one job",
+    )
     RANKS_NOT_UNIQUE = (
         "ranks_not_unique",
         "warning",
-        "Several files claim the same rank, so their collectives were not matched.",
+        "Several files claim the same rank or record none, and nothing shows which of them are of one job; each is analysed by "
+        "itself.",
         "put each job's traces into a folder of its own; if the files do not record the rank, name them "
         "<node>_<rank>.pt.trace.json.gz",
     )

@@ -105,7 +105,12 @@ def _rows(
         "by_time_us": zeros,
     }
     evidence = msgspec.msgpack.encode(
-        {"range_counts": {}, "parallelism": msgspec.to_builtins(_evidence(ranks)), "reduction_ends_us": {}}
+        {
+            "range_counts": {},
+            "parallelism": msgspec.to_builtins(_evidence(ranks)),
+            "reduction_ends_us": {},
+            "identity": {"source": "", "world_size": ranks},
+        }
     )
     columns = {
         "source": pa.array([f"traces/{host_of(rank)}_{rank}.pt.trace.json.gz" for rank in own]),

@@ -13,13 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from dpscope.analysis.traces.merge.rank import RankFile, RankJob, read_rank, write_rank
 from dpscope.analysis.traces.merge.rewrite import RankPlacement
 from dpscope.analysis.traces.merge.tracks import collective_spans
 from dpscope.analysis.traces.merge.writing import is_compressed, merged_file, writing
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
+from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.matching import match_windows
 from dpscope.analysis.traces.ranks.process_pool import over_cores
-from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, match_unique_ranks
+from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, require_one_job
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
@@ -61,11 +66,15 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
     """
     (files, _), output = find_traces(paths), Path(output)
     _check_output(output, files)
-    ranks = over_cores(partial(read_rank, limits=limits), files, files)
-    ranks.sort(key=lambda rank: rank.order)
+    read = over_cores(partial(read_rank, limits=limits), files, files)
+    found = find_jobs([rank.identity for rank in read], files)
+    require_one_job(found, paths, "a merged trace")
+    ranks = sorted((read[index] for index in found.jobs[""]), key=lambda rank: rank.order)
     tables = [rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)]
     origins = [RankOrigin(position, rank.trace.zero_ns, rank.trace.host) for position, rank in enumerate(ranks)]
-    matched = match_unique_ranks(tables, [rank.trace.rank for rank in ranks], origins)
+    trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    windows = windows_of([rank.identity for rank in ranks])
+    matched = match_windows(pd.concat(tables, ignore_index=True), trace, windows, origins)
     clocks = align_clocks(matched.table, origins)
     first_us = round(min(rank.first_us + clock.place_us for rank, clock in zip(ranks, clocks, strict=True)), 3)
     with writing(output), TemporaryDirectory(prefix=".tmp-merge-", dir=output.parent) as folder:
@@ -90,7 +99,7 @@ def merge_traces(paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_
             for one in written:
                 file.append(one.part)
             file.close(_fields(ranks[0].trace, first_us, merged))
-    told = [*(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
+    told = [*found.of(""), *(finding for rank in ranks for finding in rank.trace.findings), *matched.findings]
     findings = (*(finding for finding in told if finding.code not in _COUNTED_HERE), *_findings(merged))
     cut_short = tuple(rank.trace.source for rank in ranks if rank.trace.cut_short)
     return MergedTrace(output, tuple(merged), findings, cut_short)

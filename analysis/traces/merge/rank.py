@@ -13,6 +13,7 @@ from dpscope.analysis.traces.merge.names import RankTracks, RawEvent
 from dpscope.analysis.traces.merge.rewrite import RAW_EVENTS, RankPlacement, RankRewriter
 from dpscope.analysis.traces.merge.tracks import Span, other_transfers, track_events
 from dpscope.analysis.traces.merge.writing import MergedPart, PartWriter, writing
+from dpscope.analysis.traces.ranks.identity import TraceIdentity, trace_identity
 from dpscope.analysis.traces.ranks.rank_tables import named_collectives
 from dpscope.analysis.traces.reading.chunk_decoding import DecodedChunk
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
@@ -33,6 +34,7 @@ class RankFile:
     others: list[Span]
     moved: dict[EventPlace, int]
     first_us: float  # of all its events, in the table's time
+    identity: TraceIdentity
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -76,6 +78,7 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
         trace=replace(trace, events=TableBuilder().table()),
         collectives=named_collectives(attribution),
         others=other_transfers(attribution),
+        identity=trace_identity(attribution),
         moved=scan.moved(),
         first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
     )

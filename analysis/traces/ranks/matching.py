@@ -6,7 +6,7 @@ others wait, so the shortest duration is the closest to the transfer itself (an 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,32 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     disagree = int((to_match & ~sound).sum())
     findings = _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
     return MatchedCollectives(table, unmatched + int(apart.sum()), tuple(findings))
+
+
+def match_windows(
+    collectives: pd.DataFrame,
+    trace: npt.NDArray[np.int64],
+    windows: Sequence[Sequence[int]],
+    origins: Sequence[RankOrigin],
+) -> MatchedCollectives:
+    """As `match_ranks`, window by window where processes were traced several times; rows stay in order.
+
+    `trace` is the trace that each row is of, an index into `origins`; `windows` are traces of the same time, as `windows_of`
+    gives them.
+    """
+    if len(windows) == 1:
+        return match_ranks([collectives], origins)
+    collectives = collectives.reset_index(drop=True)
+    parts, first_match = [], 0
+    for window in windows:
+        own = collectives[np.isin(trace, window)]
+        part = match_ranks([own], [origins[index] for index in window])
+        matched = part.table.assign(match=part.table["match"] + first_match).set_index(own.index)
+        parts.append(replace(part, table=matched))
+        first_match += len(own)
+    table = pd.concat([part.table for part in parts if len(part.table)] or [parts[0].table]).sort_index()
+    findings = dict.fromkeys(finding for part in parts for finding in part.findings)
+    return MatchedCollectives(table, sum(part.unmatched for part in parts), tuple(findings))
 
 
 def _one_table(rank_tables: list[pd.DataFrame]) -> pd.DataFrame:

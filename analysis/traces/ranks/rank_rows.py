@@ -5,7 +5,7 @@ another, so that rows of any number of files are joined by putting them together
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
+from dpscope.analysis.traces.ranks.identity import TraceIdentity
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
@@ -90,6 +91,7 @@ class _Evidence:
     range_counts: dict[str, dict[int | None, int]]
     parallelism: ParallelismEvidence
     reduction_ends_us: dict[int | None, list[float]]
+    identity: TraceIdentity  # source, rank and host are columns
 
 
 def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
@@ -100,7 +102,10 @@ def to_rows(ranks: Sequence[RankTables]) -> pa.Table:
 
 def _row(one: RankTables) -> pa.RecordBatch:
     summary = one.summary
-    evidence = msgspec.to_builtins(_Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us))
+    identity = replace(summary.identity, source="", rank=None, host=None)
+    evidence = msgspec.to_builtins(
+        _Evidence(summary.range_counts, summary.parallelism, summary.reduction_ends_us, identity)
+    )
     evidence["parallelism"]["asked_kinds"].sort()  # a set has another order in every process
     columns: dict[str, pa.Array] = {name: pa.array([getattr(summary, name)], kind) for name, kind in _OWN.items()}
     columns["evidence"] = pa.array([msgspec.msgpack.encode(evidence)], pa.binary())
@@ -143,6 +148,7 @@ def summaries_of(rows: pa.Table) -> tuple[TraceSummary, ...]:
             range_counts=found.range_counts,
             parallelism=found.parallelism,
             reduction_ends_us=found.reduction_ends_us,
+            identity=replace(found.identity, source=values[0], rank=values[1], host=values[2]),
             read_on=host,
         )
         for values, found, host in zip(zip(*own, strict=True), evidence, read_on, strict=True)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.data_parallel.peer_copies import peer_copies
 from dpscope.analysis.traces.data_parallel.phases import collective_kinds, dp_phases
+from dpscope.analysis.traces.ranks.identity import TraceIdentity, trace_identity
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, parallelism_evidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, step_timeline
 from dpscope.analysis.traces.reading.event_table import Trace
@@ -40,6 +41,7 @@ class TraceSummary:
     host: str | None = None
     read_on: str | None = None  # the host that reduced the trace where it lay
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
+    identity: TraceIdentity = field(default_factory=lambda: TraceIdentity(""))
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def _summary(attribution: Attribution) -> TraceSummary:
         zero_ns=attribution.trace.zero_ns,
         host=attribution.trace.host,
         cut_short=attribution.trace.cut_short,
+        identity=trace_identity(attribution),
     )
 
 

@@ -1,7 +1,6 @@
 """From the trace files of one job to its tables: steps, collectives, findings. What the command line calls."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -16,13 +15,13 @@ from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.job_tables import JobTables, join_rows, rows_in_order
-from dpscope.analysis.traces.ranks.jobs import jobs_of
+from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
-from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_ranks
+from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_windows
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_trace_rows
-from dpscope.analysis.traces.ranks.rank_rows import timelines_of
+from dpscope.analysis.traces.ranks.rank_rows import summaries_of, timelines_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
@@ -36,6 +35,7 @@ from dpscope.profiling.store.files import natural_order
 
 Paths = str | Path | Sequence[str | Path] | Sequence[Path]
 
+_NAMED_JOBS = 3
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 
 
@@ -101,10 +101,12 @@ def analyze_traces(
 
     Large files are read in parallel by processes of this machine, or by `executor` (its workers must see the same paths);
     `progress` is called with (files done, files in all). Raises DpscopeError when none can be read, or one that was named
-    and not found in a folder.
+    and not found in a folder, and where the traces are of several jobs.
     """
-    by_file, findings = _read(paths, limits, executor, progress)
-    return _of_one_job(list(by_file.values()), findings)
+    rows, places, findings = _read(paths, limits, executor, progress)
+    found = find_jobs([one.identity for one in summaries_of(rows)], places)
+    require_one_job(found, paths, "this analysis")
+    return _of_job(rows, found, "", findings)
 
 
 def analyze_jobs(
@@ -112,39 +114,58 @@ def analyze_jobs(
 ) -> JobAnalyses:
     """As `analyze_traces` of each job whose traces are among the paths, by its name; one job's is ``""``.
 
-    Where files claim the same rank they are of different jobs, told apart by the folders in which they lie.
+    `find_jobs` says which traces are of one job.
     """
-    by_file, findings = _read(paths, limits, None, progress)
-    jobs = jobs_of({file: rows.column("rank").to_pylist() for file, rows in by_file.items()})
+    rows, places, findings = _read(paths, limits, None, progress)
+    found = find_jobs([one.identity for one in summaries_of(rows)], places)
     analyses = {}
-    for name, files in jobs.items():
-        analyses[name] = _of_one_job([by_file[file] for file in files], findings)
-        findings = []  # files that could not be read are said once
+    for name in found.jobs:
+        analyses[name] = _of_job(rows, found, name, findings)
+        findings = []  # files that could not be read are reported once
     return analyses
+
+
+def require_one_job(found: FoundJobs, paths: Paths, what: str) -> None:
+    """Raise DpscopeError naming the jobs where there are several; `what` takes one."""
+    if len(found.jobs) > 1:
+        raise DpscopeError(several_jobs_message(list(found.jobs), paths, what))
+
+
+def several_jobs_message(names: Sequence[str], paths: Paths, what: str) -> str:
+    """One line for a user who gave several jobs where one is needed."""
+    where = ", ".join(map(str, as_paths(paths)))
+    more = len(names) - _NAMED_JOBS
+    listed = ", ".join(names[: _NAMED_JOBS + (more == 1)]) + (f" and {more} more" if more > 1 else "")
+    return f"{where} holds the traces of {len(names)} jobs ({listed}): {what} takes one job; name that job's folder or files"
 
 
 def _read(
     paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
-) -> tuple[dict[Path, pa.Table], list[Finding]]:
-    """A row per rank of each file that could be read, and findings on the others; raises DpscopeError as `analyze_traces`."""
+) -> tuple[pa.Table, list[Path], list[Finding]]:
+    """A row per rank of the files that could be read, the file of each row, and findings on the other files.
+
+    Raises DpscopeError as `analyze_traces`.
+    """
     files, findings = find_traces(paths)
     named = {path for path in as_paths(paths) if not path.is_dir()}
-    found: dict[Path, pa.Table] = {}
+    tables: list[pa.Table] = []
+    places: list[Path] = []
     for file, outcome in zip(files, read_trace_rows(files, limits, executor, progress), strict=True):
         if not isinstance(outcome, DpscopeError):
-            found[file] = pa.concat_tables([found[file], outcome]) if file in found else outcome
+            tables.append(outcome)
+            places += [file] * outcome.num_rows
         elif file in named:
             raise outcome
         else:
             findings.append(not_read(str(outcome)))
-    if not found:
+    if not tables:
         raise DpscopeError(f"no trace could be read: {findings[0].message}; name torch.profiler traces")
-    return found, findings
+    return pa.concat_tables(tables), places, findings
 
 
-def _of_one_job(tables: list[pa.Table], findings: Sequence[Finding]) -> TraceAnalysis:
-    rows = rows_in_order(pa.concat_tables(tables))
-    return analyze_rows(rows, findings, lambda indices: timelines_of(rows.take(pa.array(indices))))
+def _of_job(all_rows: pa.Table, found: FoundJobs, name: str, findings: Sequence[Finding]) -> TraceAnalysis:
+    rows = rows_in_order(all_rows.take(pa.array(found.jobs[name])))
+    return analyze_rows(rows, [*findings, *found.of(name)], lambda indices: timelines_of(rows.take(pa.array(indices))))
 
 
 def analyze_rows(
@@ -195,13 +216,10 @@ def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
 
 
 def _match(job: JobTables) -> MatchedCollectives:
+    """The ranks' collectives matched, window by window where the processes were traced several times."""
+    windows = windows_of([one.identity for one in job.summaries])
     origins = [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in job.summaries]
-    ranks = [one.rank for one in job.summaries]
-    if len(set(ranks)) == len(ranks):
-        return match_ranks([job.collectives], origins)
-    of_owner = dict(iter(job.collectives.groupby(job.collective_owner)))
-    none = job.collectives.iloc[:0]
-    return match_unique_ranks([of_owner.get(index, none) for index in range(len(ranks))], ranks, origins)
+    return match_windows(job.collectives, job.collective_owner, windows, origins)
 
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
@@ -241,19 +259,3 @@ def find_traces(paths: Paths) -> tuple[list[Path], list[Finding]]:
 def not_read(message: str) -> Finding:
     """A file among the traces that is none."""
     return TraceCode.FILE_NOT_READ.finding(message=message)
-
-
-def match_unique_ranks(
-    rank_tables: list[pd.DataFrame], ranks: Sequence[int | None], origins: Sequence[RankOrigin]
-) -> MatchedCollectives:
-    """Match the ranks; files that claim the same rank are of different jobs, and are not matched at all."""
-    counts = Counter(ranks)
-    twice = sorted(str(rank) for rank, count in counts.items() if count > 1)
-    if not twice:
-        return match_ranks(rank_tables, origins)
-    apart = [match_ranks([table]) for table in rank_tables]
-    finding = TraceCode.RANKS_NOT_UNIQUE.finding(
-        message=f"several files are of rank {', '.join(twice)}: they are of different jobs, or do not tell their rank; "
-        "their collectives were not matched"
-    )
-    return MatchedCollectives(pd.concat([part.table for part in apart], ignore_index=True), 0, (finding,))

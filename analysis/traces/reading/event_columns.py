@@ -123,6 +123,14 @@ class TableBuilder:
         named = Counter({rank: count for rank, count in self.ranks.items() if rank not in (NONE, None)})
         return _several(self.launching_processes or self.annotating_processes) or _several(named)
 
+    @property
+    def process_id(self) -> int | None:
+        """The process that launched or annotated most, where the trace numbers it."""
+        for counted in (self.launching_processes, self.annotating_processes):
+            for process, _ in counted.most_common(1):
+                return process if isinstance(process, int) else None
+        return None
+
     def add(self, decoded: Sequence[_Event], subtracted_us: int = 0) -> list[_Event]:
         """Append those of the events that are of a category read here and have sound times, shortened by `subtracted_us`.
 

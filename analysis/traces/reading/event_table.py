@@ -143,4 +143,5 @@ class Trace:
     findings: tuple[Finding, ...] = field(default=())
     cut_short: bool = False  # its file ends too early, or cannot be read to its end
     process_groups: tuple[ProcessGroup, ...] = ()
+    process_id: int | None = None  # of the process that ran the steps; None in a file of several ranks
     unread: tuple[tuple[str, int], ...] = ()  # categories of a device that are not read, with their numbers of events

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,7 +71,9 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
         own = reading.findings if index == 0 else []
         source = str(path) if len(ranks) == 1 else f"{path} (rank {rank.rank})"
         zero_us = rank.base_us - reading.subtracted_us
-        traces.append(_trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates), builder.unread))
+        process_id = builder.process_id if len(ranks) == 1 else None
+        trace = _trace(source, rank.rank, reading, events, zero_us, (*own, *duplicates), builder.unread)
+        traces.append(replace(trace, process_id=process_id))
     return traces
 
 

@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dpscope.analysis.traces.ranks.matching import match_ranks
+from dpscope.analysis.traces.ranks.identity import trace_identity
+from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.matching import match_windows
+from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
+from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.reader import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
@@ -51,9 +55,11 @@ def job_profile(
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> JobProfile:
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file cannot be read."""
-    attributions = [attribute(trace) for path in paths for trace in read_traces(path, limits)]
+    attributions, others = _one_job(paths, limits)
     tables = [_with_times(one) for one in attributions]
-    matched = match_ranks(tables).table
+    windows = windows_of([trace_identity(one) for one in attributions])
+    trace = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    matched = match_windows(pd.concat(tables, ignore_index=True), trace, windows, _origins(attributions)).table
     bounds = np.cumsum([0, *map(len, tables)])
     profiles = []
     for place, attribution in enumerate(attributions):
@@ -72,9 +78,22 @@ def job_profile(
         len(attributions),
         devices,
         kinds,
-        tuple(_lacks(attributions, profiles, devices)),
+        (*others, *_lacks(attributions, profiles, devices)),
         _device_name(attributions),
     )
+
+
+def _one_job(paths: Sequence[Path], limits: ReadLimits) -> tuple[list[Attribution], list[str]]:
+    """The traces of the one job among the files, and what was left out; raises DpscopeError where there are several."""
+    read = [(path, attribute(trace)) for path in paths for trace in read_traces(path, limits)]
+    found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
+    require_one_job(found, paths, "a prediction")
+    return [read[index][1] for index in found.jobs[""]], [finding.message for finding in found.of("")]
+
+
+def _origins(attributions: Sequence[Attribution]) -> list[RankOrigin]:
+    traces = [one.trace for one in attributions]
+    return [RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host) for one in traces]
 
 
 def _device_name(attributions: Sequence[Attribution]) -> str | None:

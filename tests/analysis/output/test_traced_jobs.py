@@ -14,14 +14,14 @@ from dpscope.analysis.output.traced_report import TraceRequest, export_traces, p
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.paths import DATA
+from tests.helpers.several_jobs import write_job
 
 
 @pytest.fixture
 def two_jobs(tmp_path: Path) -> Path:
-    for job in ("first", "second"):
-        write_ddp_job(tmp_path / job)
+    for number, job in enumerate(("first", "second")):
+        write_job(tmp_path / job, "rank", later_s=60.0 * number, process=1000 * number)
     return tmp_path
 
 
@@ -80,7 +80,7 @@ def test_what_is_of_one_job_is_refused_for_several(two_jobs: Path) -> None:
     ):
         export_traces([two_jobs], TraceRequest(), two_jobs / "shown")
     request = TraceRequest(report=two_jobs / "report")
-    with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder"):
+    with pytest.raises(DpscopeError, match="a report or a prediction takes one job; name that job's folder or files"):
         print_traces([two_jobs], "table", DEFAULT_LIMITS, Console(file=io.StringIO()), request)
     assert not (two_jobs / "report").exists()
     assert the_one_job(analyze_jobs(two_jobs / "first"), [two_jobs], "a report").steps is not None

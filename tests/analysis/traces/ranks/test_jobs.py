@@ -1,47 +1,206 @@
-"""Traces of several jobs in one folder: told apart by their folders where files claim the same rank."""
+"""Which traces are of one job: by world size, times, groups, hosts, process ids, folders and content."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.traces.ranks.jobs import jobs_of
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
+from dpscope.analysis.traces.ranks.identity import TraceIdentity
+from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
+from dpscope.analysis.what_if.profiles.job import job_profile
+from dpscope.profiling.store.errors import DpscopeError
+from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.helpers.several_jobs import moved, with_info, write_job, write_one_process_run
+
+SECOND = 10**9
+EPOCH = 1_700_000_000 * SECOND
 
 
-def files(*of: tuple[str, tuple[int | None, ...]]) -> dict[Path, tuple[int | None, ...]]:
-    return {Path("/traces", name): ranks for name, ranks in of}
+def trace(
+    rank: int | None,
+    place: str = "",
+    start_s: float | None = None,
+    **recorded: object,
+) -> tuple[TraceIdentity, Path]:
+    name = place or f"rank{rank}.json"
+    start = None if start_s is None else EPOCH + round(start_s * SECOND)
+    end = None if start is None else start + SECOND
+    identity = TraceIdentity(name, rank, start_ns=start, end_ns=end)
+    return replace(identity, **recorded), Path("/traces", name)  # type: ignore[arg-type]
 
 
-def names(jobs: dict[str, list[Path]]) -> dict[str, list[str]]:
-    return {job: [str(path.relative_to("/traces")) for path in paths] for job, paths in jobs.items()}
+def jobs(*traces: tuple[TraceIdentity, Path]) -> dict[str, list[str]]:
+    found = find_jobs([one for one, _ in traces], [place for _, place in traces])
+    return {name: [traces[index][0].source for index in job] for name, job in found.jobs.items()}
+
+
+def codes(*traces: tuple[TraceIdentity, Path]) -> list[str]:
+    found = find_jobs([one for one, _ in traces], [place for _, place in traces])
+    return [finding.code for name in found.jobs for finding in found.of(name)]
 
 
 def test_ranks_that_differ_are_of_one_job_wherever_they_lie() -> None:
-    found = jobs_of(files(("node0/a.json", (0, 1)), ("node1/b.json", (2,)), ("c.json", (3,))))
-    assert names(found) == {"": ["node0/a.json", "node1/b.json", "c.json"]}
+    found = jobs(trace(0, "node0/a.json"), trace(1, "node0/b.json"), trace(2, "node1/b.json"), trace(3, "c.json"))
+    assert found == {"": ["node0/a.json", "node0/b.json", "node1/b.json", "c.json"]}
 
 
-def test_equal_ranks_are_told_apart_by_folder_and_no_deeper_than_that() -> None:
-    found = jobs_of(
-        files(
-            ("run10/node0/r.json", (0,)), ("run10/node1/r.json", (1,)), ("run2/node0/r.json", (0,)),
-            ("run2/node1/r.json", (1,)), ("alone.json", (0,)),
-        )
+def test_equal_ranks_are_separated_by_folder_and_no_deeper_than_that() -> None:
+    found = jobs(
+        trace(0, "run10/node0/r.json"), trace(1, "run10/node1/r.json"), trace(0, "run2/node0/r.json"),
+        trace(1, "run2/node1/r.json"), trace(0, "alone.json"),
     )  # fmt: skip
-    assert names(found) == {
+    assert found == {
         ".": ["alone.json"],
         "run2": ["run2/node0/r.json", "run2/node1/r.json"],
         "run10": ["run10/node0/r.json", "run10/node1/r.json"],
     }
+    found = jobs(trace(0, "a/x/0.json"), trace(0, "a/y/0.json"), trace(0, "b/x/0.json"), trace(1, "b/y/1.json"))
+    assert found == {"a/x": ["a/x/0.json"], "a/y": ["a/y/0.json"], "b": ["b/x/0.json", "b/y/1.json"]}
 
 
-def test_one_folder_of_two_jobs_is_split_further_only_where_it_has_to_be() -> None:
-    found = jobs_of(
-        files(("a/x/0.json", (0,)), ("a/y/0.json", (0,)), ("b/x/0.json", (0,)), ("b/y/1.json", (1,))),
-    )
-    assert names(found) == {"a/x": ["a/x/0.json"], "a/y": ["a/y/0.json"], "b": ["b/x/0.json", "b/y/1.json"]}
+@pytest.mark.parametrize(("second", "together"), [(3.0, True), (5.0, False)])
+def test_times_on_one_clock_separate_jobs_that_lie_apart(second: float, together: bool) -> None:
+    """The first trace lasts from 0 to 1 s; 2 s of distance are allowed."""
+    found = jobs(trace(0, start_s=0), trace(1, start_s=second - 0.001))
+    assert (list(found) == [""]) == together
 
 
-@pytest.mark.parametrize("ranks", [((0,), (0,)), ((None,), (None,)), ((0, 1), (1, 2))])
-def test_equal_ranks_in_one_folder_stay_together(ranks: tuple[tuple[int | None, ...], ...]) -> None:
-    found = jobs_of(files(("a.json", ranks[0]), ("b.json", ranks[1])))
-    assert names(found) == {"": ["a.json", "b.json"]}
+def test_clocks_of_two_hosts_may_differ_but_not_by_hours() -> None:
+    assert list(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=600, host="b"))) == [""]
+    assert len(jobs(trace(0, start_s=0, host="a"), trace(1, start_s=2 * 3600 + 1, host="b"))) == 2
+
+
+def test_two_jobs_on_two_hosts_are_separated_by_time() -> None:
+    hosts = {0: "a", 1: "b"}
+    found = jobs(*(trace(rank, f"j{job}r{rank}", 265.0 * job, host=hosts[rank]) for job in (0, 1) for rank in (0, 1)))
+    assert found == {"job 1": ["j0r0", "j0r1"], "job 2": ["j1r0", "j1r1"]}
+
+
+def test_jobs_at_the_same_time_are_separated_by_host_or_process_ids() -> None:
+    by_host = jobs(*(trace(rank, f"{host}{rank}", 0.0, host=host) for rank in (0, 1) for host in "ab"))
+    assert list(by_host.values()) == [["a0", "a1"], ["b0", "b1"]]
+    ids = {"a0": 100, "a1": 101, "b0": 140, "b1": 141}
+    by_id = jobs(*(trace(int(name[1]), name, 0.0, process_id=process) for name, process in ids.items()))
+    assert list(by_id.values()) == [["a0", "a1"], ["b0", "b1"]]
+
+
+def test_what_cannot_be_separated_stands_alone() -> None:
+    same = (trace(0, "a.json"), trace(0, "b.json"), trace(1, "c.json"))
+    assert jobs(*same) == {"a.json": ["a.json"], "b.json": ["b.json"], "c.json": ["c.json"]}
+    assert "ranks_not_unique" in codes(*same)
+    assert list(jobs(trace(None, "a.json"), trace(None, "b.json"))) == ["a.json", "b.json"]
+
+
+def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
+    job = [trace(rank, world_size=4) for rank in (1, 2, 3)]
+    stray = trace(0, "single.json", world_size=1)
+    assert jobs(stray, *job) == {"": ["rank1.json", "rank2.json", "rank3.json"]}
+    assert codes(stray, *job) == ["trace_of_another_job"]
+    assert codes(trace(0, world_size=4), *job) == []
+    elsewhere = trace(0, "other/single.json", world_size=1)
+    assert list(jobs(elsewhere, *job)) == [".", "other"]
+
+
+def test_process_groups_that_contradict_each_other_separate_jobs() -> None:
+    pairs = [trace(rank, groups=(("0", (0, 1)),)) for rank in (0, 1)]
+    wide = [trace(rank, groups=(("0", (1, 2, 3)),)) for rank in (2, 3)]
+    assert list(jobs(*pairs, *wide).values()) == [["rank0.json", "rank1.json"], ["rank2.json", "rank3.json"]]
+    split = [trace(rank, groups=(("1", (0, 1)),)) for rank in (0, 1)]
+    split += [trace(rank, groups=(("1", (2, 3)),)) for rank in (2, 3)]  # groups made by splitting share a name
+    assert list(jobs(*split)) == [""]
+
+
+def test_identical_content_is_one_rank() -> None:
+    traces = (trace(0, content="x"), trace(1, content="x"), trace(0, "copy.json", content="x"))
+    assert jobs(*traces) == {"": ["rank0.json", "rank1.json"]}
+    assert codes(*traces) == ["trace_copied"]
+
+
+def test_later_windows_of_the_same_processes_are_one_job() -> None:
+    def window(rank: int, number: int, first_step: int) -> tuple[TraceIdentity, Path]:
+        steps = {"first_step": first_step, "last_step": first_step + 2}
+        return trace(rank, f"w{number}r{rank}", 60.0 * number, process_id=100 + rank, **steps)
+
+    later = [window(rank, number, 5 + 10 * number) for number in (0, 1) for rank in (0, 1)]
+    assert jobs(*later) == {"": ["w0r0", "w0r1", "w1r0", "w1r1"]}
+    assert windows_of([one for one, _ in later]) == [[0, 1], [2, 3]]
+    again = [window(rank, number, 5) for number in (0, 1) for rank in (0, 1)]
+    assert list(jobs(*again).values()) == [["w0r0", "w0r1"], ["w1r0", "w1r1"]]
+
+
+# The same on files: what each command makes of them.
+
+
+def test_rank_0_of_a_run_of_one_process_is_left_out_everywhere(tmp_path: Path) -> None:
+    write_job(tmp_path, "rank", ranks=4)
+    write_one_process_run(tmp_path / "rank0.json", later_s=31)
+    analysis = analyze_traces(tmp_path)
+    assert sorted({int(rank) for rank in analysis.steps["rank"]}) == [1, 2, 3]
+    (finding,) = [one for one in analysis.findings if one.code == "trace_of_another_job"]
+    assert "rank0.json was left out" in finding.message
+    assert "a world size of 1, against 4 of the other traces; recorded 31.0 s after the other traces" in finding.message
+    made = merge_traces(tmp_path, tmp_path / "merged.json")
+    assert [rank.source.name for rank in made.ranks] == ["rank1.json", "rank2.json", "rank3.json"]
+    assert "trace_of_another_job" in {one.code for one in made.findings}
+    (tmp_path / "merged.json").unlink()
+    profile = job_profile(sorted(tmp_path.iterdir()))
+    assert profile.ranks == 3
+    assert any("rank0.json was left out" in one for one in profile.lacks)
+
+
+def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
+    first = write_job(tmp_path, "a_rank", ranks=4)
+    second = write_job(tmp_path, "b_rank", ranks=4, later_s=265, process=5000)
+    found = analyze_jobs(tmp_path)
+    assert list(found) == ["job 1", "job 2"]
+    for analysis, files in zip(found.values(), (first, second), strict=True):
+        alone = analyze_traces(files)
+        assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
+        assert analysis.collectives["transfer_us"].tolist() == alone.collectives["transfer_us"].tolist()
+        assert analysis.collectives["transfer_us"].notna().any()
+        said = [one.message for one in analysis.findings if one.code == "several_jobs"]
+        assert len(said) == 1
+        assert files[0].name in said[0]
+    for refused in (
+        lambda: analyze_traces(tmp_path),
+        lambda: merge_traces(tmp_path, tmp_path.parent / "merged.json"),
+        lambda: job_profile(sorted(tmp_path.iterdir())),
+    ):
+        with pytest.raises(DpscopeError, match=r"holds? the traces of 2 jobs \(job 1, job 2\)"):
+            refused()
+
+
+def test_a_copied_file_changes_nothing(tmp_path: Path) -> None:
+    files = write_job(tmp_path, "rank", ranks=2)
+    alone = analyze_traces(files)
+    shutil.copy(files[1], tmp_path / "rank1 (copy).json")
+    write_trace(json.loads(files[0].read_text()), tmp_path / "rank0.json.gz")  # compressed, other bytes
+    analysis = analyze_traces(tmp_path)
+    assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
+    assert analysis.collectives["wait_us"].tolist() == alone.collectives["wait_us"].tolist()
+    assert analysis.collectives["wait_us"].notna().any()
+    assert [one.code for one in analysis.findings if one.severity == "warning"] == ["trace_copied"] * 2
+
+
+def test_windows_of_the_same_processes_are_matched_window_by_window(tmp_path: Path) -> None:
+    files = write_job(tmp_path, "rank", ranks=2)
+    alone = analyze_traces(files)
+    for rank in range(2):
+        later = moved(ddp_trace(rank, 2).trace, 60.0, rank, step_offset=100)
+        write_trace(later, tmp_path / f"later{rank}.json")
+    analysis = analyze_traces(tmp_path)
+    transfers = alone.collectives["transfer_us"].sum()
+    assert transfers > 0
+    assert analysis.collectives["transfer_us"].sum() == 2 * transfers
+    assert len(analysis.steps) == 2 * len(alone.steps)
+    assert "ranks_not_unique" not in {one.code for one in analysis.findings}
+
+
+def test_a_world_size_that_is_not_recorded_is_no_disagreement(tmp_path: Path) -> None:
+    write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
+    write_trace(with_info(moved(ddp_trace(1, 2).trace, process=1), world_size=None), tmp_path / "rank1.json")
+    assert len(analyze_traces(tmp_path).summaries) == 2

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace
-from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, trace_text, write_trace
+from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, relabel, trace_text, write_trace
 from tests.helpers.paths import ROOT
+from tests.helpers.several_jobs import write_job, write_one_process_run
 
 ANALYSIS = ROOT / "analysis"
 FOLDERS = ("reading", "steps", "data_parallel", "ranks")
@@ -107,10 +108,33 @@ def beside(name: str, text_of_it: str) -> Make:
     return make
 
 
-def same_rank(folder: Path) -> None:
-    trace = ddp_trace(0, 2).trace
-    write_trace(trace, folder / "a.json")
-    write_trace(trace, folder / "b.json")
+def same_rank(shift_us: float, rank: int = 0) -> Make:
+    """Rank 0 of two processes, and again so much later, or the given rank of the same job."""
+
+    def make(folder: Path) -> None:
+        write_trace(ddp_trace(0, 2).trace, folder / "a.json")
+        write_trace(relabel(ddp_trace(rank, 2).trace, shift_us), folder / "b.json")
+
+    return make
+
+
+def with_one_process_run(later_s: float) -> Make:
+    """Ranks 1 to 3 of four processes, and rank 0 of a run of one process, or without a delay of the same job."""
+
+    def make(folder: Path) -> None:
+        write_job(folder, "rank", ranks=4)
+        if later_s:
+            write_one_process_run(folder / "rank0.json", later_s)
+
+    return make
+
+
+def two_jobs(apart_s: float) -> Make:
+    def make(folder: Path) -> None:
+        write_job(folder, "a", later_s=0.0)
+        write_job(folder if apart_s else folder / "b", "b", later_s=265.0, process=5000)
+
+    return make
 
 
 def stretched(times: float) -> Make:
@@ -221,7 +245,10 @@ CASES = {
         job(ddp_trace(0, 2).trace, ddp_trace(1, 2, DdpOptions(buffers=False)).trace),
         job(ddp_trace(0, 2).trace, ddp_trace(1, 2).trace),
     ),
-    "ranks_not_unique": Case(same_rank),
+    "ranks_not_unique": Case(same_rank(1.0), same_rank(0.0, rank=1)),
+    "trace_of_another_job": Case(with_one_process_run(31.0), with_one_process_run(0.0)),
+    "several_jobs": Case(two_jobs(265.0), two_jobs(0.0)),
+    "trace_copied": Case(same_rank(0.0), same_rank(1.0)),
     "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
     "device_idle": Case(stretched(4.0), stretched(1.0)),
     "communication_cost": Case(sound, no_communication),
@@ -242,7 +269,11 @@ IN_RUNS_ONLY = {"launch_bound"}  # it needs the waits for the loader, which runs
 def codes(folder: Path, make: Make) -> set[str]:
     folder.mkdir()
     make(folder)
-    return {finding.code for finding in analyze_traces([folder], ReadLimits(max_bytes=MAX_BYTES)).findings}
+    return {
+        finding.code
+        for job in analyze_jobs([folder], ReadLimits(max_bytes=MAX_BYTES)).values()
+        for finding in job.findings
+    }
 
 
 @pytest.mark.parametrize("code", CASES)

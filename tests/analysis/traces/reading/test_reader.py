@@ -252,14 +252,6 @@ def test_folder_with_other_files(tmp_path: Path) -> None:
     assert "file_not_read" not in {finding.code for finding in analyze_traces([tmp_path]).findings}
 
 
-def test_ranks_that_are_not_unique_are_not_matched(tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        write_trace(GENERATED.trace, tmp_path / name)
-    analysis = analyze_traces([tmp_path])
-    assert "ranks_not_unique" in {finding.code for finding in analysis.findings}
-    assert analysis.collectives["transfer_us"].isna().all()
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_traces_never_crash_and_say_what_they_lost(tmp_path: Path, data: st.DataObject) -> None:

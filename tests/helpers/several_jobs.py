@@ -1,0 +1,37 @@
+"""Traces of several jobs in one folder, as people keep them: other times, process ids and world sizes."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.generated_traces.generator import DdpOptions, Trace, ddp_trace, relabel, write_trace
+
+
+def moved(trace: Trace, later_s: float = 0.0, process: int = 0, step_offset: int = 0) -> Trace:
+    """The trace so much later, its process id raised by `process`."""
+    hosts = {event["pid"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"}
+
+    def renumbered(event: Any) -> Any:
+        return {**event, "pid": event["pid"] + process} if event.get("pid") in hosts else event
+
+    later = relabel(trace, 1e6 * later_s, step_offset=step_offset)
+    return {**later, "traceEvents": [renumbered(event) for event in later["traceEvents"]]}
+
+
+def with_info(trace: Trace, **info: Any) -> Trace:
+    """The trace with other fields of its distributedInfo."""
+    return {**trace, "distributedInfo": {**trace["distributedInfo"], **info}}
+
+
+def write_job(folder: Path, prefix: str, ranks: int = 2, later_s: float = 0.0, process: int = 0) -> list[Path]:
+    """Every rank of a DDP job as `<prefix><rank>.json`, the process ids of its ranks in a row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        write_trace(moved(ddp_trace(rank, ranks).trace, later_s, process + rank), folder / f"{prefix}{rank}.json")
+        for rank in range(ranks)
+    ]
+
+
+def write_one_process_run(path: Path, later_s: float) -> Path:
+    """Rank 0 of a run of one process, without a collective."""
+    trace = ddp_trace(0, 2, DdpOptions(communication=False)).trace
+    return write_trace(with_info(moved(trace, later_s, 1000), world_size=1, pg_config=[]), path)
