@@ -87,17 +87,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.fixture(scope="session")
 def single_run(bench: Bench) -> Path:
-    """One device at batches 32, where the host's launches bound many GPUs, and 512, where the GPU is busy."""
-    return bench.run(
-        "single", "--strategy", "single", "--devices", "1", "--batch-size", "32,512", "--steps", "30",
-        "--traced-steps", "3", "--repeats", "2",
-    )  # fmt: skip
+    return bench.run("single")
 
 
 @pytest.fixture(scope="session")
 def ddp_run(bench: Bench) -> Path:
-    """DDP on two devices at batch 512."""
-    return bench.run(
-        "ddp", "--strategy", "single,ddp", "--devices", "2", "--batch-size", "512", "--steps", "20",
-        "--traced-steps", "2", "--repeats", "1",
-    )  # fmt: skip
+    return bench.run("ddp")

@@ -34,12 +34,10 @@ from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import JobFolder, RepeatFolder, RunFolder
 from tests.gpu import ranks
 from tests.helpers import gpu_checks
-from tests.helpers.gpu_bench import Bench, late_ranks
+from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, OPTIONS, Bench, late_ranks
 
 Record = Callable[[str, object], None]
 
-SHORT = ("--steps", "15", "--traced-steps", "2", "--repeats", "1")
-BUSY = ("--batch-size", "512")
 MIB = 1 << 20
 
 
@@ -155,8 +153,7 @@ def test_ddp_on_two_gpus(bench: Bench, ddp_run: Path, record_property: Record) -
 @pytest.mark.gpu(least=2, expected_s=120, limit_s=300)
 def test_overlap_by_nccl_engine(bench: Bench, record_property: Record) -> None:
     """What each of torch's engines hides is recorded; with `--overlap off` nothing is hidden."""
-    flags = ("--strategy", "ddp", "--devices", "2", "--overlap", "on,off", "--nccl-engine", "legacy,default")
-    analysis = bench.analysis(bench.run("overlap", *flags, *BUSY, *SHORT))
+    analysis = bench.analysis(bench.run("overlap"))
     shares = gpu_checks.hidden_shares(analysis)
     record_property("hidden_shares", shares)
     assert gpu_checks.problems(analysis) == []
@@ -167,7 +164,7 @@ def test_overlap_by_nccl_engine(bench: Bench, record_property: Record) -> None:
 @pytest.mark.gpu(least=2, expected_s=60, limit_s=250)
 def test_data_parallel_on_two_gpus(bench: Bench, record_property: Record) -> None:
     """Broadcasts and reduces are as many on each device; peer copies have their devices and bytes."""
-    run = bench.run("data_parallel", "--strategy", "single,dp", "--devices", "2", *BUSY, *SHORT)
+    run = bench.run("data_parallel")
     (path,) = repeat_of(run, Cell(strategy="dp", devices=2, batch_size=512)).traces()
     events = gpu_checks.trace_events(path)
     kernels = {kind: gpu_checks.nccl_kernels(events, kind) for kind in ("Broadcast", "Reduce")}
@@ -187,8 +184,8 @@ def test_a_calibrated_all_reduce_against_device_events(bench: Bench, record_prop
     """64 MiB over two GPUs: the calibration's median against the mean of 50 calls, within 10%."""
     size = 64 * MIB
     out = bench.folder / "calibration.json"
-    flags = ("--device", "cuda", "--devices", "2", "--collectives", "all_reduce", "--min-bytes", "64MiB")
-    ended = bench.dpscope("calibrate", *flags, "--max-bytes", "64MiB", "--out", out, limit_s=150)
+    flags = [part for name, value in CALIBRATION.items() for part in (f"--{name.replace('_', '-')}", value)]
+    ended = bench.dpscope("calibrate", "--device", "cuda", *flags, "--out", out, limit_s=150)
     assert ended.returncode == 0, ended.stderr[-2000:]
     (point,) = [one for one in read_json(out, Calibration).points if one.size_bytes == size]
     outcome = torchrun(bench.folder / "all_reduce", 2, "all_reduce", "cuda", size)
@@ -253,7 +250,7 @@ def test_out_of_memory_on_one_rank(bench: Bench, record_property: Record) -> Non
 @pytest.mark.gpu(least=2, expected_s=50, limit_s=200)
 def test_a_late_rank_is_named(bench: Bench) -> None:
     """Rank 1 starts each forward 20 ms late."""
-    named = late_ranks(bench, "tests.gpu.models:late_on_rank_1", 32)
+    named = late_ranks(bench, *LATE_RANK)
     assert any("rank 1" in message for message in named), named
 
 
@@ -265,22 +262,11 @@ def test_the_last_visible_device_alone(bench: Bench, record_property: Record) ->
     )
     if not torch_device_states(open_nvml(), None, {0: uuid}):
         pytest.skip("NVML does not know this device by its UUID")
-    flags = ("--strategy", "single", "--devices", "1", "--batch-size", "128", *SHORT)
-    run = bench.run("last_device", *flags, variables={"CUDA_VISIBLE_DEVICES": uuid})
+    run = bench.run("last_device", variables={"CUDA_VISIBLE_DEVICES": uuid})
     measured = gpu_checks.measured_uuids(repeat_of(run, single(128)).ranks())
     record_property("uuids", [uuid, *measured])
     assert gpu_checks.problems(bench.analysis(run)) == []
     assert measured == {bare_uuid(uuid)}
-
-
-OPTIONS = {
-    "amp": ("--strategy", "single", "--amp", "bf16,fp16"),
-    "channels_last": ("--strategy", "single", "--model", "tests.gpu.models:channels_last"),
-    "loader": ("--strategy", "single", "--data", "fake", "--samples", "4096", "--workers", "2", "--pin-memory"),
-    "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
-    "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
-    "compile": ("--strategy", "single,ddp", "--compile", "default"),
-}
 
 
 @pytest.mark.gpu(expected_s=40, limit_s=250)
@@ -289,5 +275,5 @@ def test_options(bench: Bench, name: str) -> None:
     """A short run on one device."""
     if name == "compile" and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("torch.compile needs a C compiler for its launchers, and none is in PATH")
-    run = bench.run(f"option_{name}", "--devices", "1", "--batch-size", "128", *OPTIONS[name], *SHORT, limit_s=240)
+    run = bench.run(f"option_{name}")
     assert gpu_checks.problems(bench.analysis(run)) == []

@@ -12,6 +12,38 @@ from dpscope.launch.jobs.devices import DeviceType
 from tests.helpers.gpu_checks import Analysis
 from tests.helpers.paths import ROOT
 
+_SHORT = ("--steps", "15", "--traced-steps", "2", "--repeats", "1")
+_BUSY = ("--batch-size", "512")
+_OPTION = ("--devices", "1", "--batch-size", "128", *_SHORT)
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "amp": ("--strategy", "single", "--amp", "bf16,fp16"),
+    "channels_last": ("--strategy", "single", "--model", "tests.gpu.models:channels_last"),
+    "loader": ("--strategy", "single", "--data", "fake", "--samples", "4096", "--workers", "2", "--pin-memory"),
+    "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
+    "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
+    "compile": ("--strategy", "single,ddp", "--compile", "default"),
+}
+"""Of a short run on one device each."""
+
+# At batch 32 the host's launches bound many GPUs, at 512 the GPU is busy. A late rank takes eight traced steps: in two a rank may
+# be last by chance.
+RUNS: dict[str, tuple[str, ...]] = {
+    "single": ("--strategy", "single", "--devices", "1", "--batch-size", "32,512", "--steps", "30", "--traced-steps", "3",
+               "--repeats", "2"),
+    "ddp": ("--strategy", "single,ddp", "--devices", "2", *_BUSY, *_SHORT, "--no-calibrate"),
+    "overlap": ("--strategy", "ddp", "--devices", "2", "--overlap", "on,off", "--nccl-engine", "legacy,default", *_BUSY, *_SHORT,
+                "--no-calibrate"),
+    "data_parallel": ("--strategy", "single,dp", "--devices", "2", *_BUSY, *_SHORT, "--no-calibrate"),
+    "late": ("--strategy", "ddp", "--devices", "2", "--steps", "15", "--traced-steps", "8", "--repeats", "1",
+             "--samples", "1024", "--no-calibrate"),
+    "last_device": ("--strategy", "single", "--devices", "1", "--batch-size", "128", *_SHORT),
+    **{f"option_{name}": (*flags, *_OPTION) for name, flags in OPTIONS.items()},
+}  # fmt: skip
+"""Options of each run, by the name of its folder."""
+LATE_RANK = ("--model", "tests.gpu.models:late_on_rank_1", "--batch-size", "32")
+CALIBRATION = {"devices": "2", "collectives": "all_reduce", "min_bytes": "64MiB", "max_bytes": "64MiB"}
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -36,14 +68,16 @@ class Bench:
             check=False,
         )
 
-    def run(
-        self, name: str, *options: object, limit_s: float = 300.0, variables: Mapping[str, str] | None = None
-    ) -> Path:
-        """A run folder of `dpscope run` with these options, ResNet-18 for CIFAR unless they name another model."""
+    def run_command(self, name: str, *more: str) -> list[str]:
+        """The run of RUNS, and `more` options; ResNet-18 for CIFAR unless they name another model."""
+        options = [*RUNS[name], *more]
+        model = [] if "--model" in options else ["--model", "resnet18_cifar"]
+        return ["run", "--device", self.kind, *model, *options, "--out", str(self.folder / name)]
+
+    def run(self, name: str, *more: str, variables: Mapping[str, str] | None = None) -> Path:
+        """The folder of that run, once it is measured."""
         out = self.folder / name
-        model = () if "--model" in options else ("--model", "resnet18_cifar")
-        common = ("run", "--device", self.kind, *model, "--no-calibrate", "--quiet", "--out", out)
-        ended = self.dpscope(*common, *options, limit_s=limit_s, variables=variables)
+        ended = self.dpscope(*self.run_command(name, *more), "--quiet", variables=variables)
         assert ended.returncode in (0, 1), ended.stderr[-2000:]
         assert out.exists(), ended.stderr[-2000:]
         return out
@@ -56,8 +90,7 @@ class Bench:
         return content
 
 
-def late_ranks(bench: Bench, model: str, batch_size: int) -> list[str]:
-    """Findings about late ranks of DDP on two devices; eight traced steps, since in two a rank may be last by chance."""
-    flags = ("--strategy", "ddp", "--devices", "2", "--model", model, "--batch-size", batch_size, "--samples", "1024")
-    run = bench.run("late", *flags, "--steps", "15", "--traced-steps", "8", "--repeats", "1")
-    return [one["message"] for one in bench.analysis(run)["findings"] if one["code"] == "straggler"]
+def late_ranks(bench: Bench, *more: str) -> list[str]:
+    """Findings about late ranks of DDP on two devices, with a model that makes one late."""
+    findings = bench.analysis(bench.run("late", *more))["findings"]
+    return [one["message"] for one in findings if one["code"] == "straggler"]

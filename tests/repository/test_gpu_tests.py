@@ -18,8 +18,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.cli import app
+from dpscope.launch.jobs import devices
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.instruments.step_timer import BatchArrived, StepCounts
 from dpscope.profiling.records.run import Cell, DdpCounters, DeviceState
@@ -29,7 +33,7 @@ from tests.generated_traces.generator import dp_trace
 from tests.gpu import ranks, support
 from tests.gpu.conftest import ONE_GPU_S, SEVERAL_S, pytest_runtest_logreport
 from tests.helpers import gpu_checks
-from tests.helpers.gpu_bench import Bench, late_ranks
+from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, RUNS, Bench, late_ranks
 from tests.helpers.paths import DATA, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -227,6 +231,34 @@ def test_why_a_test_is_skipped(gpus: int, least: int, left_s: float, reason: str
     assert gpu_checks.why_skipped(gpus, least, 30.0, left_s) == reason
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_is_planned_on_two_gpus(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option is refused, and every cell is measured."""
+    monkeypatch.chdir(ROOT)
+    two_gpus(monkeypatch)
+    command = Bench(tmp_path, 2).run_command(name, *(LATE_RANK if name == "late" else ()))
+    ended = CliRunner().invoke(app, [*command, "--dry-run"])
+    assert ended.exit_code == 0, ended.exception or ended.output
+    assert "skipped" not in ended.output
+    batches = ("b32", "b512") if name == "single" else ("b32",) if name == "late" else ("b128", "b512")
+    assert any(batch in ended.output for batch in batches)
+
+
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="aaaa")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "present_gpus", lambda: devices.PresentGpus(2, "NVML", "570.86"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+
+def test_the_calibration_is_one_of_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus(monkeypatch)
+    settings = calibration_settings(device="cuda", **CALIBRATION)
+    assert (settings.devices, settings.sizes, settings.collectives) == ((2,), (64 << 20,), ("all_reduce",))
+
+
 def marks() -> list[dict[str, Any]]:
     """Of every test in order, with what parameters multiply."""
     module = importlib.import_module("tests.gpu.test_on_gpus")
@@ -323,5 +355,5 @@ def test_the_plain_script(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_late_rank_is_named_on_the_cpu(tmp_path: Path) -> None:
-    named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "tests.gpu.models:late_tiny", 4)
+    named = late_ranks(Bench(tmp_path, 0, kind="cpu"), "--model", "tests.gpu.models:late_tiny", "--batch-size", "4")
     assert any("rank 1" in message for message in named), named
