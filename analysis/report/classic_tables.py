@@ -69,11 +69,11 @@ def classic_tables(run: RunData, comparison: Comparison) -> Study:
                 "Epoch seconds with and without data loading",
                 builder.by_batch,
                 builder.loading(),
-                ("waiting for loaded batches: what queued work hides is no wait",),
+                (*builder.input_path(), "waiting for loaded batches: what queued work hides is no wait"),
             ),
         )
     ]
-    drawn.append((PUBLISHED_TITLE, *published_table(run, builder.published())))
+    drawn.append((PUBLISHED_TITLE, *published_table(run, builder.published(), builder.input_path())))
     lines = (f"{title}: {line}" for title, _, missing in drawn for line in missing)
     return Study(tuple(table for _, table, _ in drawn if table is not None), tuple(dict.fromkeys(lines)))
 
@@ -190,7 +190,18 @@ class _Builder:
 
     def epoch_notes(self) -> tuple[str, ...]:
         how = "measured whole epochs" if self._whole else "median step time x steps per epoch, not a measured epoch"
-        return (f"epoch seconds are {how}", "a speedup of epochs already counts the N devices")
+        return (f"epoch seconds are {how}", *self.input_path(), "a speedup of epochs already counts the N devices")
+
+    def input_path(self) -> tuple[str, ...]:
+        """How images reached the model, where the data has two ways: published epochs are mostly of images one by one."""
+        workload = self._run.manifest.config.workload
+        if workload.data not in ("cifar10", "digits") or self._run.manifest.script is not None:
+            return ()
+        if workload.transforms == "per-image":
+            return ("images were transformed one by one, from PIL images by torchvision (--transforms per-image)",)
+        return (
+            "images were kept in memory and transformed a batch at a time; --transforms per-image times the path of most scripts",
+        )
 
     def communication_notes(self) -> tuple[str, ...]:
         """How each is obtained; where tracing slowed a cell's steps, its parts may exceed its epoch."""

@@ -1,6 +1,6 @@
 """What others published of the cells of a run, beside what was measured here. Nothing is judged: their hardware is another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.text_table import TextTable
@@ -18,9 +18,12 @@ MeasuredValue = tuple[Callable[[CellData], float | None], str]
 
 
 def published_table(
-    run: RunData, measured: Mapping[tuple[str, str], MeasuredValue]
+    run: RunData, measured: Mapping[tuple[str, str], MeasuredValue], notes: Sequence[str] = ()
 ) -> tuple[TextTable | None, list[str]]:
-    """A row per published value of a measured cell, or why there is none; `measured` by quantity and what is fixed."""
+    """A row per published value of a measured cell, or why there is none; `measured` by quantity and what is fixed.
+
+    `notes`: how the measured values were obtained.
+    """
     named = run.manifest.config.reporting.published
     if named is None:
         return None, []
@@ -30,7 +33,7 @@ def published_table(
             f"{named} has no row for a measured cell: model, data, strategy, devices and batch must be the same"
         ]
     bandwidth = any(row[1] == "effective bandwidth" for row in rows)
-    return TextTable(TITLE, _HEADINGS, rows, (_OTHER, _ALL) if bandwidth else (_OTHER,)), []
+    return TextTable(TITLE, _HEADINGS, rows, (_OTHER, *notes, *((_ALL,) if bandwidth else ()))), []
 
 
 def _rows(

@@ -40,6 +40,7 @@ def train(
     workers: options.Workers = None,
     workers_total: options.WorkersTotal = None,
     pin_memory: options.PinMemory = None,
+    transforms: options.Transforms = None,
     checkpoint_steps: options.CheckpointSteps = None,
     max_restarts: options.MaxRestarts = None,
     timeout: options.TrainTimeout = None,

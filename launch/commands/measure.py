@@ -27,6 +27,7 @@ def run(
     workers: options.Workers = None,
     workers_total: options.WorkersTotal = None,
     pin_memory: options.PinMemory = None,
+    transforms: options.Transforms = None,
     amp: options.Amp = None,
     lr: options.Lr = None,
     momentum: options.Momentum = None,

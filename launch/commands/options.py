@@ -37,6 +37,12 @@ Download = Annotated[bool | None, typer.Option("--download/--no-download", help=
 SamplesPerEpoch = Annotated[int | None, typer.Option(help="samples an epoch of synthetic and fake data")]
 Workers = Annotated[int | None, typer.Option(help="loader workers per process")]
 WorkersTotal = Annotated[int | None, typer.Option(help="loader workers per cell, shared by its processes")]
+Transforms = Annotated[
+    Literal["per-batch", "per-image"] | None,
+    typer.Option(
+        help="images are transformed a batch at a time from memory, or one by one from PIL images by torchvision's transforms"
+    ),
+]
 PinMemory = Annotated[
     bool | None, typer.Option("--pin-memory/--no-pin-memory", help="copy batches to GPUs from page-locked memory")
 ]
@@ -231,7 +237,16 @@ OPTION_GROUPS = {
     ),
     "Model and data": (
         *("model", "data", "data_dir", "download", "augment", "samples", "workers", "workers_total", "pin_memory"),
-        *("lr", "learning_rate_scaling", "warmup_epochs", "milestones", "gamma", "momentum", "weight_decay"),
+        *(
+            "transforms",
+            "lr",
+            "learning_rate_scaling",
+            "warmup_epochs",
+            "milestones",
+            "gamma",
+            "momentum",
+            "weight_decay",
+        ),
         *("label_smoothing", "dtype", "seed", "seeds"),
     ),
     "How much is measured": (

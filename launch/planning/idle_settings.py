@@ -16,6 +16,8 @@ def idle_settings(workload: Workload, matrix: Matrix) -> dict[str, str]:
         )
     if workload.data in ("digits", "cifar10"):
         idle["samples"] = f"{workload.data} has its own number of samples"
+    else:
+        idle["transforms"] = f"only the images of cifar10 and digits are transformed, and --data is {workload.data}"
     if workload.data == "synthetic":
         idle |= dict.fromkeys(
             ("workers", "workers_total", "pin_memory"), "synthetic data is one batch on the device, never loaded"

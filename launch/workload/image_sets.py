@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dpscope.launch.workload.augmentation import Augmentation
+from dpscope.launch.workload.augmentation import Augmentation, random_words
 from dpscope.launch.workload.data_files import CIFAR_DEVIATION, CIFAR_MEAN
 from dpscope.launch.workload.digits import DIGITS_DEVIATION, DIGITS_MEAN, load_digits
 from dpscope.launch.workload.nested import joined_batches
@@ -56,6 +56,54 @@ class StoredImages(Dataset[Any]):
         return (images - self._offset) * self._scale, self._labels[chosen]
 
 
+class TransformedImages(Dataset[Any]):
+    """The input path of most training scripts: each image becomes a PIL image, which torchvision's transforms augment,
+    convert and normalise one by one.
+
+    Random choices follow from (seed, epoch, sample) alone, as `Augmentation`'s do, so all strategies train on the same images.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mean: Sequence[float],
+        deviation: Sequence[float],
+        augmentation: Augmentation | None,
+    ) -> None:
+        from torchvision.transforms import v2
+
+        self._images = images.permute(0, 2, 3, 1).contiguous().numpy()
+        self._labels = labels
+        self._seed = augmentation.seed if augmentation is not None else 0
+        random: list[Any] = []
+        if augmentation is not None:
+            random.append(v2.RandomCrop(self._images.shape[1], padding=augmentation.shift))
+            random += [v2.RandomHorizontalFlip()] if augmentation.flip else []
+        steps = [
+            *random,
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(list(mean), list(deviation)),
+        ]
+        self._transform = v2.Compose(steps)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, batch: EpochSamples) -> tuple[Tensor, Tensor]:
+        from PIL import Image
+
+        made = []
+        with torch.random.fork_rng(devices=[]):
+            for sample, word in zip(
+                batch.samples, random_words(self._seed, batch.epoch, batch.samples).tolist(), strict=True
+            ):
+                torch.default_generator.manual_seed(word >> 1)
+                made.append(self._transform(Image.fromarray(self._images[sample])))
+        return torch.stack(made), self._labels[torch.as_tensor(batch.samples)]
+
+
 class FakeImages(Dataset[Any]):
     """torchvision's FakeData: noise with random labels, made when asked for, the same for the same sample."""
 
@@ -96,7 +144,7 @@ class MadeSamples(Dataset[Any]):
         return inputs, targets
 
 
-ImageSet = StoredImages | FakeImages | MadeSamples
+ImageSet = StoredImages | TransformedImages | FakeImages | MadeSamples
 
 
 def training_images(workload: Workload, built: BuiltModel, augment: bool = True) -> ImageSet:
@@ -104,7 +152,7 @@ def training_images(workload: Workload, built: BuiltModel, augment: bool = True)
     if workload.data == "cifar10":
         return _cifar10(workload, train=True, augmentation=Augmentation(workload.seed, 4, True) if augment else None)
     if workload.data == "digits":
-        return _digits(train=True, augmentation=Augmentation(workload.seed, 3, False) if augment else None)
+        return _digits(workload, train=True, augmentation=Augmentation(workload.seed, 3, False) if augment else None)
     if built.make_batch is not None:
         return MadeSamples(built.make_batch, first=0, count=workload.samples)
     return FakeImages(built, first=0, count=workload.samples)
@@ -115,7 +163,7 @@ def test_images(workload: Workload, built: BuiltModel) -> ImageSet:
     if workload.data == "cifar10":
         return _cifar10(workload, train=False, augmentation=None)
     if workload.data == "digits":
-        return _digits(train=False, augmentation=None)
+        return _digits(workload, train=False, augmentation=None)
     count = max(1, workload.samples // 5)
     if built.make_batch is not None:
         return MadeSamples(built.make_batch, first=workload.samples, count=count)
@@ -136,7 +184,7 @@ def check_classes(workload: Workload, built: BuiltModel) -> None:
         )
 
 
-def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None) -> StoredImages:
+def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None) -> ImageSet:
     from torchvision.datasets import CIFAR10
 
     try:
@@ -146,12 +194,16 @@ def _cifar10(workload: Workload, train: bool, augmentation: Augmentation | None)
             f"--data cifar10: {workload.data_dir} cannot be read ({error}); fetch it again with --download"
         ) from error
     images = torch.from_numpy(files.data).permute(0, 3, 1, 2).contiguous()
-    return StoredImages(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION, augmentation)
+    return _image_set(workload)(images, torch.tensor(files.targets), CIFAR_MEAN, CIFAR_DEVIATION, augmentation)
 
 
-def _digits(train: bool, augmentation: Augmentation | None) -> StoredImages:
+def _digits(workload: Workload, train: bool, augmentation: Augmentation | None) -> ImageSet:
     digits = load_digits()
     chosen = digits.training if train else digits.test
-    return StoredImages(
+    return _image_set(workload)(
         digits.images[chosen], digits.labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3, augmentation
     )
+
+
+def _image_set(workload: Workload) -> type[StoredImages] | type[TransformedImages]:
+    return TransformedImages if workload.transforms == "per-image" else StoredImages

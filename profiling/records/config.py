@@ -27,6 +27,7 @@ class Workload(ConfigPart, frozen=True):
     workers: int = 2  # DataLoader workers per process
     workers_total: int | None = None  # DataLoader workers per cell, shared by its processes
     pin_memory: bool = False
+    transforms: Literal["per-batch", "per-image"] = "per-batch"  # how images are augmented and normalised
     amp: Amp = "off"
     seed: int = 0
 

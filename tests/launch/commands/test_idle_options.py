@@ -119,7 +119,11 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
         ["--devices", "1"],
         (["--link", "100Gb/s"], ["--target-efficiency", "0.8"], ["--scaling", "strong"], ["--scaling", "both"]),
     ),
-    ("run", ["--data", "synthetic"], (["--workers", "1"], ["--workers-total", "2"], ["--pin-memory"])),
+    (
+        "run",
+        ["--data", "synthetic"],
+        (["--workers", "1"], ["--workers-total", "2"], ["--pin-memory"], ["--transforms", "per-image"]),
+    ),
     ("train", ["--dry-run"], (["--target-accuracy", "90"], ["--wandb"], ["--wandb-online"])),
     ("train", ["--devices", "1"], (["--scaling", "weak"],)),
     ("run", ["--strategy", "single,fsdp"], (["--ddp-alone"], ["--bucket-mb", "5"])),
@@ -145,7 +149,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("run", [], (["--detect-limit", "60"],)),
     ("run", ["--detect", "5%", "--dry-run"], (["--detect-limit", "60"],)),
     ("train", ["--device", "cpu", "--workers-total", "2"], (["--workers", "1"], ["--pin-memory"])),
-    ("train", ["--data", "fake"], (["--augment"], ["--data-dir", "x"])),
+    ("train", ["--data", "fake"], (["--augment"], ["--data-dir", "x"], ["--transforms", "per-image"])),
     *(
         (command, [], (["--node-rank", "1"], ["--rendezvous", "host0:29500"]))
         for command in ("run", "calibrate", "train", "equal")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.augmentation import Augmentation, random_words
-from dpscope.launch.workload.image_sets import EpochSamples, StoredImages, training_images
+from dpscope.launch.workload.image_sets import EpochSamples, StoredImages, TransformedImages, training_images
 from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.profiling.records.config import Workload
@@ -96,11 +96,40 @@ def _first(stream: object, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.process
-def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers() -> None:
-    single = augmented(Cell(strategy="single", devices=1, batch_size=12), range(1), 3)
+@pytest.mark.parametrize("transforms", ["per-batch", "per-image"])
+def test_a_sample_looks_the_same_under_every_strategy_and_number_of_workers(transforms: str) -> None:
+    single = augmented(Cell(strategy="single", devices=1, batch_size=12), range(1), 3, transforms=transforms)
     assert sum(single.values()) == 6 * 12
-    assert single == augmented(Cell(strategy="dp-host", devices=2, batch_size=6), range(1), 3)
-    assert single == augmented(Cell(strategy="ddp", devices=2, batch_size=6), range(2), 3, workers=2)
+    several = Cell(strategy="dp-host", devices=2, batch_size=6)
+    assert single == augmented(several, range(1), 3, transforms=transforms)
+    parallel = Cell(strategy="ddp", devices=2, batch_size=6)
+    assert single == augmented(parallel, range(2), 3, transforms=transforms, workers=2)
+
+
+def test_images_one_by_one_are_those_of_a_batch_where_nothing_is_random() -> None:
+    samples = EpochSamples(0, [3, 1, 4])
+    (one, labels), (batch, same) = (
+        training_images(asked(transforms=way), BUILT, augment=False).__getitems__(samples)
+        for way in ("per-image", "per-batch")
+    )
+    assert torch.equal(labels, same)
+    torch.testing.assert_close(one, batch, rtol=0, atol=1e-5)
+
+
+def test_images_one_by_one_are_cropped_and_mirrored_anew_in_every_epoch() -> None:
+    """Every result is a window of the padded image, mirrored or not; torch's own generator is left as it was."""
+    image = torch.randint(1, 256, (1, 3, 6, 6), dtype=torch.uint8)
+    images = TransformedImages(image, torch.tensor([7]), (0.0,) * 3, (1.0,) * 3, Augmentation(5, 2, True))
+    padded = nn.functional.pad(image[0], (2,) * 4)
+    windows = [padded[:, down : down + 6, right : right + 6] for down in range(5) for right in range(5)]
+    possible = {tuple(one.flatten().tolist()) for window in windows for one in (window, window.flip(2))}
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = [(images.__getitems__(EpochSamples(epoch, [0]))[0][0] * 255).round().byte() for epoch in range(40)]
+    assert torch.equal(before, torch.get_rng_state())
+    drawn = {tuple(one.flatten().tolist()) for one in found}
+    assert drawn <= possible
+    assert len(drawn) > 10
 
 
 def test_another_epoch_or_seed_is_another_draw() -> None:
