@@ -7,6 +7,7 @@ from typing import Literal
 from dpscope.analysis.comparison.columns import VALUE_RANGE
 from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.findings.script_advice import in_a_script
+from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.text.units import show_time
 
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
@@ -77,6 +78,12 @@ def best_action(
             "Train on one device, or try a larger batch or model: this step is too short to share "
             f"({show_time(number(chosen, 'step_us'))}).",
             "shown",
+        )
+    if (slowed := slowed_by_tracing(chosen)) is not None:
+        return Action(
+            "Attach or measure with a larger batch or model, whose operations take longer than tracing them does: a traced step "
+            f"takes {slowed:.2f}x as long as an untraced one, so no saving can be stated.",
+            "not_measured",
         )
     step = number(chosen, "traced_step_us")
     parts = _parts(chosen, straggler, on_device, of_script) if step else []

@@ -13,6 +13,7 @@ from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.row import CellValues, interval_of, number
 from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, devices_text
 from dpscope.analysis.findings.actions import Confidence, best_action, split_exposed
+from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_text
 from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import sentence, show_time
@@ -230,6 +231,8 @@ def _cost(comparison: Comparison, chosen: CellValues | None, straggler: str | No
     if total is None or exposed is None or not step:
         said = f"It was not measured: the trace of {chosen['cell']} does not show it."
         return Answer(question, said, "not_measured")
+    if (slowed := slowed_by_tracing(chosen)) is not None:
+        return Answer(question, sentence(slowed_text(chosen, slowed)), "not_measured")
     what = "dp-host's host copies take" if chosen["strategy"] == "dp-host" else f"{_name(chosen)}'s communication takes"
     if chosen["strategy"] == "other":
         what = "Communication takes"

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from dpscope.analysis.comparison.row import as_number
+from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_text
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -20,6 +21,12 @@ def communication_finding(values: Mapping[str, object]) -> Iterator[Finding]:
     """The finding about one row of a comparison's table, as `known_values` gives it; none where nothing is known."""
     total, hidden, exposed = (as_number(values[name]) for name in ("communication_us", "hidden_us", "exposed_us"))
     if total is None or hidden is None or exposed is None or not total:
+        return
+    if (slowed := slowed_by_tracing(values)) is not None:
+        yield RunCode.COMMUNICATION_MEASURED.finding(
+            f"{values['cell']}: {slowed_text(values, slowed)}",
+            "measure a larger batch or model, whose operations take longer",
+        )
         return
     what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
     wait = as_number(values["exposed_wait_us"])

@@ -12,6 +12,7 @@ from dpscope.analysis.findings.estimate_gaps import reasons
 from dpscope.analysis.findings.no_overlap import no_overlap_finding
 from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.findings.scaling import scaling_findings
+from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.findings.straggler import straggler_finding
 from dpscope.analysis.findings.strategy_costs import strategy_cost_finding
 from dpscope.analysis.findings.strategy_gaps import gap_finding
@@ -69,11 +70,17 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
         *scaling_findings(comparison),
         *variant_findings(run),
         *(finding for cell in run.measured for finding in straggler_finding(cell)),
-        *(finding for cell in run.measured for finding in no_overlap_finding(cell)),
+        *(finding for cell in _traced_as_trained(run, comparison) for finding in no_overlap_finding(cell)),
         *no_single_device(run.manifest, _without_single_device(run), str(run.path)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
     ]
+
+
+def _traced_as_trained(run: RunData, comparison: Comparison) -> list[CellData]:
+    """The cells whose traced steps are not much longer than untraced ones."""
+    rows = {str(row["cell"]): known_values(row) for row in comparison.table.to_dict("records")}
+    return [data for data in run.measured if slowed_by_tracing(rows[data.cell.name]) is None]
 
 
 def _without_single_device(run: RunData) -> list[str]:

@@ -1,0 +1,60 @@
+"""A trace that slows its steps: above 1.5 times no share of a step and no saving is stated, up to it they are."""
+
+from dataclasses import replace
+
+import pytest
+
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.findings.answers import answer
+from dpscope.analysis.findings.headline import best_sentence
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.profiling.records.run import Cell
+from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
+
+
+def traced(cost: float) -> RunData:
+    """DDP on two devices, untraced steps of 10 ms: half of a traced one is exposed; two all-reduces of 4 MB in all."""
+    cell, step_us = Cell("ddp", 2, 8), 10_000 * cost
+    data = cell_data(
+        cell,
+        [[10_000.0] * 8] * 2,
+        windows(
+            cell,
+            3,
+            2,
+            step_us=step_us,
+            compute_us=step_us / 2,
+            communication_us=step_us / 2,
+            hidden_us=0.0,
+            exposed_us=step_us / 2,
+            idle_us=0.0,
+        ),
+    )
+    samples = data.samples.copy()
+    samples.loc[samples["measuring_pass"] == "traced", "step_us"] *= cost
+    reduced = all_reduces(cell, 3, [(3e6, 0.0, 100.0), (1e6, 200.0, 100.0)], 2)
+    return run_of(replace(data, samples=samples, collectives=reduced))
+
+
+def texts(run: RunData) -> list[str]:
+    comparison = compare(run)
+    found = answer(comparison, "cuda")
+    said = [one.message for one in conclusions(run, comparison) if one.code in ("communication_measured", "no_overlap")]
+    return [found.cost.text, found.action.text, best_sentence(comparison), *said]
+
+
+@pytest.mark.parametrize(("cost", "stated"), [(1.0, True), (1.49, True), (1.51, False), (3.35, False)])
+def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(cost: float, stated: bool) -> None:
+    cost_text, action, headline, *findings = texts(traced(cost))
+    assert ("(50% of the step) is exposed" in cost_text) == stated
+    assert ("can be saved" in action) == stated
+    assert ("exposed" in headline) == stated
+    assert any("hidden" in one for one in findings) == stated
+    if not stated:
+        assert cost_text == (
+            f"Communication's share of a step is not known: a traced step takes {cost:.2f}x as long as an untraced one, "
+            "so its parts do not describe the training. What tracing does not change: 4.00 MB a step in 2 collectives."
+        )
+        assert "no saving can be stated" in action
+        assert not any("%" in one for one in (cost_text, action, headline, *findings))
