@@ -18,7 +18,7 @@ from dpscope.analysis.traces.ranks.step_waits import EXPOSED
 from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _RATE = Unit("GB/s", 1.0, 3)
@@ -120,7 +120,12 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
             key[2] += "*"
         rows.append((*key, *(show(plain(record[name]), unit) for name in columns)))
     notes = []
-    if any(row[2].endswith("*") for row in rows):
+    starred = [row[2].endswith("*") for row in rows]
+    if rows and all(starred):
+        notes.append(
+            "* no whole step was traced: these are timed from their first event to their last, and averages are of them"
+        )
+    elif any(starred):
         notes.append(
             "* first traced step: its start was not recorded, so it is left out of averages"
             if steps["device"].notna().any()
@@ -141,7 +146,10 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
 
 
 def _collective_table(collectives: pd.DataFrame, by_group: bool) -> TextTable:
-    """Collectives of one kind, group (unless those are many) and size together: count, means."""
+    """Collectives of the steps, those of one kind, group (unless those are many) and size together: count, means."""
+    every, in_steps = collectives, collectives["step"].notna()
+    if in_steps.any():  # without marked steps all count
+        collectives = collectives[in_steps]
     unit = choose_unit("time", [float(value) for value in collectives["duration_us"].dropna()])
     named_groups = by_group and collectives["group"].nunique() > 1
     keys = ["kind", "group", "bytes"] if by_group else ["kind", "bytes"]
@@ -164,8 +172,17 @@ def _collective_table(collectives: pd.DataFrame, by_group: bool) -> TextTable:
         "Collectives (means)",
         ("kind (group)" if named_groups else "kind", "bytes", "count", *times, "algbw [GB/s]", "busbw [GB/s]"),
         tuple(rows),
-        tuple(_collective_notes(collectives)),
+        (*_collective_notes(collectives), *_outside_steps(every[~in_steps] if in_steps.any() else every.iloc[:0])),
     )
+
+
+def _outside_steps(collectives: pd.DataFrame) -> Iterator[str]:
+    """What no traced step launched, in a line."""
+    if len(collectives):
+        kinds = collectives["kind"].fillna("unknown").value_counts()
+        named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        total = show_time(float(collectives["duration_us"].sum()))
+        yield f"{counted(len(collectives), 'collective')} outside any step ({named}; {total} together): not in this table"
 
 
 def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:

@@ -113,6 +113,18 @@ class TraceCode(FindingCode):
         "they ran, or in none.",
         "usual at a trace's edges and for replayed CUDA graphs; if they are many, trace more steps after a warm-up",
     )
+    STEPS_EMPTY = (
+        "steps_empty",
+        None,
+        "Some marked steps hold no event, so their times are not given. An error where all of them do.",
+        "trace again with the steps' work between two calls of profiler.step(); the file may have been edited or cut",
+    )
+    STEPS_UNEVEN = (
+        "steps_uneven",
+        "warning",
+        "Some steps hold at least twice as many collectives as the median step, so that means over steps mix two kinds of them.",
+        "see these steps in the table of steps; trace without evaluation, logging or checkpoints, or use the median",
+    )
     STEPS_OUTLASTED = (
         "steps_outlasted",
         "warning",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -13,12 +14,13 @@ COPY_SHARE = 0.1  # of idle time, from which host copies are named
 
 
 def idle_findings(steps: pd.DataFrame, name: str = "", data_wait_us: float | None = None) -> Iterator[Finding]:
-    """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows.
+    """One finding about the devices that are idle for IDLE_SHARE or more, by means over whole windows, else over all there are.
 
     `steps` are rows of `step_breakdown`; CPU rows have no device and say nothing. `name` begins the message. `data_wait_us`
     is the mean wait for the loader: what remains of the time in which nothing was launched is the host's.
     """
-    whole = steps[steps["device"].notna() & ~steps["partial_window"].fillna(True).astype(bool)] if len(steps) else steps
+    devices = steps[steps["device"].notna() & steps["step_us"].notna()] if len(steps) else steps
+    whole = whole_steps(devices) if len(devices) else devices
     if whole.empty:
         return
     columns = ["step_us", "idle_us", "host_copy_us", "unlaunched_us"]

@@ -26,6 +26,7 @@ from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
+from dpscope.analysis.traces.ranks.uneven_steps import uneven_steps
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
@@ -226,6 +227,7 @@ def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
     cost = step_cost(found.steps_with_waits, found.collectives)
     return (
         *idle_findings(found.steps),
+        *uneven_steps(found.steps),
         *decisive_findings(cost, several_ranks=len(found.summaries) > 1),
         *parallelism_finding([one.parallelism for one in found.summaries], found.collectives),
     )

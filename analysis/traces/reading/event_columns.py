@@ -112,16 +112,24 @@ class TableBuilder:
         self.rows = 0
         self.lost: Counter[Loss] = Counter()
         self.unread: Counter[str] = Counter()  # events of a device in categories that are not read
-        # Who launched and who annotated: more than one process, or rank, means several ranks in one file.
+        # Who launched, annotated and ran operators: more than one process, or rank, means several ranks in one file.
         self.launching_processes: Counter[int | str] = Counter()
         self.annotating_processes: Counter[int | str] = Counter()
+        self.operating_processes: Counter[int | str] = Counter()
         self.ranks: Counter[int | str | None] = Counter()
 
     @property
     def is_fused(self) -> bool:
-        """Whether these are the events of several processes; one event that names another is a damaged one."""
+        """Whether these are the events of several processes; one event that names another is a damaged one.
+
+        A process without operators, where another has some, is no rank: some tracers (MTIA) give a rank's calls of the runtime
+        another process id than its operators.
+        """
+        processes = self.launching_processes or self.annotating_processes
+        if self.operating_processes:
+            processes = Counter({one: count for one, count in processes.items() if self.operating_processes[one] > 1})
         named = Counter({rank: count for rank, count in self.ranks.items() if rank not in (NONE, None)})
-        return _several(self.launching_processes or self.annotating_processes) or _several(named)
+        return _several(processes) or _several(named)
 
     @property
     def process_id(self) -> int | None:
@@ -200,6 +208,9 @@ class TableBuilder:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
         self.launching_processes.update([events[row].pid for row in launches])
         self.annotating_processes.update([events[row].pid for row in annotations])
+        self.operating_processes.update(
+            [events[row].pid for row in np.flatnonzero(category == Category.CPU_OP).tolist()]
+        )
         self.ranks.update([events[row].args.rank for row in launches or annotations])
 
     def _add_communication(self, events: Sequence[Event], names: IntColumn) -> None:

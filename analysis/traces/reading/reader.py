@@ -17,7 +17,8 @@ from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.header import Header, read_header
 from dpscope.analysis.traces.reading.json_events import EVENTS, LABEL_EVENTS, Codec, Event
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
-from dpscope.profiling.records.finding import Finding
+from dpscope.analysis.traces.reading.producers import Foreign
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -45,13 +46,21 @@ def read_traces(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Wa
     every event once, in file order, those that no table holds among them.
     """
     path = Path(path)
-    builder = TableBuilder()
+    builder, foreign = TableBuilder(), Foreign()
 
     def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
+        if not builder.rows:
+            foreign.add(decoded.events)
         watch(decoded.events)
 
     reading = read_events(path, limits, EVENTS, add)
+    if foreign.events and not builder.rows and not builder.unread and not sum(builder.lost.values()):
+        raise DpscopeError(
+            f"{path} is {foreign.description}, not by torch.profiler: none of its {counted(foreign.events, 'event')} with a "
+            "duration is of a category that torch.profiler writes; name a file that export_chrome_trace or "
+            "tensorboard_trace_handler wrote"
+        )
     if builder.is_fused:
         fused = FusedBuilder(path)
         builder = fused.table

@@ -28,6 +28,7 @@ from dpscope.analysis.traces.steps.event_kind import (
 from dpscope.analysis.traces.steps.gloo import ended_in_their_pass
 from dpscope.analysis.traces.steps.windows import NO_STEP, Windows, windows_of
 
+_IN_ORDER = 0.9  # of successive calls: threads may begin theirs in another order than they are numbered in
 _STEP_NAME = re.compile(r"^ProfilerStep#(\d{1,18})$")
 
 
@@ -88,6 +89,22 @@ class Attribution:
         return [rows[begin:end] for begin, end in pairwise(bounds)]
 
 
+def empty_steps(attribution: Attribution) -> IntColumn:
+    """Indices of the marked steps of which the trace holds nothing: on a CPU no event but the step's own, on a device no work."""
+    steps, events = attribution.steps, attribution.events
+    if not steps.marked:
+        return np.empty(0, dtype=np.int64)
+    if attribution.on_device:
+        known = np.isfinite(attribution.windows.end_us) | attribution.windows.hidden
+        return np.flatnonzero(~known)
+    rows = np.flatnonzero(~named_annotations(events, "ProfilerStep#"))
+    starts, ends = steps.start_us[:, None], steps.end_us[:, None]
+    begun = np.bincount(attribution.step[rows][attribution.step[rows] >= 0], minlength=len(steps)) > 0
+    for index in np.flatnonzero(~begun).tolist():  # an event may have begun in an earlier step
+        begun[index] = bool(((events.start_us[rows] < ends[index]) & (events.end_us[rows] > starts[index])).any())
+    return np.flatnonzero(~begun)
+
+
 def attribute(trace: Trace) -> Attribution:
     """Attribute every event of a trace.
 
@@ -122,7 +139,7 @@ def _with_those_of_no_launch(
     """Steps of all events, device events that no step launched given to the one they ran in, and the steps' windows.
 
     Where no steps are marked all belong to the one there is. A step that launched nothing of its own takes what began
-    during its range, and so gets a window; the rest goes by the windows, but for what was launched before the trace.
+    during its range, and so gets a window; the rest goes by the windows. What was launched before the trace belongs to none.
     """
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (launched == NO_STEP))
     if not len(rows):
@@ -131,6 +148,7 @@ def _with_those_of_no_launch(
     if not steps.marked:
         step[rows] = 0
         return step, windows_of(events, kind, step, len(steps))
+    rows = rows[~_launched_before(events, rows)]
     silent = np.ones(len(steps), dtype=bool)
     silent[launched[is_among(kind, DEVICE_KINDS) & (launched >= 0)]] = False
     during = steps.index_at(events.start_us[rows])
@@ -156,6 +174,21 @@ def _began_before(
     np.minimum.at(first_with, stream[with_launch], events.start_us[with_launch])
     before = (last_without <= first_with) & np.isfinite(first_with)
     return np.asarray(before[stream[rest]], dtype=bool)
+
+
+def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
+    """Which of the device events were launched before the trace began: their correlation is below the first recorded call's.
+
+    CUPTI numbers the calls of a process as they are made (CUpti_ActivityAPI, correlationId). Nothing is known where a trace's
+    calls are not numbered in the order of their starts.
+    """
+    calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation > 0))
+    if not len(calls):
+        return np.zeros(len(rows), dtype=bool)
+    numbers = events.correlation[calls[np.argsort(events.start_us[calls], kind="stable")]]
+    in_order = (np.diff(numbers) >= 0).mean() > _IN_ORDER if len(numbers) > 1 else True
+    own = events.correlation[rows]
+    return np.asarray((own > 0) & (own < numbers.min()) & in_order, dtype=bool)
 
 
 def step_ranges(events: EventTable) -> StepRanges:

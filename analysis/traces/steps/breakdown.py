@@ -12,7 +12,7 @@ import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn, is_among
 from dpscope.analysis.traces.steps import intervals
-from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.attribution import Attribution, empty_steps
 from dpscope.analysis.traces.steps.cpu_compute import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import (
     COMMUNICATION_KINDS,
@@ -213,6 +213,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
     communication_of_step = attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
     ranges_of_step = _cpu_phase_ranges(attribution)
+    empty = set(empty_steps(attribution).tolist())
     for index, rows in enumerate(communication_of_step):
         start = max(float(attribution.steps.start_us[index]), first_us)
         end = min(float(attribution.steps.end_us[index]), last_us)
@@ -221,6 +222,9 @@ def _cpu_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
+        if index in empty:
+            yield {"step": attribution.steps.numbers[index], "step_us": end - start, "partial_window": True}
+            continue
         in_phases = {
             column: intervals.length_within(compute, _union(attribution, of_step[index])) if of_step else None
             for column, of_step in ranges_of_step.items()

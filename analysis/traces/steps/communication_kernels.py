@@ -46,6 +46,8 @@ FAMILIES = (
     _family(r"userbuffers_"),  # Transformer Engine
 )
 
+# TorchInductor names a fused Triton kernel by the operators that it replaces, collectives before or behind it among them.
+_INDUCTOR = re.compile(r"^triton_[a-z_]+?_fused_")
 _ANY_FAMILY = re.compile("|".join(f"(?:{family.pattern.pattern})" for family in FAMILIES), re.IGNORECASE)
 # Within one device it is a warp or a block that "all-reduces".
 _COLLECTIVE = re.compile(
@@ -65,7 +67,7 @@ _COMPUTES = re.compile(
 @lru_cache(maxsize=4096)
 def family_of(name: str) -> Family | None:
     """The library that a kernel's name belongs to; None for one that is not known to communicate."""
-    if not _ANY_FAMILY.search(name):
+    if not _ANY_FAMILY.search(name) or _INDUCTOR.match(name):
         return None
     return next(family for family in FAMILIES if family.pattern.search(name))
 
@@ -77,6 +79,6 @@ def is_collective_kernel(name: str) -> bool:
 
 def may_communicate(name: str) -> bool:
     """Whether a kernel that is of no known library looks by its name as if it communicated."""
-    if family_of(name) is not None:
+    if family_of(name) is not None or _INDUCTOR.match(name):
         return False
     return bool(_COLLECTIVE.search(name) or (_MAY_COMMUNICATE.search(name) and not _COMPUTES.search(name)))

@@ -6,14 +6,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, CommunicationArgs, EventTable, Trace
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    Category,
+    CommunicationArgs,
+    EventTable,
+    IntColumn,
+    Trace,
+)
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
-from dpscope.analysis.traces.steps.attribution import Attribution
+from dpscope.analysis.traces.steps.attribution import Attribution, empty_steps
 from dpscope.analysis.traces.steps.communication_kernels import may_communicate
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind, collective_kind
 from dpscope.analysis.traces.steps.windows import NO_STEP
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _WHOLE_FILE = "the file was cut short: read a whole copy of it, or trace again"
@@ -129,6 +136,8 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
         yield TraceCode.NO_STEPS.finding(
             message=f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
         )
+    if len(empty := empty_steps(attribution)) and not shows_no_device(attribution):
+        yield _steps_empty(attribution, empty)
     if len(attribution.windows.outlasting) or attribution.windows.hidden.any():
         yield _outlasted(attribution)
 
@@ -152,6 +161,17 @@ def _events_of_no_step(attribution: Attribution, outside: BoolColumn) -> Finding
             parts.append(f"{count} ({total_us:,.1f} µs, {int((rows & collectives).sum())} of them collectives) {said}")
     return TraceCode.EVENTS_OF_NO_STEP.finding(
         message=f"device events of {attribution.trace.source} were launched in no traced step: {'; '.join(parts)}"
+    )
+
+
+def _steps_empty(attribution: Attribution, empty: IntColumn) -> Finding:
+    source, count = attribution.trace.source, len(attribution.steps)
+    what = "work of a device" if attribution.on_device else "event"
+    named = ", ".join(str(attribution.steps.numbers[index]) for index in empty[:_NAMED].tolist())
+    more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
+    return TraceCode.STEPS_EMPTY.finding(
+        f"{len(empty)} of {counted(count, 'step')} of {source} hold no {what} (step {named}{more}): their times are not given",
+        severity="error" if len(empty) == count else "warning",
     )
 
 

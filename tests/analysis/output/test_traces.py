@@ -41,7 +41,9 @@ def test_the_bandwidth_of_an_all_to_all_is_of_its_largest_bytes() -> None:
 
 
 def test_a_star_is_explained_where_there_is_one(tmp_path: Path) -> None:
-    assert "left out of averages" in notes(V100)["Steps"]
+    assert "* no whole step was traced" in notes(V100)["Steps"]
+    assert "left out of averages" not in notes(V100)["Steps"]  # averages are of these steps
+    assert "left out of averages" in notes(DATA / "a100x2_ddp_resnet50_rank0.json.gz")["Steps"]
     path = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json")
     steps = to_tables(analyze_traces([path]))[0]
     starred = any(row[2].endswith("*") for row in steps.rows)
@@ -56,3 +58,22 @@ def test_collectives_say_why_they_lack_numbers(tmp_path: Path) -> None:
     assert "no transfer, wait or bandwidth for send_recv" in table.notes[0]
     assert not any("broadcast" in note for note in table.notes)
     assert any(note.startswith("bytes are NA where the trace records no sizes") for note in table.notes)
+
+
+def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:
+    """Three all-reduces of 10 us before the step, one of 70 us in it: the table holds the one."""
+    events = [step(1, 1_000, 100), launch(9, 1_010), on_device("ncclDevKernel_AllReduce", 1_020, 70, 9)]
+    for number in range(3):
+        begin = 100.0 * number
+        events += [launch(number + 1, begin), on_device("ncclDevKernel_AllReduce", begin + 5, 10, number + 1)]
+    made_traces.write(tmp_path, events)
+    (table,) = [one for one in to_tables(analyze_traces([tmp_path])) if one.title.startswith("Collectives")]
+    assert [row[2] for row in table.rows] == ["1"]  # count
+    assert table.notes[-1] == "3 collectives outside any step (3 all_reduce; 30.0 µs together): not in this table"
+
+
+def test_collectives_of_a_trace_without_marked_steps_are_in_the_table(tmp_path: Path) -> None:
+    made_traces.write(tmp_path, [launch(9, 10), on_device("ncclDevKernel_AllReduce", 20, 70, 9)])
+    (table,) = [one for one in to_tables(analyze_traces([tmp_path])) if one.title.startswith("Collectives")]
+    assert [row[2] for row in table.rows] == ["1"]
+    assert not any("outside any step" in note for note in table.notes)

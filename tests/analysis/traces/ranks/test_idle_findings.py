@@ -54,10 +54,9 @@ def test_a_device_that_is_mostly_busy_says_nothing(idle_us: float) -> None:
     assert not list(idle_findings(windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0)))
 
 
-def test_no_device_and_no_whole_window_say_nothing() -> None:
+def test_without_a_device_there_is_no_finding() -> None:
     steps = windows(DDP, 2, step_us=1000.0, idle_us=900.0, host_copy_us=0.0)
     assert list(idle_findings(steps))
-    assert not list(idle_findings(steps.assign(partial_window=True)))
     steps["device"] = None
     assert not list(idle_findings(steps))
 
@@ -67,3 +66,10 @@ def test_a_real_device_idle_for_three_quarters_of_its_steps() -> None:
     analysis = analyze_traces([DATA / "a100x2_ddp_resnet50_rank0.json.gz"])
     (found,) = [one for one in analysis.findings if one.code == "device_idle"]
     assert found.message.startswith("device 0 of rank 0 is idle 76% of a step (169.1 ms of 222.4 ms)")
+
+
+def test_a_single_traced_step_has_its_finding() -> None:
+    """It has no start of its own; there is no other step to judge by."""
+    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(partial_window=True)
+    (found,) = idle_findings(steps)
+    assert found.message.startswith("2 of 2 devices idle 74% to 74% of a step")

@@ -17,6 +17,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.fusing import fused_trace
 from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, relabel, trace_text, write_trace
+from tests.helpers.made_traces import launch, on_device, step, write
 from tests.helpers.paths import ROOT
 from tests.helpers.several_jobs import write_job, write_one_process_run
 
@@ -71,6 +72,39 @@ def without_steps() -> Trace:
     trace = ddp_trace(0, 2).trace
     events = [event for event in trace["traceEvents"] if not str(event["name"]).startswith("ProfilerStep#")]
     return {**trace, "traceEvents": events}
+
+
+def with_further_step(empty: bool) -> Trace:
+    """A fourth step behind the others, with a kernel of its own or none."""
+    trace = ddp_trace(0, 2).trace
+    annotations = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    marks = [event for event in annotations if event["name"].startswith("ProfilerStep#")]
+    last = max(marks, key=lambda event: float(event["ts"]))
+    begin = last["ts"] + last["dur"] + 100.0
+    added = [{**last, "name": "ProfilerStep#9", "ts": begin, "dur": 500.0}]
+    if not empty:
+        calls = [event for event in trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
+        call = max(calls, key=lambda event: int(event["args"]["correlation"]))
+        number = call["args"]["correlation"] + 1
+        kernel = next(event for event in trace["traceEvents"] if event.get("cat") == "kernel")
+        added.append({**call, "ts": begin + 10.0, "args": {**call["args"], "correlation": number}})
+        added.append({**kernel, "ts": begin + 5_000.0, "args": {**kernel["args"], "correlation": number}})
+    return {**trace, "traceEvents": [*trace["traceEvents"], *added]}
+
+
+def collectives_in_last_step(count: int) -> Make:
+    """Five steps of 1,000 us, an all-reduce in each, and in the last one so many."""
+
+    def make(folder: Path) -> None:
+        events = []
+        for index in range(5):
+            events.append(step(index + 1, 1_000.0 * index, 1_000))
+            for place in range(count if index == 4 else 1):
+                number, begin = 10 * index + place + 1, 1_000.0 * index + 100 * place + 100
+                events += [launch(number, begin), on_device("ncclDevKernel_AllReduce", begin + 20, 50, number)]
+        write(folder, events)
+
+    return make
 
 
 def doubled(same_time: bool) -> Make:
@@ -254,6 +288,8 @@ CASES = {
     "communication_cost": Case(sound, no_communication),
     "parallelism": Case(sound, no_communication),
     "device_not_read": Case(with_category("hpu_op"), with_category("python_function")),
+    "steps_empty": Case(job(with_further_step(empty=True)), job(with_further_step(empty=False))),
+    "steps_uneven": Case(collectives_in_last_step(3), collectives_in_last_step(1)),
     "steps_outlasted": Case(long_copy(2_000.0), long_copy(20.0)),
     "communication_unknown": Case(
         changed(lambda event: event.update(name="my_gather_kernel")),

@@ -248,7 +248,8 @@ def test_a_time_without_end_is_none(tmp_path: Path, field: str, value: object) -
     found[5][field] = value  # the second step's kernel
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
     assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]  # a step that launched nothing has no window
-    assert codes(analysis) == {"negative_durations" if value == "-Infinity" else "events_without_time"}
+    lost = "negative_durations" if value == "-Infinity" else "events_without_time"
+    assert codes(analysis) == {lost, "steps_empty"}
 
 
 @pytest.mark.parametrize("first", [65_534, 65_535, 65_536, 65_537])
@@ -286,7 +287,7 @@ def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.Monk
     found[-1]["args"]["x"] = "y" * 200_000
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))
     assert compute(analysis) == [100.0] * 299
-    assert codes(analysis) == {"events_unreadable"}
+    assert codes(analysis) == {"events_unreadable", "steps_empty"}
 
 
 @pytest.mark.parametrize("layout", [one_line, kineto])

@@ -85,6 +85,10 @@ def test_one_launch_that_names_another_process_is_damage_and_no_rank(tmp_path: P
     calls[5]["pid"] = 51000
     assert len(read_traces(write_trace(trace, tmp_path / "one.json"))) == 1
     calls[6]["pid"] = 51000
+    operators = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+    operators[5]["pid"] = 51000
+    assert len(read_traces(write_trace(trace, tmp_path / "one_operator.json"))) == 1
+    operators[6]["pid"] = 51000
     assert len(read_traces(write_trace(trace, tmp_path / "two.json"))) == 2
 
 
@@ -250,3 +254,18 @@ def test_more_processes_than_any_job_has_are_damage(tmp_path: Path) -> None:
         DpscopeError, match=r"of more than 2,000 processes: it is damaged, or too many traces were joined"
     ):
         read_traces(path)
+
+
+def test_a_process_that_only_calls_the_runtime_is_no_rank(tmp_path: Path) -> None:
+    """MTIA's tracer gives a rank's calls of its runtime another process id than its operators."""
+    generated = ddp_trace(0, 2)
+    events = generated.trace["traceEvents"]
+    calls = [event for event in events if event.get("cat") == "cuda_runtime"]
+    assert len(calls) > 4
+    for call in calls[: len(calls) // 2]:
+        call["pid"] = 4711
+    path = write_trace(generated.trace, tmp_path / "0_0.pt.trace.json")
+    analysis = analyze_traces([path])
+    assert len(analysis.summaries) == 1
+    assert "fused_ranks" not in codes(analysis)
+    check_steps(analysis.steps, 0, generated)

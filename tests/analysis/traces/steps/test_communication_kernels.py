@@ -14,6 +14,7 @@ COMMUNICATES = {
     "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)": "all_reduce",
     "void aiter::cross_device_reduce_2stage<__half, 4>(aiter::RankData*)": "all_reduce",
     "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot>": "all_reduce",
+    "triton_one_shot_all_reduce_kernel": "all_reduce",  # somebody's own, by hand
     "allreduce_fusion_kernel_oneshot_lamport<(int)8>": "all_reduce",
     "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)": "all_reduce",
     "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)": "all_reduce",
@@ -32,6 +33,9 @@ COMPUTES = (
     "void splitKreduce_kernel<32, 16, int, float>(cublasSplitKParams<float>)",
     "void cublasLt::splitKreduce_kernel<32>",
     "triton_red_fused_native_layer_norm_0",
+    "triton_poi_fused_add_all_reduce_wait_tensor_3",  # Inductor's names hold the operators that it fused
+    "triton_red_fused__to_copy_all_gather_into_tensor_mean_1",
+    "triton_per_fused_one_shot_all_reduce_native_layer_norm_0",
     "void reduce_1Block_kernel<float, 128, 7>(float const*)",
     "void layer_norm_block_all_reduce<float>",
     "ampere_sgemm_128x64_tn",

@@ -20,7 +20,7 @@ def told(analysis: TraceAnalysis) -> dict[str, str]:
     return {finding.code: finding.message for finding in analysis.findings}
 
 
-STEPS = [step(1, 0, 100), step(2, 100, 100), operator("aten::mm", 10, 50)]
+STEPS = [step(1, 0, 100), step(2, 100, 100), operator("aten::mm", 10, 50), operator("aten::view", 150, 0)]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,7 @@ def test_ranges_recorded_as_operators(tmp_path: Path) -> None:
     events = [operator("ProfilerStep#1", 0, 100), operator("ProfilerStep#2", 100, 100)]
     events += [operator("Optimizer.step#SGD.step", 60, 10), operator("enumerate(DataLoader)#_Next.__next__", 0, 10)]
     events += [operator("aten::mm", 20, 30), operator("gloo:all_reduce", 40, 20, tid=2)]
+    events.append(operator("aten::view", 150, 0))
     analysis = analyzed(tmp_path, events)
     assert analysis.steps["step"].tolist() == [1, 2]
     assert analysis.steps[["step_us", "compute_us", "communication_us", "hidden_us"]].to_numpy().tolist() == [

@@ -125,3 +125,32 @@ def test_steps_within_a_long_kernel_have_no_times(tmp_path: Path) -> None:
     assert steps.loc[2:, ["compute_us", "idle_us", "exposed_us"]].isna().all(axis=None)
     assert steps["partial_window"].tolist() == [True, False, True, True]
     assert pd.api.types.is_float_dtype(steps["step_us"])
+
+
+@pytest.mark.parametrize(("number", "counted_us"), [(7, 0.0), (90, 30.0), (0, 30.0)])
+def test_work_launched_before_the_trace_is_told_by_the_order_of_correlations(
+    tmp_path: Path, number: int, counted_us: float
+) -> None:
+    """The trace's calls are numbered from 50 on; on the same stream a replayed kernel without a call runs in both steps.
+
+    A kernel of 30 us at 310 belongs to step 1 unless its number is below 50: its launch precedes the trace.
+    """
+    events = [
+        step(1, 0, 1_000), step(2, 1_000, 1_000),
+        launch(50, 100), on_device("gemm", 200, 100, 50), launch(52, 1_100), on_device("gemm", 1_200, 100, 52),
+        on_device("replayed", 400, 50, 90, stream=7), on_device("replayed", 1_400, 50, 91, stream=7),
+        on_device("gemm", 310, 30, number, stream=7),
+        launch(51, 400), on_device("last", 500, 10, 51), launch(53, 1_400), on_device("last", 1_500, 10, 53),
+    ]  # fmt: skip
+    rows, _ = times(tmp_path, events)
+    assert [row[1] for row in rows] == [100 + 50 + 10 + counted_us, 160]
+
+
+def test_correlations_out_of_order_show_nothing(tmp_path: Path) -> None:
+    """Calls numbered downwards: a kernel with a lower number than all of them stays in the step in which it ran."""
+    events = [step(1, 0, 1_000), step(2, 1_000, 1_000)]
+    for index, begin in enumerate((100.0, 600.0, 1_100.0, 1_600.0)):
+        events += [launch(60 - index, begin), on_device("gemm", begin + 50, 100, 60 - index)]
+    events += [on_device("replayed", 400, 50, 7), on_device("replayed", 1_400, 50, 8)]
+    rows, _ = times(tmp_path, events)
+    assert [row[1] for row in rows] == [250, 250]
