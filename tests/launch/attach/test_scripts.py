@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpscope.analysis.comparison.compare import compare
@@ -29,6 +30,7 @@ CASES = {
     "compiled_gpt": ["compiled_gpt.py", "--width", "16", "--layers", "1", "--backend", COMPILER],
     "late_rank": [*PLAIN, "--slow-rank", "1"],
     "single_bucket": [*PLAIN, "--width", "600", "--bucket-cap-mb", "1000"],
+    "task_module": ["task_module.py"],
     "unused": [*PLAIN, "--unused"],
 }
 # Gradients in bytes, by hand. Convolution 3 x 16 x 9 + 16, batch norm 2 x 16, three linear layers.
@@ -88,12 +90,14 @@ def test_each_script_is_the_cell_that_it_is(two: dict[str, CellData]) -> None:
         "compiled_gpt": "ddp-d2-b4",
         "late_rank": "ddp-d2-b8-bucket-25mb",
         "single_bucket": "ddp-d2-b8-bucket-1000mb",
+        "task_module": "ddp-d2-b8",
         "unused": "ddp-d2-b8-bucket-25mb-find_unused_parameters-true",
     }
     for data in two.values():
         assert data.communication_known
         assert [finding for finding in data.findings if finding.severity == "error"] == []
-        assert [rank.blocks[0].steps for _, rank in data.ranks] == [8, 8]
+        validated = 2 if data is two["task_module"] else 0  # in steps 17 and 22 of the timed 17 to 24
+        assert [rank.blocks[0].steps for _, rank in data.ranks] == [8 - validated, 8 - validated]
 
 
 @pytest.mark.process
@@ -114,6 +118,7 @@ def test_the_bytes_of_each_script_are_those_of_a_calculation_by_hand(two: dict[s
         "compiled_gpt": GPT_BYTES,
         "late_rank": PLAIN_BYTES,
         "single_bucket": WIDE_BYTES,
+        "task_module": 4 * (32 * 64 + 64 + 64 * 10 + 10),
         "unused": PLAIN_BYTES + 4 * (parameters - 6),
     }
     for name, data in two.items():
@@ -144,11 +149,15 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, CellData], fol
 
 @pytest.mark.process
 def test_each_script_of_one_process_is_a_single_cell(tmp_path: Path) -> None:
-    cases = {
-        name: CASES[name] for name in ("plain_loop", "accumulation", "two_optimizers", "own_trainer", "compiled_gpt")
-    }
-    cells = {name: data.cell.name for name, data in run_every(tmp_path, cases, processes=1).items()}
-    assert cells == {
+    names = ("plain_loop", "accumulation", "two_optimizers", "own_trainer", "compiled_gpt", "task_module")
+    cases = {name: CASES[name] for name in names} | {"toggled": ["two_optimizers.py", "--toggle"]}
+    found = run_every(tmp_path, cases, processes=1)
+    gan = [found[name].ranks[0][1].model for name in ("two_optimizers", "toggled")]
+    assert [sizes.gradient_bytes for sizes in gan] == [GENERATOR_BYTES + DISCRIMINATOR_BYTES] * 2
+    assert "steps_left_out" in {finding.code for finding in found["task_module"].findings}
+    assert {name: data.cell.name for name, data in found.items()} == {
+        "task_module": "single-d1-b8",
+        "toggled": "single-d1-b8",
         "plain_loop": "single-d1-b8",
         "accumulation": "single-d1-b16-accumulate-4-amp-bf16",
         "two_optimizers": "single-d1-b8",
@@ -178,3 +187,18 @@ def test_processes_that_do_not_share_the_work_are_no_speedup(tmp_path: Path) -> 
     assert warning.message == (
         "custom-d2-b8: parameters are sharded without FSDP; 2 processes trained on the same inputs in the first steps"
     )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_accumulation_divided_by_the_processes_is_strong_scaling(tmp_path: Path) -> None:
+    """16 samples in all: four micro-batches of four on one device, two on each of two."""
+    case = {"divided": ["accumulation.py", "--divide"]}
+    (single,) = run_every(tmp_path / "one", case, processes=1).values()
+    (two,) = run_every(tmp_path / "two", case, processes=2).values()
+    names = [data.cell.name for data in (single, two)]
+    assert names == ["single-d1-b16-accumulate-4-amp-bf16", "ddp-d2-b8-accumulate-2-amp-bf16"]
+    (series,) = compare(run_of(single, two)).scaling
+    assert (series.label, series.points[0].cell) == ("DDP amp-bf16 in micro-batches of 4 strong, G = 16", names[1])
+    steps_us = [float(np.median(np.concatenate(data.step_samples()))) for data in (single, two)]
+    assert series.points[0].speedup.value == pytest.approx(steps_us[0] / steps_us[1])

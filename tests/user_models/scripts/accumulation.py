@@ -37,12 +37,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="of a micro-batch")
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--sync-always", action="store_true", help="without no_sync, as many scripts do it")
+    parser.add_argument(
+        "--divide", action="store_true", help="the micro-batches of a step by the processes: one global batch"
+    )
     parser.add_argument("--width", type=int, default=32)
     args = parser.parse_args()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
         distributed.init_process_group("gloo")
     rank = distributed.get_rank() if several else 0
+    micro_batches = args.accumulate // (distributed.get_world_size() if several and args.divide else 1)
     torch.manual_seed(0)
     model = Tagger(args.width)
     if several:
@@ -51,13 +55,13 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     data = batches(args.batch_size, rank)
     for step in range(args.steps):
-        for micro in range(args.accumulate):
+        for micro in range(micro_batches):
             inputs, tags = next(data)
-            last = micro == args.accumulate - 1
+            last = micro == micro_batches - 1
             with model.no_sync() if several and not last and not args.sync_always else contextlib.nullcontext():
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = nn.functional.cross_entropy(model(**inputs).flatten(0, 1), tags.flatten())
-                (loss / args.accumulate).backward()
+                (loss / micro_batches).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -28,10 +28,18 @@ class Discriminator(nn.Module):
         return self.layers(images).squeeze(1)
 
 
+def toggle(trained: nn.Module, other: nn.Module) -> None:
+    trained.requires_grad_(True)
+    other.requires_grad_(False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument(
+        "--toggle", action="store_true", help="gradients of the model that is not trained, as Lightning does"
+    )
     parser.add_argument("--width", type=int, default=64)
     args = parser.parse_args()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -48,6 +56,8 @@ def main() -> None:
     for step in range(args.steps):
         images = torch.rand(args.batch_size, 64)
         # The discriminator: real images and made ones.
+        if args.toggle:
+            toggle(discriminator, generator)
         discriminator_optimizer.zero_grad()
         made = generator(torch.randn(args.batch_size, NOISE))
         both = discriminator(torch.cat((images, made.detach())))
@@ -56,6 +66,9 @@ def main() -> None:
         discriminator_optimizer.step()
         # The generator: made ones that pass for real.
         generator_optimizer.zero_grad()
+        if args.toggle:
+            toggle(generator, discriminator)
+            made = generator(torch.randn(args.batch_size, NOISE))
         generator_loss = loss_of(discriminator(made), real)
         generator_loss.backward()
         generator_optimizer.step()
