@@ -1,5 +1,6 @@
 """The `dpscope` command: a table of contents. Each command is in commands/ and imports what it runs when it runs."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -69,28 +70,62 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on standard error and exit status 2; Ctrl-C is 130."""
+    """Entry point: a user's mistake or what the system refuses is one line on standard error and status 2; Ctrl-C is 130."""
+    _open_standard_files()
     gc.set_threshold(
         100_000
     )  # new objects before cycles are searched for: at the usual 700 an eighth of reading a trace
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is known here, not when Python ends
     except DpscopeError as error:
         sys.stderr.write(f"dpscope: {error}\n")
         sys.exit(error.exit_status)
     except BrokenPipeError:  # the reader of the output went away: `dpscope analyze RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
-    except PermissionError as error:
-        sys.stderr.write(f"dpscope: {_denied(error)}\n")
+    except OSError as error:
+        _discard_output()
+        sys.stderr.write(f"dpscope: {_refused(error)}\n")
         sys.exit(2)
     finally:
         if "torch" not in sys.modules:  # its bindings call what is not freed at the end a leak, on standard error
             gc.freeze()  # what is left ends with the process: searching it for cycles takes a quarter of a short command's time
 
 
+def _open_standard_files() -> None:
+    """Open those that are closed (`>&-`) on nothing: the next file that is opened would get their number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (until the end)
+
+
+def _discard_output() -> None:
+    """Let Python's end write the rest of the output nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refused(error: OSError) -> str:
+    """What the system refuses, in one line."""
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return _denied(error)
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return f"cannot write: {reason}; make room there, or choose another place"
+    return f"{error.filename}: {reason}; choose another place"
+
+
 def _denied(error: PermissionError) -> str:
-    """What may not be done, in one line: reading where the file is there and closed to this user, else writing."""
+    """What may not be done: reading where the file is there and closed to this user, else writing."""
     path = error.filename
     closed = os.path.lexists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))
     if closed:

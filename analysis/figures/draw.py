@@ -3,7 +3,6 @@
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -22,7 +21,6 @@ from dpscope.analysis.figures.wait_strip import wait_strip
 from dpscope.analysis.figures.waits import waits
 from dpscope.analysis.figures.waterfall import waterfall
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.profiling.store.files import write_bytes, write_text
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
@@ -73,20 +71,18 @@ def draw_all(run: RunData, comparison: Comparison, sources: CostSources) -> dict
     return kept
 
 
-def write_files(folder: Path, drawn: Mapping[str, Figure], formats: Sequence[str]) -> dict[str, str]:
-    """Write every figure in the formats, of "png", "svg" and "pdf"; returns the SVG by name."""
+def figure_files(drawn: Mapping[str, Figure], formats: Sequence[str]) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The SVG of every figure by name, and the files of the formats, of "png", "svg" and "pdf", by file name."""
     for figure in drawn.values():  # laid out once, not anew for every file
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
     svg = {name: to_svg(figure) for name, figure in drawn.items()}
-    for name, figure in drawn.items():
-        if "png" in formats:
-            write_bytes(folder / f"{name}.png", to_png(figure))
-        if "svg" in formats:
-            write_text(folder / f"{name}.svg", svg[name])
-        if "pdf" in formats:
-            write_bytes(folder / f"{name}.pdf", to_pdf(figure))
-    return svg
+    made: dict[str, Callable[[str], bytes]] = {
+        "png": lambda name: to_png(drawn[name]),
+        "svg": lambda name: svg[name].encode(),
+        "pdf": lambda name: to_pdf(drawn[name]),
+    }
+    return svg, {f"{name}.{one}": made[one](name) for name in drawn for one in formats}
 
 
 def to_png(figure: Figure) -> bytes:

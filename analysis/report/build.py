@@ -29,7 +29,7 @@ from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
-from dpscope.profiling.store.files import write_text
+from dpscope.profiling.store.files import write_together
 from dpscope.profiling.store.ownership import check_report_folder
 
 if TYPE_CHECKING:
@@ -161,20 +161,20 @@ def write_report(
     those of the report that stands there, PNG for the first one. `made_from` is what `data_digest` gave before the run was
     loaded: by it the report is known as current later.
     """
-    from dpscope.analysis.figures.draw import write_files
+    from dpscope.analysis.figures.draw import figure_files
 
     folder = folder or report.run.folder.report_path
     formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
     files = [f"{name}.{one}" for name in report.figures for one in formats]
     check_report_folder(folder, files)
-    svg = write_files(folder / "figures", report.figures, formats)
+    svg, drawn = figure_files(report.figures, formats)
     texts = {
         "comparison.csv": comparison_csv(report.comparison),
         "comparison.md": render_markdown(report),
         "report.html": render_page(make_page(report, svg)),
     }
-    for name, text in texts.items():
-        write_text(folder / name, text)
+    contents: dict[str, bytes | str] = {**texts, **{f"figures/{name}": content for name, content in drawn.items()}}
+    write_together({folder / name: content for name, content in contents.items()})
     replace_stamp(folder, made_from, (*texts, *(f"figures/{name}" for name in files)), formats, report.printed)
     return folder / "report.html"
 

@@ -16,7 +16,7 @@ from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.summary import training_csv, training_json
 from dpscope.analysis.training.tables import training_tables
-from dpscope.profiling.store.files import write_text
+from dpscope.profiling.store.files import write_together
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.ownership import check_report
 
@@ -70,7 +70,7 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] | None = No
     `figure_formats` are as in `write_report`; `made_from` is what `data_digest` gave before the trainings were loaded.
     The page of a folder with measurements is left alone: `analyze` sets the trainings beside them there.
     """
-    from dpscope.analysis.figures.draw import write_files
+    from dpscope.analysis.figures.draw import figure_files
     from dpscope.analysis.figures.training import training_figures
 
     folder = RunFolder(data.folder).report_path
@@ -78,12 +78,14 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] | None = No
     formats = formats_there(folder) if figure_formats is None else tuple(figure_formats)
     files = [f"{name}.{one}" for name in drawn for one in formats]
     check_report(data.folder, files)
-    svg = write_files(folder / "figures", drawn, formats)
-    write_text(folder / "training.csv", training_csv(data))
-    write_text(folder / "training.md", training_markdown(data))
+    svg, figures = figure_files(drawn, formats)
+    contents: dict[Path, bytes | str] = {folder / "figures" / name: content for name, content in figures.items()}
+    contents |= {folder / "training.csv": training_csv(data), folder / "training.md": training_markdown(data)}
     page = _page_of(data)
     if not is_run_folder(data.folder):
-        write_text(page, render_page(training_page(data, svg)))
+        contents[page] = render_page(training_page(data, svg))
+    write_together(contents)
+    if not is_run_folder(data.folder):
         names = (*TRAINING_FILES, page.name, *(f"figures/{name}" for name in files))
         replace_stamp(folder, made_from, names, formats, printed=None)
     return page

@@ -3,8 +3,8 @@
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +47,14 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_together(contents: Mapping[Path, bytes | str]) -> None:
+    """Write several files, text as UTF-8, of which none takes its place before all of them are written."""
+    with ExitStack() as stack:
+        for path, content in contents.items():
+            temporary = stack.enter_context(atomic_path(path))
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_text(path: Path, content: str) -> None:

@@ -168,7 +168,7 @@ def test_the_tables_used_least_recently_are_removed(
     analyze_kept([run / DDP])  # used now
     used = tables_of(run / DDP)
     monkeypatch.setattr(kept_tables, "MOST_BYTES", used.stat().st_size * 2 + 1000)
-    other = shutil.copy(run / DDP, run.with_name("other.pt.trace.json.gz"))
+    other = Path(shutil.copy(run / DDP, run.with_name("other.pt.trace.json.gz")))
     analyze_kept([other])
     assert set(cache.iterdir()) == {used, tables_of(other)}
 

@@ -1,0 +1,127 @@
+"""A full disk, a name that is too long, an output that is closed: one line, exit status 2, nothing half written."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.report.build import make_report, write_report
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.launch import cli
+from tests.helpers.paths import EXAMPLE_RUN, ROOT
+
+TRACES = EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces"
+TIMES = ROOT / "examples/published/epoch_times.csv"
+LONG = "n" * 300
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    monkeypatch.setattr(sys, "argv", ["dpscope", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (2, 1), said
+    assert said.startswith("dpscope: ")
+    return said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", EXAMPLE_RUN, "--format", "json"],
+        ["analyze", TRACES, "--format", "json"],
+        ["analyze", TRACES],
+        ["compare", EXAMPLE_RUN, EXAMPLE_RUN, "--format", "json"],
+        ["compare", EXAMPLE_RUN, EXAMPLE_RUN],
+        ["estimate", TIMES],
+        ["whatif", EXAMPLE_RUN, "--devices", "4", "--format", "json"],
+        ["bundle", EXAMPLE_RUN, "-o", "bundle.zip"],
+        ["merge", EXAMPLE_RUN, "-o", "merged.json"],
+        ["--version"],
+    ],
+)
+def test_a_full_disk_under_the_output_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dpscope.launch.commands.share._machine_notes", dict)  # it starts processes
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        said = refused(monkeypatch, capsys, *arguments)
+    assert said == "dpscope: cannot write: No space left on device; make room there, or choose another place\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", TRACES, "--report", LONG],
+        ["analyze", LONG],
+        ["compare", LONG, EXAMPLE_RUN],
+        ["merge", TRACES, "-o", f"{LONG}.json"],
+        ["reduce", TRACES, "-o", f"{LONG}.dpscope"],
+        ["bundle", EXAMPLE_RUN, "-o", f"{LONG}.zip"],
+        ["whatif", EXAMPLE_RUN, "--devices", "4", "--trace", f"{LONG}.json"],
+        ["whatif", EXAMPLE_RUN, "--devices", "4", "--figure", f"{LONG}.png"],
+        ["tensorboard", TRACES, "--out", LONG],
+        ["calibrate", "--out", LONG],
+        ["run", "--out", LONG],
+        ["train", "--out", LONG],
+        ["attach", "--out", LONG, "--", __file__],
+        ["estimate", LONG],
+    ],
+)
+def test_a_name_that_is_too_long_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str | Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dpscope.launch.commands.share._machine_notes", dict)
+    said = refused(monkeypatch, capsys, *arguments)
+    assert LONG[:200] in said
+    assert "File name too long" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_leaves_no_half_written_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third file cannot be written: the report that stood there stays whole, and a new one has no file."""
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    report = make_report(load_run(tmp_path / "run"))
+    page = write_report(report, ("png",))
+    before = {path: path.stat().st_mtime_ns for path in page.parent.rglob("*")}
+    written: list[Path] = []
+    write = Path.write_bytes
+
+    def fill(path: Path, content: bytes) -> int:
+        written.append(path)
+        if len(written) % 3 == 0:
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    for folder in (page.parent, tmp_path / "other"):
+        with pytest.raises(OSError, match="No space left"):
+            write_report(report, ("png",), folder=folder)
+    assert {path: path.stat().st_mtime_ns for path in page.parent.rglob("*")} == before
+    assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("redirected", [">&-", "> /dev/full", "2>&- >&-"])
+def test_whole_processes_with_outputs_that_are_closed_or_full(tmp_path: Path, redirected: str) -> None:
+    command = f"{sys.executable} -m dpscope.launch.cli analyze {EXAMPLE_RUN} --format json {redirected}"
+    ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == (2 if "full" in redirected else 0), ended.stderr
+    assert ended.stderr.count("\n") == ("full" in redirected)
+
+
+@pytest.mark.process
+def test_a_pipe_whose_reader_leaves_ends_quietly(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "dpscope.launch.cli", "analyze", str(EXAMPLE_RUN), "--format", "json"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
