@@ -177,7 +177,7 @@ def print_run(path: Path, output_format: OutputFormat, classic: bool, targets: T
 
         study = classic_tables(report.run, report.comparison)
         print_tables(study.tables, output_format, console)
-        apart = console if output_format == "table" else Console(stderr=True)  # data stays data
+        apart = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
         apart.print()
         for line in study.left_out:
             apart.print(f"Not printed. {line}.", style="dim", highlight=False, soft_wrap=True, markup=False)

@@ -25,7 +25,7 @@ def show_equality(out: Path, output_format: Literal["table", "json"], console: C
     if output_format == "json":
         sys.stdout.write(path.read_text())
         return report.sound
-    console.print(f"\n[bold]{sentence(headline(report))}[/]", highlight=False)
+    console.print(f"\n{sentence(headline(report))}", style="bold", highlight=False)
     for table in (pair_table(report), tolerance_table(report)):
         print_table(console, table)
     if report.findings:

@@ -106,7 +106,7 @@ def print_traces(
         if output_format == "table":
             _print_others(console, findings, modelled)
     if page is not None:
-        told = console if output_format == "table" else Console(stderr=True)  # data stays data
+        told = console if output_format == "table" else Console(markup=False, stderr=True)  # data stays data
         told.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if request.open_page:
             open_in_browser(page)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -40,7 +39,7 @@ class Trimmed:
 @contextmanager
 def reading() -> Iterator[Callable[[str], None]]:
     """Tell a terminal, on standard error, what is being read; it is redrawn when that changes, by no thread."""
-    to_terminal = Console(stderr=True, highlight=False)
+    to_terminal = Console(markup=False, stderr=True, highlight=False)
     with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
         yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)
 
@@ -81,14 +80,14 @@ def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
         drawn = Table(pad_edge=False, box=None, padding=(0, 1))
         for index in columns:
             drawn.add_column(
-                escape(table.headings[index]),
+                Text(table.headings[index]),
                 justify="left" if index == 0 else "right",
                 vertical="bottom",
                 overflow="fold",
                 width=_width(table, index) if index else first,
             )
         for row in table.rows:
-            drawn.add_row(*(escape(row[index] if index else _name_folded(row[0], first)) for index in columns))
+            drawn.add_row(*(Text(row[index] if index else _name_folded(row[0], first)) for index in columns))
         yield Trimmed(drawn)
     for note in table.notes:
         yield Trimmed(Text(note, style="dim"))

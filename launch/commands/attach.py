@@ -96,7 +96,7 @@ def attach(
         assert isinstance(parsed, tuple)
         counts = parsed
     check_counts([count or 1 for count in counts], found)
-    console = Console()
+    console = Console(markup=False)
     with locked(out, wait=False, note=lambda text: console.print(text, markup=False, soft_wrap=True)):
         measured: list[AttachedJob] = []
         failed: dict[AttachedJob, int] = {}

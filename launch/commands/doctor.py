@@ -13,6 +13,7 @@ from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
@@ -67,7 +68,7 @@ def print_checks(checks: list[Check], console: Console) -> bool:
     styles = {"ok": "green", "warning": "yellow", "failed": "red", "not applicable": "dim"}
     table = Table("check", "status", "found", "what to do")
     for check in checks:
-        table.add_row(check.name, f"[{styles[check.status]}]{check.status}[/]", check.detail, check.next_step)
+        table.add_row(check.name, Text(check.status, styles[check.status]), Text(check.detail), Text(check.next_step))
     for column in table.columns:
         column.overflow = "fold"  # a path is never cut
     console.print(table)
@@ -181,7 +182,7 @@ def _all_reduce() -> Check:
     if not count:
         return Check("all-reduce", "not applicable", "no GPU")
     try:
-        engine = all_reduce_once("cuda", count, Console(stderr=True))
+        engine = all_reduce_once("cuda", count, Console(markup=False, stderr=True))
     except DpscopeError as error:
         return Check("all-reduce", "failed", str(error), "set NCCL_DEBUG=INFO and run dpscope doctor again to see why")
     return Check("all-reduce", "ok", f"4 MB over {counted(count, 'GPU')} by {engine}")

@@ -80,7 +80,7 @@ def train(
 
     options.check_targets(target_accuracy=target_accuracy)
     settings = load_train_config(config, flags)
-    console = Console()
+    console = Console(markup=False)
     place = this_node(nodes, node_rank, rendezvous, dry_run)
     if dry_run:
         describe_trainings(settings, out, console, fresh, resume_from, place.count if place is not None else 1)
@@ -154,7 +154,7 @@ def equal(
     from dpscope.launch.equality.run import run_equality
     from dpscope.launch.equality.settings import equality_settings
 
-    console = Console(stderr=output_format == "json")
+    console = Console(markup=False, stderr=output_format == "json")
     place = this_node(nodes, node_rank, rendezvous)
     count = place.count if place is not None else 1
     settings = equality_settings(flags, dtype, freeze_batch_norm, sync_batch_norm, count)

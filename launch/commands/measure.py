@@ -83,7 +83,7 @@ def run(
     from dpscope.launch.planning.cells import check_idle_here
     from dpscope.launch.planning.run_config import load_config
 
-    console = Console()
+    console = Console(markup=False)
     settings = load_config(config, flags)
     place = this_node(nodes, node_rank, rendezvous, dry_run)
     check_idle_here(settings, flags, place.count if place is not None else 1)
@@ -167,7 +167,7 @@ def calibrate(
     if logs and not from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
     check_calibration_place(out, calibration_path(out))
-    console = Console()
+    console = Console(markup=False)
     if from_nccl_tests:
         measured = calibration_from_logs(logs or [], in_place, stated)
     else:
@@ -209,4 +209,4 @@ def doctor() -> None:
 
     from dpscope.launch.commands.doctor import print_checks, run_doctor
 
-    raise typer.Exit(0 if print_checks(run_doctor(), Console()) else 1)
+    raise typer.Exit(0 if print_checks(run_doctor(), Console(markup=False)) else 1)

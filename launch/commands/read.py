@@ -45,7 +45,7 @@ def analyze(
     detail = options.detail(verbose, quiet)
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     if not runs:
         from dpscope.analysis.output.many_ranks import HostOptions
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
@@ -126,8 +126,8 @@ def compare(
         raise DpscopeError(f"{paths[0]}: one run has nothing to be compared with; name another, or several")
     share = None if fail_over is None else parse_share(fail_over)
     if len(paths) > 2:
-        raise typer.Exit(print_history(paths, share, output_format, Console(), force, by or "time"))
-    raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, Console(), force))
+        raise typer.Exit(print_history(paths, share, output_format, Console(markup=False), force, by or "time"))
+    raise typer.Exit(print_comparison(paths[0], paths[1], share, output_format, Console(markup=False), force))
 
 
 def merge(
@@ -144,7 +144,7 @@ def merge(
 
     from dpscope.analysis.output.merge import print_merge
 
-    raise typer.Exit(print_merge(paths, output, cell, repeat, limits, Console()))
+    raise typer.Exit(print_merge(paths, output, cell, repeat, limits, Console(markup=False)))
 
 
 def tensorboard(
@@ -160,10 +160,13 @@ def tensorboard(
     stated = options.read_link(link)
     from rich.console import Console
 
-    from dpscope.launch.commands.tensorboard_server import serve
+    from dpscope.launch.commands.tensorboard_server import check_address, serve
 
-    console = Console()
+    check_address(host, port)
+    console = Console(markup=False)
+    console.print("Writing the TensorBoard folder ...", highlight=False)
     folder = _tensorboard_folder(paths, stated, out)
+    console.print("Starting TensorBoard ...", highlight=False)
 
     def announce(address: str) -> None:
         console.print(f"TensorBoard: {address} (folder {folder}; Ctrl-C ends it)", highlight=False, soft_wrap=True)

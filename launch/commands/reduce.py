@@ -53,7 +53,7 @@ def reduce(
             jobs=jobs,
             progress=lambda done, of: tell(f"{done} of {of} read"),
         )
-    Console().print(_said(made), highlight=False, soft_wrap=True)
+    Console(markup=False).print(_said(made), highlight=False, soft_wrap=True)
     for one in made.unread:
         sys.stderr.write(f"dpscope: not read: {one.message}\n")
     raise typer.Exit(2 if made.unread else 0)

@@ -35,7 +35,7 @@ def bundle(
     notes = _machine_notes()
     findings = _findings(run, notes)
     packed = collect(run, findings, notes)
-    console = Console()
+    console = Console(markup=False)
     print_table(console, packed.listing())
     if list_only:
         return

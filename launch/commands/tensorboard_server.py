@@ -1,13 +1,15 @@
 """Starts TensorBoard in this process and keeps it until interrupted."""
 
+import multiprocessing
 import os
-import threading
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tensorboard import program
-
 from dpscope.profiling.store.errors import DpscopeError
+
+_REAPED_EVERY_S = 1.0
 
 
 def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -> None:
@@ -15,6 +17,8 @@ def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -
 
     Port 0 takes a free one. Raises DpscopeError when the port is taken.
     """
+    from tensorboard import program  # takes seconds
+
     # torch-tb-profiler calls it an error when a step's last collective ends after the step, as on CPUs it may.
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "CRITICAL")
     server = program.TensorBoard()
@@ -27,4 +31,24 @@ def serve(folder: Path, host: str, port: int, announce: Callable[[str], None]) -
     except program.TensorBoardServerException as error:
         raise DpscopeError(f"--port {port}: TensorBoard cannot start there: {error}; give another, or 0") from error
     announce(address)
-    threading.Event().wait()
+    while True:
+        multiprocessing.active_children()  # waits for the profiler plugin's processes that have ended
+        time.sleep(_REAPED_EVERY_S)
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise DpscopeError unless TensorBoard can listen there; before it starts, since its plugin starts processes first."""
+    if not 0 <= port < 1 << 16:
+        raise DpscopeError(f"--port {port}: a port is a number from 0 to 65535; 0 takes a free one")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise DpscopeError(f"--host {host}: {error.strerror}; give an address of this machine") from error
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(place)
+        except OSError as error:
+            raise DpscopeError(
+                f"--port {port}: TensorBoard cannot listen there on {host}: {error.strerror}; give another, or 0"
+            ) from error

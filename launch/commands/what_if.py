@@ -108,7 +108,7 @@ def _of_table(
     elif output_format == "csv":
         sys.stdout.write(render(what_if.prediction_table(answer), "csv"))
     else:
-        console = Console()
+        console = Console(markup=False)
         sentences = what_if.table_answer_sentences(answer)
         print_sentences(console, sentences)
         if not sentences or any(said.low_us is not None for _, said in answer.predictions):

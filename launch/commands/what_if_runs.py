@@ -55,7 +55,7 @@ def of_run_or_traces(
     elif question.output_format == "csv":
         sys.stdout.write(render(output.run_table(said), "csv"))
     else:
-        console = Console()
+        console = Console(markup=False)
         further = _further(said, question)
         first = further if question.solve is not None else output.run_answer_sentences(said)
         print_sentences(console, first)

@@ -25,9 +25,13 @@ def attend_job(
     starter: JobStarter = THIS_HOST,
 ) -> JobOutcome:
     """Run a job that is the only one on the terminal to its end, as `follow_job` does."""
-    with console.status(f"{title}: starting") as status:
+    with console.status(Text(f"{title}: starting")) as status:
         job = starter.start(command, folder, threads, None)
-        return follow_job(job, timeout_s, lambda state: status.update(f"{title}: {state or 'starting'}"), stop, console)
+
+        def show(state: str | None) -> None:
+            status.update(Text(f"{title}: {state or 'starting'}"))
+
+        return follow_job(job, timeout_s, show, stop, console)
 
 
 def follow_job(

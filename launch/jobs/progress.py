@@ -5,12 +5,11 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.text import Text
 
 from dpscope.profiling.records.run import CellStatus
 
-_MARKS = {"ok": "[green]ok[/]", "skipped": "[yellow]skipped[/]", "interrupted": "[yellow]interrupted[/]"}
+_STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
 class SweepProgress:
@@ -53,10 +52,10 @@ class SweepProgress:
     def finish(self, status: CellStatus, duration_s: float, message: str) -> None:
         """The running job has ended; `message` says why it is not ok."""
         if status != "ok" or not self._console.is_terminal:
-            mark = _MARKS.get(status, f"[red]{status.replace('_', ' ')}[/]")
-            reason = f": {escape(message)}" if message else ""
-            line = f"{escape(self._title)}: {mark} in {duration_text(duration_s)}{reason}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            mark = (status.replace("_", " "), _STYLES.get(status, "red"))
+            reason = f": {message}" if message else ""
+            line = Text.assemble(f"{self._title}: ", mark, f" in {duration_text(duration_s)}{reason}")
+            self._console.print(line, soft_wrap=True)
         self._title = ""
 
     def _line(self) -> Text:
