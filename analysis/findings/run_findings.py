@@ -23,6 +23,7 @@ from dpscope.analysis.runs.variant_savings import single_device_baselines, varia
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.training.findings import training_findings
 from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import CellResult, CellStatus
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -74,6 +75,7 @@ def _of_run(run: RunData, comparison: Comparison) -> list[Finding]:
         *no_single_device(run.manifest, _without_single_device(run), str(run.path)),
         *_setting(run),
         *(training_findings(run.training) if run.training else ()),
+        *([LearningCode.NO_EPOCH.finding(f"{run.untrained}.")] if run.untrained else ()),
     ]
 
 

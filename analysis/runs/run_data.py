@@ -26,7 +26,7 @@ from dpscope.analysis.traces.ranks.idle_findings import idle_findings
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
-from dpscope.analysis.training.data import TrainingData, load_training
+from dpscope.analysis.training.data import NoEpochError, TrainingData, load_training
 from dpscope.profiling.machine.environment import power_cap_findings
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding
@@ -165,6 +165,7 @@ class RunData:
     cells: dict[str, CellData]
     training: TrainingData | None = None
     traces: tuple[TraceFile, ...] = ()
+    untrained: str = ""  # why trainings that were begun in the same folder are not shown
 
     @property
     def folder(self) -> RunFolder:
@@ -202,8 +203,12 @@ def load_run(path: str | Path, progress: Progress = lambda _: None, target_accur
     for planned in manifest.plan:
         progress(planned.cell.name)
         cells[planned.cell.name] = load_cell(folder, planned)
-    training = load_training(path, target_accuracy) if holds_epochs(path) else None
-    run = RunData(path, manifest, cells, training)
+    training, untrained = None, ""
+    try:
+        training = load_training(path, target_accuracy) if holds_epochs(path) else None
+    except NoEpochError as error:  # what was measured can be shown without it
+        untrained = str(error)
+    run = RunData(path, manifest, cells, training, untrained=untrained)
     if not run.measured:
         raise NothingMeasuredError(_nothing_measured(path, run))
     return run

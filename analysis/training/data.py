@@ -114,6 +114,10 @@ class TrainingData:
         return [cell for cell in self.cells if cell.trainings]
 
 
+class NoEpochError(DpscopeError):
+    """Trainings of which none has finished an epoch."""
+
+
 def load_training(folder: Path, target_accuracy: float | None = None) -> TrainingData:
     """Read a run folder's trainings; `target_accuracy` (percent) is what the time is asked to.
 
@@ -127,7 +131,7 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
             f"{one.cell.name}, seed {one.seed}: {one.status}: {one.message}" for one in failed_trainings(folder)
         ]
         why = f": {failures[0]}" if failures else f"; train with `dpscope train --out {folder}`"
-        raise DpscopeError(f"{path} holds no epoch{why}")
+        raise NoEpochError(f"{path} holds no epoch{why}")
     for index, epoch in enumerate(stored.epochs):
         if wrong := _wrong(epoch):
             raise DpscopeError(f"{path}: epochs[{index}]: {wrong}")

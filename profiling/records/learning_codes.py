@@ -55,6 +55,12 @@ class LearningCode(FindingCode):
         "A training did not finish all its epochs and is left out of its cell's accuracy.",
         "give the same `dpscope train` command again: it resumes where it stopped",
     )
+    NO_EPOCH = (
+        "no_epoch",
+        "warning",
+        "No training in the run folder has finished an epoch; only the measured cells are shown.",
+        "let `dpscope train` finish an epoch; the same command resumes it",
+    )
     TRAINING_DIVERGED = (
         "training_diverged",
         "warning",

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/comparison": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
     "analysis/traces/ranks analysis/traces/steps analysis/training profiling/records",
     "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
-    "profiling/records profiling/store",
+    "profiling/records",
     "analysis/what_if/replay": "analysis/costs analysis/stats",
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",

@@ -9,10 +9,12 @@ import pytest
 
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.trainings import write_trained
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,17 @@ def test_cells_of_a_script_with_different_threads_do_not_compare(run: RunData) -
     )
     assert "threads" not in found
     assert "threads_differ" not in codes(with_threads(*same))
+
+
+def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path: Path) -> None:
+    """`dpscope train` and `dpscope run` may share a folder."""
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
+    write_trained(tmp_path / "run", [Cell(strategy="ddp", devices=2, batch_size=16)], [], epochs=1)
+    run = load_run(tmp_path / "run")
+    assert run.training is None
+    assert len(run.measured) == 3
+    (finding,) = [one for one in conclusions(run, compare(run)) if one.code == "no_epoch"]
+    assert finding.severity == "warning"
+    assert "train.json holds no epoch" in finding.message
+    assert make_report(run).headline
+    assert "no_epoch" not in {one.code for one in conclusions(load_run(EXAMPLE_RUN), compare(load_run(EXAMPLE_RUN)))}
