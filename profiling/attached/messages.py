@@ -47,8 +47,8 @@ def no_group() -> str:
     alone = f"nothing is measured: {count} processes run the script and it joined no process group, so each of them trains alone"
     if any(name in sys.modules for name in ("lightning.fabric", "lightning_fabric")):
         return (
-            f"{alone}; Lightning's Fabric takes its devices from its own variables: set LT_DEVICES={count} LT_NUM_NODES=1 "
-            "LT_STRATEGY=ddp, or pass devices and strategy to Fabric()"
+            f"{alone}; Lightning does not take them from torchrun: give its Trainer devices={count} and strategy='ddp', or set "
+            f"LT_DEVICES={count} LT_NUM_NODES=1 LT_STRATEGY=ddp for Fabric"
         )
     return f"{alone}; start one process (--devices 1), or let the script call init_process_group"
 
