@@ -28,7 +28,9 @@ def cell_ledger(data: CellData, spreads: RunSpreads) -> Ledger | None:
     if ledger is None:
         return None
     if data.cell.devices == 1 or not data.communication_known:
-        ledger = replace(ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None)
+        ledger = replace(
+            ledger, exposed_wait_us=None, exposed_transfer_us=None, exposed_other_us=None, communication_us=None
+        )
     if not data.communication_known:
         ledger = replace(ledger, idle_us=None)  # it would hold what the trace does not show
     step_us = pooled_median(data.step_samples())

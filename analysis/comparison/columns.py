@@ -76,8 +76,14 @@ COLUMNS = (
     Column(
         "step_without_wait_us", "step w/o loader", "time", "time", "Median step time without the wait for the loader"
     ),
-    Column("samples_per_s", "samples/s", "rate", "time", "Throughput of whole blocks, loader wait included"),
-    *_range("samples_per_s", "samples/s", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"),
+    Column("samples_per_s", "samples/s", "rate", "time", "Global batch over the median step, loader wait included"),
+    *_interval("samples_per_s", "samples/s", "rate", "time"),
+    Column(
+        "block_samples_per_s", "samples/s of blocks", "rate", "time", "Samples of whole blocks over their time, mean"
+    ),
+    *_range(
+        "block_samples_per_s", "samples/s of blocks", "rate", "time", VALUE_RANGE, "Slowest block", "Fastest block"
+    ),
     Column("steps_per_s", "steps/s", "rate", "time", "Steps a second, of a script whose batch is not known"),
     Column("tokens_per_s", "tokens/s", "rate", "time", "Throughput in tokens: samples/s times tokens per sample"),
     Column(
@@ -85,7 +91,7 @@ COLUMNS = (
         "samples/s w/o loader",
         "rate",
         "time",
-        "Throughput without the wait for the loader",
+        "Global batch over the median step without the wait for the loader",
     ),
     Column("block_count", "blocks", "count", "time", "Blocks behind the throughput"),
     Column("weak_speedup", "weak speedup", "ratio", "time", "N t_1(b) / t_N(b): same batch per device"),

@@ -22,11 +22,11 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, Manifest
-from dpscope.profiling.records.trace_codes import TraceCode
 
 TRACER_SHARE = 0.25  # of a gap: if tracing changed more than that, the traced parts do not explain it
 GAP_PARTS = ("exposed", "host_copies", "compute", "idle")
@@ -100,7 +100,6 @@ class Comparison:
     predictions: tuple[CollectivePrediction, ...] = ()
     target_efficiency: float | None = None
     ring_rates: Mapping[int, RingRate] = field(default_factory=dict)  # by device count
-    decisive: str = ""  # of traces alone: the sentence that says what communication costs
     of_traces: bool = False  # no run was measured: one job, known by its traces alone
     of_script: bool = False  # of a script that was attached to
     over_itself: Mapping[str, Estimate] = field(
@@ -113,6 +112,7 @@ class Comparison:
     calibrated_engine: str | None = None  # class that ran NCCL in the calibration
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
+    ledgers: Mapping[str, Ledger] = field(default_factory=dict)  # by cell, where a step was traced
     variants: Mapping[str, str] = field(
         default_factory=dict
     )  # by cell, of those with other options than their strategy's
@@ -154,7 +154,6 @@ def compare(
         ),
         target_efficiency=target_efficiency,
         ring_rates=_ring_rates(run, sources),
-        decisive=_decisive(run),
         of_traces=run.recorded is None,
         batches_seen=_batches_seen(run),
         unmeasured_jobs=_unmeasured_jobs(run),
@@ -164,6 +163,7 @@ def compare(
         calibrated_later=run.recorded is not None and calibration is not None and _later(calibration, run.recorded),
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),
+        ledgers={name: row.ledger for name, row in rows.items() if row.ledger is not None},
         costs=strategy_costs(run.measured, rows, spreads.step),
         variants={
             name: data.cell.variant
@@ -211,11 +211,6 @@ def _other_engines(run: RunData, calibration: Calibration | None) -> dict[str, s
         return {}
     ran = ((data.cell.name, rank.nccl_engine) for data in run.measured for _, rank in data.ranks)
     return {cell: engine for cell, engine in ran if engine not in (None, calibration.nccl_engine)}
-
-
-def _decisive(run: RunData) -> str:
-    findings = (one for data in run.cells.values() for one in data.findings)
-    return next((one.message for one in findings if one.code == TraceCode.COMMUNICATION_COST), "")
 
 
 def _ring_rates(run: RunData, sources: CostSources) -> dict[int, RingRate]:

@@ -20,6 +20,7 @@ from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     UNKNOWN,
     Estimate,
+    Interval,
     Range,
     Spread,
     mean_range,
@@ -49,6 +50,7 @@ _SCALING = (
     *("strong_speedup", "strong_efficiency", *INTERVAL.of("strong_speedup")),
 )
 _OF_RUNS = tuple(column.name for column in COLUMNS if column.group in ("time", "checks"))
+_NO_BATCH = "the script's batch is not known (--batch-size says it)"
 _PREDICTED = tuple(name for name in NAMES if name.startswith("predict"))
 
 
@@ -118,44 +120,49 @@ def _put_times(row: Row, data: CellData, spread: Spread) -> None:
         step_without_wait_us=pooled_median(without),
     )
     row.put_interval(NO_INTERVAL, "step_us", step)
-    with_wait, without_wait = throughput(data, without_wait=False), throughput(data, without_wait=True)
-    known, rate = data.knows_samples, with_wait.value
-    row.put("no block was timed", block_count=with_wait.count)
+    known = data.knows_samples
+    _put_rates(row, data, step, known)
+    blocks = throughput(data)
+    row.put("no block was timed", block_count=blocks.count)
     row.put(
-        "no block was timed" if known else "the script's batch is not known (--batch-size says it)",
-        samples_per_s=rate if known else None,
-        samples_per_s_min=with_wait.smallest if known else None,
-        samples_per_s_max=with_wait.largest if known else None,
-        samples_per_s_without_wait=without_wait.value if known else None,
+        "no block was timed" if known else _NO_BATCH,
+        block_samples_per_s=blocks.value if known else None,
+        block_samples_per_s_min=blocks.smallest if known else None,
+        block_samples_per_s_max=blocks.largest if known else None,
     )
-    # A step of a process then counts as one sample of each of its devices.
-    row.put(
-        "samples/s says more" if known else "no block was timed",
-        steps_per_s=None if known or rate is None else rate / data.cell.devices,
-    )
+
+
+def _put_rates(row: Row, data: CellData, step: Estimate, known: bool) -> None:
+    """Samples, tokens and steps per second, all of the median step; its interval turned over is theirs."""
+    size = float(data.cell.global_batch_size) if known else None
     tokens = data.ranks[0][1].tokens_per_sample
+    rate = _per_second(size, step.value)
     row.put(
-        "samples are not tokens" if tokens is None else "no block was timed",
+        _NO_BATCH,
+        samples_per_s=rate,
+        samples_per_s_without_wait=_per_second(size, row.number("step_without_wait_us")),
+    )
+    ends = Interval(1e6 / step.high, 1e6 / step.low) if step.low and step.high else None
+    scaled = Interval(size * ends.low, size * ends.high) if size is not None and ends is not None else None
+    row.put_interval(NO_INTERVAL if known else _NO_BATCH, "samples_per_s", scaled)
+    row.put("samples/s is given instead", steps_per_s=None if known else _per_second(1.0, step.value))
+    row.put(
+        "samples are not tokens" if tokens is None else _NO_BATCH,
         tokens_per_s=rate * tokens if tokens is not None and rate is not None else None,
     )
 
 
-def throughput(data: CellData, without_wait: bool) -> Range:
-    """Samples per second of the timed blocks: all processes' samples over the slowest process's time.
+def _per_second(count: float | None, time_us: float | None) -> float | None:
+    return count * 1e6 / time_us if count is not None and time_us else None
 
-    `without_wait` takes out, for every step, the longest wait of a rank for its loader: the others waited for that rank.
-    """
+
+def throughput(data: CellData) -> Range:
+    """Samples per second of the timed blocks: all processes' samples over the slowest process's time."""
     rates = []
-    timed = data.samples[data.samples["measuring_pass"] == "timed"] if len(data.samples) else data.samples
     for repeat in dict.fromkeys(repeat for repeat, _ in data.ranks):
         per_rank = [rank.blocks for number, rank in data.ranks if number == repeat]
         for blocks in zip(*per_rank, strict=False):
             slowest = max(block.duration_s for block in blocks)
-            if without_wait:
-                own = timed[timed["repeat"] == repeat]
-                if blocks[0].epoch is not None:
-                    own = own[own["epoch"] == blocks[0].epoch]
-                slowest -= float(own.groupby(["epoch", "step"], dropna=False)["data_wait_us"].max().sum()) / 1e6
             if slowest > 0:
                 rates.append(sum(block.samples for block in blocks) / slowest)
     return mean_range(rates)

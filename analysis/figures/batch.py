@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from dpscope.analysis.comparison.columns import INTERVAL, VALUE_RANGE
+from dpscope.analysis.comparison.columns import INTERVAL
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
@@ -37,7 +37,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         measured = sorted((data for data in cells if data.measured), key=lambda data: data.cell.batch_size)
         names = [data.cell.name for data in measured]
         _line(left, table.loc[names], ("step_us", *INTERVAL.of("step_us")), unit, key, index)
-        rate = ("samples_per_s", *VALUE_RANGE.of("samples_per_s"))
+        rate = ("samples_per_s", *INTERVAL.of("samples_per_s"))
         _line(right, table.loc[names], rate, Unit("", 1.0, 1), key, index)
         full = sorted(data.cell.batch_size for data in cells if ran_out_of_memory(data))
         for axes in (left, right):
@@ -53,9 +53,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     handles, labels = left.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3)
-    figure.suptitle(
-        "Step time (95% interval) and throughput (range of blocks) by batch", x=0.01, ha="left", fontsize=11
-    )
+    figure.suptitle("Step time and throughput by batch, with 95% intervals", x=0.01, ha="left", fontsize=11)
     return figure
 
 

@@ -29,6 +29,7 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 
 TRACER_COST = 1.15
+THROUGHPUT_APART = 0.05  # of the median step's
 
 _MERGED = RunCode.that_are("of_many_cells") | TraceCode.that_are("of_many_cells")
 _CODE_OF_STATUS: dict[CellStatus, RunCode] = {
@@ -134,11 +135,21 @@ def _per_row(comparison: Comparison) -> Iterator[Finding]:
         values = known_values(row)
         yield from communication_finding(values)
         yield from _estimates(values)
+        yield from _throughput(values)
         cost = values["tracer_cost"]
         if cost is not None and cost > TRACER_COST:
             yield RunCode.TRACER_COST.finding(
                 message=f"{values['cell']}: a traced step takes {cost:.2f}x as long as an untraced one"
             )
+
+
+def _throughput(values: dict[str, object]) -> Iterator[Finding]:
+    steps, blocks = as_number(values["samples_per_s"]), as_number(values["block_samples_per_s"])
+    if steps and blocks and abs(blocks / steps - 1) > THROUGHPUT_APART:
+        yield RunCode.THROUGHPUT_DIFFERS.finding(
+            f"{values['cell']}: {blocks:,.0f} samples/s in whole blocks, {steps:,.0f} by the median step "
+            f"({blocks / steps - 1:+.0%})"
+        )
 
 
 def _estimates(values: dict[str, object]) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from dpscope.analysis.stats.samples import unshown, verdict
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run_codes import RunCode
 
 _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimizer state"}
@@ -23,16 +22,6 @@ def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Findin
     code = RunCode.DDP_ALONE if cost.alone else RunCode.STRATEGY_COST
     found = code.finding(f"{_where(cost)}: {cost_sentence(cost)}")
     return msgspec.structs.replace(found, next_step=in_a_script(found.next_step)) if of_script else found
-
-
-def sharding_headline(costs: Sequence[StrategyCost]) -> str:
-    """The sentence about FSDP on most devices at the largest batch; empty where none was measured beside DDP."""
-    sharded = [one for one in costs if one.strategy in SHARDED and one.ratio.value is not None]
-    if not sharded:
-        return ""
-    plain = [one for one in sharded if one.strategy == "fsdp"] or sharded
-    largest = max(plain, key=lambda one: (one.devices, one.batch_size))
-    return f"{_where(largest)}: {cost_sentence(largest)}"
 
 
 def cost_sentence(cost: StrategyCost) -> str:

@@ -62,7 +62,7 @@ def gap_sentence(gap: StrategyGap) -> str:
         return f"{dp}'s step is {1 / ratio.value:.2f}x as fast as DDP's{range_said(_inverse(ratio))}."
     if ratio.low is None:
         return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {unshown(ratio)}: use {_to_show(ratio)}."
-    return f"No difference between {dp} and DDP is shown (step ratio {ratio.value:.2f}, {_bounds(ratio)})."
+    return f"DDP against {dp}: not significant (step ratio {ratio.value:.2f}, {_bounds(ratio)})."
 
 
 def _to_show(ratio: Estimate) -> str:

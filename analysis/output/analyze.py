@@ -25,7 +25,6 @@ from dpscope.analysis.text.terminal import (
     reading,
 )
 from dpscope.analysis.text.text_table import OutputFormat
-from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
@@ -148,7 +147,6 @@ def _asked(targets: Targets) -> str:
 def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:
     print_summary(console, report, page, whole=True)
     console.print()
-    console.print(Trimmed(Text(sentence(report.headline), style="bold")))
     console.print(Trimmed(Text(report.setting, style="dim")))
     for table in report.tables:
         print_table(console, table)

@@ -27,7 +27,7 @@ UNKNOWN_WITH_COMMUNICATION = (
 
 
 def run_json(report: Report) -> str:
-    """An object with the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, findings.
+    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, findings.
 
     And `training`, which is `training_content`, null where nothing was trained in the folder. Unknown is null. `cells` has
     the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat. `dp_phases` and
@@ -42,6 +42,7 @@ def run_json(report: Report) -> str:
         row["missing"] = reasons.get(str(row["cell"]), {})
     return json.dumps(
         {
+            "verdict": report.verdict.record(),
             "cells": cells,
             "gaps": [gap.record() for gap in report.comparison.gaps],
             "predictions": prediction_records(report.comparison),

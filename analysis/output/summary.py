@@ -1,4 +1,4 @@
-"""The first screen of a run: its three answers, one table, the worst findings, and where the report lies."""
+"""The first screen: a verdict, two tables, the worst findings, and where the report lies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,52 +15,66 @@ from dpscope.analysis.text.units import sentence
 from dpscope.profiling.records.finding import Finding, counted
 
 MOST_FINDINGS = 3
-_LINES = 29  # of the whole at 80 columns: findings take what the answers and the table leave, and one is always told
-_LABELS = ("Which", "Cost", "To do")  # of the answers
+_LINES = 30  # of the whole at 80 columns: findings take what the answers and the tables leave; errors are always shown
 _STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 def print_summary(console: Console, report: PrintedReport, page: Path, whole: bool = False) -> None:
-    """About 25 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
+    """At most 30 lines at 80 columns. `whole`: the answers with a row for every cell, and nothing after them."""
     answers = _answers(report)
-    table = report.summary if whole else _first_rows(report)
-    console.print()
+    tables = _tables(report, whole)
     console.print(answers)
-    print_table(console, table)
+    for table in tables:
+        print_table(console, table)
     if whole:
         return
     grave = [one for one in report.findings if one.severity != "info"]
-    used = (
-        4 + _height(console, answers) + table_lines(console, table)
-    )  # blank lines, what is left out, where the report is
+    used = _height(console, answers) + sum(1 + table_lines(console, table) for table in tables)
+    used += 3  # a blank line, what is left out, where the report is
     told = next(
         (
             count
-            for count in range(min(MOST_FINDINGS, len(grave)), 1, -1)
+            for count in range(min(MOST_FINDINGS, len(grave)), 0, -1)
             if used + _height(console, _findings(grave[:count])) <= _LINES
         ),
-        min(1, len(grave)),
+        sum(one.severity == "error" for one in grave),
     )
-    if grave:
+    if told:
         console.print()
         console.print(_findings(grave[:told]))
-    if left := _left_out(len(grave) - told, len(report.summary.rows) - len(table.rows)):
+    if left := _left_out(len(grave) - told, len(report.summary.rows) - len(tables[0].rows)):
         console.print(Text(left, style="dim"))
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)
 
 
 def _answers(report: PrintedReport) -> Trimmed:
+    return answer_grid(report.warnings, report.answers)
+
+
+def answer_grid(warnings: Sequence[str], answers: Sequence[tuple[str, str]]) -> Trimmed:
+    """The answers with their labels, after what comes before any conclusion."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for label, answer in zip(_LABELS, report.answers, strict=True):
+    for label, answer in answers:
         grid.add_row(label, folded(answer))
-    if report.caveat is None:
+    if not warnings:
         return Trimmed(grid)
     both = Table.grid()
-    both.add_row(Text(report.caveat, style="yellow"))
+    for warning in warnings:
+        both.add_row(folded(warning, "yellow"))
     both.add_row(grid)
     return Trimmed(both)
+
+
+def _tables(report: PrintedReport, whole: bool) -> list[TextTable]:
+    """Where a step goes, and what shortcuts say of the cells that are shown."""
+    first = report.summary if whole else _first_rows(report)
+    second = report.shortcuts
+    if second is None:
+        return [first]
+    cells = {row[0] for row in first.rows}
+    return [first, second if whole else replace(second, rows=tuple(row for row in second.rows if row[0] in cells))]
 
 
 def _first_rows(report: PrintedReport) -> TextTable:

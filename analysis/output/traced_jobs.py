@@ -76,8 +76,8 @@ def job_csv(jobs: JobAnalyses) -> str:
     """As `to_csv`; of several jobs with their column first."""
     if len(jobs) == 1:
         (analysis,) = jobs.values()
-        return to_csv(analysis.steps)
-    steps = [analysis.steps.assign(job=name) for name, analysis in jobs.items()]
+        return to_csv(analysis.steps_with_waits)
+    steps = [analysis.steps_with_waits.assign(job=name) for name, analysis in jobs.items()]
     return to_csv(pd.concat(steps, ignore_index=True), ("job",))
 
 

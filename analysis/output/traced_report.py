@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.analysis.findings.ledger_text import ledger_table
+from dpscope.analysis.findings.verdict import LABELS, Verdict, traces_verdict
 from dpscope.analysis.output.many_ranks import Folded, HostOptions, fold_ranks, is_many, placed
+from dpscope.analysis.output.summary import answer_grid
 from dpscope.analysis.output.traced_jobs import job_content, job_csv, job_findings, job_tables, the_one_job
 from dpscope.analysis.output.traces import few_of_each_kind, records, trace_status
 from dpscope.analysis.partials.merge import analyze_partial_jobs, partials_among
-from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_tables, reading
+from dpscope.analysis.runs.traced_run import traced_cell
+from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, reading
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ def print_traces(
     if request.modelled or request.report:
         report = report_of_traces(the_one_job(jobs, paths, "a report or a prediction"), paths, request)
     findings = job_findings(jobs)
+    verdicts = verdicts_of(jobs, report)
     page = (
         _write(report, request.report, request.figure_formats)
         if report is not None and request.report is not None
@@ -96,12 +99,12 @@ def print_traces(
     )
     modelled = report if request.modelled else None
     if output_format == "json":
-        sys.stdout.write(traces_json(jobs, modelled, few) + "\n")
+        sys.stdout.write(traces_json(jobs, modelled, few, verdicts) + "\n")
     elif output_format == "csv":
         sys.stdout.write(job_csv(jobs))
     else:
         if output_format == "table":
-            _print_decisive(console, findings)
+            _print_verdicts(console, verdicts)
         print_tables([*job_tables(jobs, few), *model_tables(modelled)], output_format, console)
         if output_format == "table":
             _print_others(console, findings, modelled)
@@ -119,18 +122,22 @@ def _write(report: "Report", folder: Path, figure_formats: Sequence[str] | None)
     return write_report(report, figure_formats, folder=folder)
 
 
-def _print_decisive(console: Console, findings: Sequence[Finding]) -> None:
-    for finding in (one for one in findings if one.code == TraceCode.COMMUNICATION_COST):
+def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
+    for name, one in verdicts.items():
         console.print()
-        console.print(Trimmed(Text(sentence(finding.message), style="bold")))
-        console.print(Trimmed(Text(sentence(finding.next_step), style="dim")))
+        if name:
+            console.print(Trimmed(Text(f"Job {name}", style="bold")))
+        answers = [(label, answer.text) for label, answer in zip(LABELS, one.answers, strict=True)]
+        console.print(answer_grid(one.warnings, answers))
+        if one.ledger is not None:
+            print_table(console, ledger_table(one.ledger))
 
 
 def _print_others(console: Console, findings: Sequence[Finding], modelled: "Report | None") -> None:
     from dpscope.profiling.records.run_codes import RunCode
 
     said_of_models = (RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)
-    others = [one for one in findings if one.code != TraceCode.COMMUNICATION_COST]
+    others = [*findings]
     others += [one for one in modelled.findings if one.code in said_of_models] if modelled is not None else []
     if others:
         print_findings(console, few_of_each_kind(others))
@@ -160,9 +167,24 @@ def _without_cell(table: TextTable) -> TextTable:
     return replace(table, headings=table.headings[1:], rows=tuple(row[1:] for row in table.rows))
 
 
-def traces_json(jobs: JobAnalyses, modelled: "Report | None", few: Mapping[str, Folded] = MappingProxyType({})) -> str:
-    """`job_content`; where models were asked for also `cells`, a row with the comparison's columns, and `predictions`."""
-    content = job_content(jobs, few)
+def verdicts_of(jobs: JobAnalyses, report: "Report | None" = None) -> dict[str, Verdict]:
+    """The verdict on each job by its name; that of a report where one was made of the only job."""
+    if report is not None:
+        return dict.fromkeys(jobs, report.verdict)
+    return {name: traces_verdict(traced_cell(analysis)) for name, analysis in jobs.items()}
+
+
+def traces_json(
+    jobs: JobAnalyses,
+    modelled: "Report | None",
+    few: Mapping[str, Folded] = MappingProxyType({}),
+    verdicts: Mapping[str, Verdict] = MappingProxyType({}),
+) -> str:
+    """`verdict` (of several jobs a list) and `job_content`; if models were requested also `cells`, a row with the comparison's
+    columns, and `predictions`."""
+    found = [{**({"job": name} if name else {}), **one.record()} for name, one in verdicts.items()]
+    content: dict[str, object] = {"verdict": found[0] if len(found) == 1 else found} if found else {}
+    content |= job_content(jobs, few)
     if modelled is not None:
         from dpscope.analysis.output.run_json import prediction_records
 

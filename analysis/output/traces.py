@@ -15,7 +15,6 @@ from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
 from dpscope.analysis.traces.ranks.step_waits import EXPOSED
-from dpscope.analysis.traces.ranks.stragglers import find_straggler
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
@@ -89,7 +88,7 @@ def _rounded(value: object) -> object:
 
 def to_csv(steps: pd.DataFrame, keys: tuple[str, ...] = ()) -> str:
     """The steps as CSV, `keys` first; the collectives are in the JSON."""
-    return str(steps[[*keys, *STEP_FIELDS]].to_csv(index=False, na_rep=NA, float_format="%.6f"))
+    return str(steps[[*keys, *STEP_FIELDS, *WAIT_FIELDS]].to_csv(index=False, na_rep=NA, float_format="%.6f"))
 
 
 def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTable]:
@@ -106,12 +105,11 @@ def to_tables(analysis: TraceAnalysis, few: Folded | None = None) -> list[TextTa
 
 def _step_table(analysis: TraceAnalysis) -> TextTable:
     columns = {
-        "step_us": "step", "compute_us": "compute", "communication_us": "comm.", "hidden_us": "hidden",
-        "exposed_us": "exposed", "exposed_wait_us": "of it waiting", "idle_us": "idle", "host_copy_us": "of idle copies",
+        "step_us": "step", "compute_us": "compute", "exposed_wait_us": "wait", "exposed_transfer_us": "transfer",
+        "exposed_other_us": "other", "idle_us": "idle", "hidden_us": "hidden comm.",
     }  # fmt: skip
     steps = analysis.steps_with_waits
-    if steps["exposed_wait_us"].isna().all():
-        del columns["exposed_wait_us"]
+    columns = {name: heading for name, heading in columns.items() if not steps[name].isna().all()}
     unit = choose_unit("time", [float(value) for value in steps["step_us"].dropna()])
     rows = []
     for record in steps.to_dict("records"):
@@ -119,7 +117,10 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
         if record["partial_window"] is True:
             key[2] += "*"
         rows.append((*key, *(show(plain(record[name]), unit) for name in columns)))
-    notes = []
+    parts = " + ".join(heading for name, heading in columns.items() if name not in ("step_us", "hidden_us"))
+    notes = (
+        [f"step = {parts}; wait, transfer and other are exposed communication"] if "exposed_other_us" in columns else []
+    )
     starred = [row[2].endswith("*") for row in rows]
     if rows and all(starred):
         notes.append(
@@ -130,12 +131,6 @@ def _step_table(analysis: TraceAnalysis) -> TextTable:
             "* first traced step: its start was not recorded, so it is left out of averages"
             if steps["device"].notna().any()
             else "* last traced step: the tracer stopped during it, so late events may look longer; it is left out of averages"
-        )
-    straggler = find_straggler(analysis.collectives) if len(analysis.collectives) else None
-    if straggler is not None:
-        notes.append(
-            f"most waiting is for rank {straggler.rank}: each of the others waits {show_time(straggler.lateness_us)} a step "
-            f"for it (their mean), {straggler.share:.0%} of all waiting"
         )
     return TextTable(
         "Steps",

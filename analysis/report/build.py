@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.compare import Comparison, compare
 from dpscope.analysis.costs.sources import CostSources, cost_sources
-from dpscope.analysis.findings.answers import Answers, answer
-from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.straggler import straggler_of
+from dpscope.analysis.findings.verdict import LABELS, QUESTIONS, Verdict, run_verdict
 from dpscope.analysis.report.all_tables import report_tables, terminal_tables
-from dpscope.analysis.report.comparison_tables import comparison_csv, missing_reasons, summarised, summary_table
+from dpscope.analysis.report.comparison_tables import comparison_csv, first_tables, missing_reasons, summarised
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
@@ -44,18 +42,17 @@ FIRST_FIGURE = "step_split"  # beside the answers, and not again in its chapter
 class Report:
     """What a run says, worked out once; every renderer only reads it.
 
-    `tables` by name in the order people read them, `summary` the one that comes first, `missing` why values are NA,
-    `sources` what predictions rest on.
+    `tables` by name in the order people read them, `first` the two that come first (where a step goes, measured against the
+    shortcuts), `missing` why values are NA, `sources` what predictions rest on.
     """
 
     run: RunData
     comparison: Comparison
     findings: tuple[Finding, ...]
     sources: CostSources
-    headline: str
     setting: str
-    answers: Answers
-    summary: TextTable
+    verdict: Verdict
+    first: Mapping[str, TextTable]
     tables: Mapping[str, TextTable]
     formulas: TextTable | None
     missing: tuple[str, ...]
@@ -69,14 +66,14 @@ class Report:
     @cached_property
     def printed(self) -> PrintedReport:
         """The part of it that a terminal shows."""
-        which, cost, action = self.answers.all
+        summary, *others = self.first.values()
         return PrintedReport(
-            headline=self.headline,
             setting=self.setting,
-            caveat=self.answers.caveat,
-            answers=(which.text, cost.text, action.text),
-            summary=self.summary,
-            first_rows=first_rows(_cells(self.comparison), self.answers.cells, self.comparison.variants),
+            warnings=self.verdict.warnings,
+            answers=tuple((label, one.text) for label, one in zip(LABELS, self.verdict.answers, strict=True)),
+            summary=summary,
+            shortcuts=others[0] if others else None,
+            first_rows=first_rows(_cells(self.comparison), self.verdict.cells, self.comparison.variants),
             tables=tuple(terminal_tables(self.tables)),
             missing=self.missing,
             findings=self.findings,
@@ -107,12 +104,9 @@ def make_report(
         comparison=comparison,
         findings=findings,
         sources=sources,
-        headline=best_sentence(comparison),
         setting=setting_of(run),
-        answers=answer(comparison, run.device_type, _stragglers(run), _repeats(run)).with_advice(
-            what_if.advice if what_if else None
-        ),
-        summary=summary_table(comparison),
+        verdict=run_verdict(run, comparison),
+        first=first_tables(comparison),
         tables={**report_tables(run, comparison), **(what_if.tables if what_if else {})},
         formulas=formula_table(run, comparison, sources),
         missing=(*missing_reasons(comparison), *_untrained(run)),
@@ -133,17 +127,6 @@ def _cells(comparison: Comparison) -> list[tuple[str, str, int, int]]:
     """Name, strategy, devices and batch of the cells in the first table."""
     columns = summarised(comparison)[["cell", "strategy", "devices", "batch_size"]]
     return list(columns.itertuples(index=False, name=None))
-
-
-def _stragglers(run: RunData) -> dict[str, str]:
-    """The rank that a cell waits for, by the cell's name, where one stands out."""
-    named = {data.cell.name: straggler_of(data) for data in run.measured}
-    return {cell: f"rank {one.rank}" for cell, one in named.items() if one is not None}
-
-
-def _repeats(run: RunData) -> int:
-    """How many repeats were measured at most; traces that no run made are one."""
-    return max((len(data.results) for data in run.measured), default=1)
 
 
 def _untrained(run: RunData) -> list[str]:
@@ -189,11 +172,13 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
     first = drawn.pop(FIRST_FIGURE, None)
     return Page(
         name=report.run.path.name,
-        headline=report.headline,
+        headline="",
         setting=report.setting,
         answers=PageAnswers(
-            report.answers,
-            PageTable("summary", report.summary, meanings("summary", report.summary, report.comparison)),
+            report.verdict,
+            tuple(
+                PageTable(name, table, meanings(name, table, report.comparison)) for name, table in report.first.items()
+            ),
             first,
         ),
         environment=tuple(environment_facts(report.run)),
@@ -207,9 +192,10 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
 
 def render_markdown(report: Report) -> str:
     """Tables and findings as Markdown."""
-    parts = [f"# dpscope: {report.run.path.name}\n", f"{report.headline}\n", f"{report.setting}\n"]
-    parts += [f"**{one.question}** {one.text}\n" for one in report.answers.all]
-    parts += [render(table, "markdown") for table in (report.summary, *report.tables.values())]
+    parts = [f"# dpscope: {report.run.path.name}\n", f"{report.setting}\n"]
+    parts += [f"{warning}\n" for warning in report.verdict.warnings]
+    parts += [f"**{question}** {one.text}\n" for question, one in zip(QUESTIONS, report.verdict.answers, strict=True)]
+    parts += [render(table, "markdown") for table in (*report.first.values(), *report.tables.values())]
     parts.append("**Findings**\n")
     parts.append(
         "".join(

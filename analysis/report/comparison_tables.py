@@ -1,7 +1,7 @@
 """Tables as text: for terminals, CSV, Markdown, LaTeX. One unit per column, told in its heading."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -22,6 +22,7 @@ class View:
     columns: tuple[str, ...]
     several_only: bool = False
     empty: tuple[str, ...] = ()
+    headings: Mapping[str, str] = field(default_factory=dict)  # that differ from the columns'
 
 
 _VIEWS = (
@@ -37,10 +38,9 @@ _VIEWS = (
     ),
     View(
         "breakdown",
-        "Where a traced step goes (means over ranks, devices, steps)",
+        "Communication in a traced step: hidden + exposed; what tracing adds, what compute loses to sharing",
         (
-            "cell", "traced_step_us", "compute_us", "communication_us", "hidden_us", "exposed_us", "exposed_wait_us", "wait_us",
-            "idle_us",
+            "cell", "communication_us", "hidden_us", "exposed_us", "wait_us", "transfer_us", "tracer_us", "slowdown_us",
         ),
     ),
     View(
@@ -116,42 +116,60 @@ _VIEWS = (
         ("cell", "tracer_cost", "counter_span_ratio", "counter_buckets_equal"),
     ),
 )  # fmt: skip
-_SUMMARY = View(
-    "summary",
-    "Per step",
+STEP = View(
+    "step",
+    "Where a step goes [{unit}]: traced step = compute + wait + transfer + other + idle",
     (
-        "cell", "step_us", "samples_per_s", "weak_efficiency", "communication_us", "exposed_us", "exposed_wait_us", "transfer_us",
-        "ring_us",
+        "cell", "step_us", "samples_per_s", "weak_efficiency", "traced_step_us", "compute_us", "exposed_wait_us",
+        "exposed_transfer_us", "exposed_other_us", "idle_us",
     ),
+    headings={"weak_efficiency": "eff.[%]", "traced_step_us": "traced"},
 )  # fmt: skip
-_TRACED = replace(
-    _SUMMARY,
-    columns=(
-        "cell", "traced_step_us", "compute_us", "communication_us", "exposed_us", "exposed_wait_us", "transfer_us",
-        "busbw_gb_per_s", "ring_us",
+SHORTCUTS = View(
+    "shortcuts",
+    "Measured (traced) against the shortcuts [{unit}]: shortcut = measured + error",
+    (
+        "cell", "exposed_us", "same_local_batch_us", "same_local_batch_error_exposed_us", "transfer_us", "ring_us",
+        "ring_error_us",
     ),
+    several_only=True,
+    headings={
+        "same_local_batch_us": "T_N(b)-T_1(b)", "same_local_batch_error_exposed_us": "error",
+        "transfer_us": "transfers", "ring_us": "ring", "ring_error_us": "error",
+    },
 )  # fmt: skip
+_UNTRACED = frozenset(
+    {"step_us", "samples_per_s", "weak_efficiency", "same_local_batch_us", "same_local_batch_error_exposed_us"}
+)
 _OPTIONAL = frozenset({"predictions", "bandwidth", "learning"})  # left out where all they could show is missing,
 _OF_RUNS = frozenset({"time", "memory", "epoch", "learning", "checks"})  # views of what traces alone never tell
 _MOST_HEADINGS = 6  # in a line that says why values are missing
 _BY_COLUMN = frozenset({"bandwidth"})  # and of these each column that is
 
 
-def summary_table(comparison: Comparison) -> TextTable:
-    """What comes first: a row per measured cell with its step, throughput, efficiency and communication."""
-    view = summary_view(comparison)
+def first_tables(comparison: Comparison) -> dict[str, TextTable]:
+    """What comes first, by name: where a step of each measured cell goes, and what shortcuts say of cells on several devices."""
     shown = replace(comparison, table=summarised(comparison))
-    return _view(shown, view.title, [BY_NAME[name] for name in view.columns])
+    tables = {
+        view.name: _view(shown, view, [BY_NAME[name] for name in view.columns]) for view in first_views(comparison)
+    }
+    return {name: table for name, table in tables.items() if table.rows}
 
 
 def summarised(comparison: Comparison) -> pd.DataFrame:
-    """The rows of a comparison that `summary_table` shows."""
+    """The rows of a comparison that the first tables show."""
     return comparison.table if comparison.of_traces else comparison.table[comparison.table["step_us"].notna()]
 
 
-def summary_view(comparison: Comparison) -> View:
-    """What the first table holds: of traces that no run made other columns than of a run."""
-    return _TRACED if comparison.of_traces else _with_known_rate(_SUMMARY, comparison)
+def first_views(comparison: Comparison) -> list[View]:
+    """The views of `first_tables`; of foreign traces without what only a run measures, and the second with a link alone."""
+    if not comparison.of_traces:
+        return [_with_known_rate(STEP, comparison), SHORTCUTS]
+    views = [
+        replace(view, columns=tuple(name for name in view.columns if name not in _UNTRACED))
+        for view in (STEP, SHORTCUTS)
+    ]
+    return views if comparison.table["ring_us"].notna().any() else views[:1]
 
 
 def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
@@ -160,7 +178,7 @@ def views_by_name(comparison: Comparison) -> dict[str, TextTable]:
 
 
 def _named_view(comparison: Comparison, view: View) -> TextTable:
-    table = _view(comparison, view.title, [BY_NAME[name] for name in view.columns], view.several_only)
+    table = _view(comparison, view, [BY_NAME[name] for name in view.columns])
     if view.empty:
         cells = [str(cell) for cell in comparison.table["cell"]]
         table = replace(table, missing=(*table.missing, *_missing_notes(comparison, view.empty, cells)))
@@ -220,21 +238,29 @@ def _without_missing(view: View, table: pd.DataFrame) -> View:
     return replace(view, columns=tuple(name for name in view.columns if not table[name].isna().all()))
 
 
-def _view(comparison: Comparison, title: str, columns: list[Column], several_only: bool = False) -> TextTable:
+def _view(comparison: Comparison, view: View, columns: list[Column]) -> TextTable:
     """Times of one view share a unit, so that they can be compared by eye."""
-    table = comparison.table[comparison.table["devices"] > 1] if several_only else comparison.table
+    table = comparison.table[comparison.table["devices"] > 1] if view.several_only else comparison.table
     units = {column.name: _unit(table, column, columns) for column in columns}
+    common = next((unit.label for name, unit in units.items() if BY_NAME[name].quantity == "time"), "")
+    titled = "{unit}" in view.title  # the times' unit stands there once, and in no heading
     cells = [str(cell) for cell in table["cell"]]
     rows = tuple(
         tuple(show(plain(table[column.name].iloc[index]), units[column.name]) for column in columns)
         for index in range(len(cells))
     )
     return TextTable(
-        title=title,
-        headings=tuple(heading(column, units[column.name]) for column in columns),
+        title=view.title.format(unit=common),
+        headings=tuple(_heading(view, column, units[column.name], titled) for column in columns),
         rows=rows,
         missing=tuple(_missing_notes(comparison, [column.name for column in columns], cells)),
     )
+
+
+def _heading(view: View, column: Column, unit: Unit, titled: bool) -> str:
+    """With its unit, unless the view's title or its own words have it."""
+    name = view.headings.get(column.name, column.heading)
+    return name if (titled and column.quantity == "time") or "[" in name else heading(name, unit)
 
 
 def _unit(table: pd.DataFrame, column: Column, columns: list[Column]) -> Unit:
@@ -243,9 +269,9 @@ def _unit(table: pd.DataFrame, column: Column, columns: list[Column]) -> Unit:
     return choose_unit(column.quantity, values)
 
 
-def heading(column: Column, unit: Unit) -> str:
+def heading(name: str, unit: Unit) -> str:
     """A column's heading with its unit."""
-    return f"{column.heading} [{unit.label}]" if unit.label else column.heading
+    return f"{name} [{unit.label}]" if unit.label else name
 
 
 def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequence[str]) -> list[str]:
@@ -259,8 +285,8 @@ def _missing_notes(comparison: Comparison, columns: Sequence[str], cells: Sequen
 
 
 def missing_reasons(comparison: Comparison) -> list[str]:
-    """Why the tables of `views_by_name` lack what they lack: each reason once, with its columns and cells."""
-    views = shown_views(comparison)
+    """Why the tables lack what they lack: each reason once, with its columns and cells."""
+    views = [*first_views(comparison), *shown_views(comparison)]
     alone = {str(cell) for cell in comparison.table.loc[comparison.table["devices"] == 1, "cell"]}
     several = {name for view in views for name in (*view.columns, *view.empty)}
     every = {name for view in views if not view.several_only for name in (*view.columns, *view.empty)}

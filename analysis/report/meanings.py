@@ -2,7 +2,7 @@
 
 from dpscope.analysis.comparison.columns import BY_NAME
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.report.comparison_tables import shown_views, summary_view
+from dpscope.analysis.report.comparison_tables import first_views, shown_views
 from dpscope.analysis.text.text_table import TextTable
 
 LEARNING_MEASURES = (
@@ -259,7 +259,7 @@ _PROJECTED = "Predicted from the link's specification for this many bytes; nothi
 
 def meanings(name: str, table: TextTable, comparison: Comparison) -> tuple[str, ...]:
     """One sentence for every heading of a report's table, empty where there is none."""
-    for view in (*shown_views(comparison), summary_view(comparison)):
+    for view in (*shown_views(comparison), *first_views(comparison)):
         if view.name == name:
             return tuple(BY_NAME[column].meaning for column in view.columns)
     own = _OF_TABLE.get(name, {})

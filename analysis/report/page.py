@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
-from dpscope.analysis.findings.answers import Answers
+from dpscope.analysis.findings.verdict import QUESTIONS, Verdict
 from dpscope.analysis.report.glossary import GLOSSARY
 from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.sections import SECTIONS, Section
@@ -67,10 +67,10 @@ class PageSection:
 
 @dataclass(frozen=True)
 class PageAnswers:
-    """What comes first: the three answers, the table of all cells and one figure."""
+    """What comes first: the verdict, the tables that it rests on and one figure."""
 
-    answers: Answers
-    table: PageTable
+    verdict: Verdict
+    tables: tuple[PageTable, ...]
     figure: PageFigure | None
 
 
@@ -129,6 +129,7 @@ def render_page(page: Page) -> str:
         timelines=script_json([as_plain(view) for view in page.timelines]),
         sentence=sentence,
         na=NA,
+        questions=QUESTIONS,
         glossary=GLOSSARY,
     )
 

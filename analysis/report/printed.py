@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.finding import Finding
 
-MOST_ROWS, MOST_ANSWERED = 6, 9  # of a terminal's first table; of it where the answers speak of more cells
+MOST_ROWS, MOST_ANSWERED = 6, 9  # of a terminal's first table: if the verdict speaks of no cell, and if it does
 
 
 @dataclass(frozen=True)
 class PrintedReport:
-    """`answers` are the three of a run, `caveat` comes before them, `summary` is the first table, `missing` why values are NA.
+    """`answers` are a verdict's, each with its label, `warnings` come before them, `missing` says why values are NA.
 
-    `first_rows` are the rows of `summary` that a reader needs first, by number.
+    `summary` is the first table, where a step goes, and `shortcuts` the second, measured against the shortcuts. `first_rows` are
+    the rows of `summary` that a reader needs first, by number.
     """
 
-    headline: str
     setting: str
-    caveat: str | None
-    answers: tuple[str, str, str]
+    warnings: tuple[str, ...]
+    answers: tuple[tuple[str, str], ...]
     summary: TextTable
+    shortcuts: TextTable | None
     first_rows: tuple[int, ...]
     tables: tuple[TextTable, ...]
     missing: tuple[str, ...]
@@ -35,11 +36,11 @@ class PrintedReport:
 def first_rows(
     cells: Sequence[tuple[str, str, int, int]], answered: Collection[str], variants: Collection[str] = ()
 ) -> tuple[int, ...]:
-    """The rows of a run's first table, by number, that a terminal shows: those of which the answers speak, and a few more.
+    """The rows of a run's first table, by number, that a terminal shows: the cells that the verdict speaks of.
 
-    `cells` are its rows: name, strategy, devices, batch per device. `answered` are the cells of the answers, shown with one
-    device's at their batch. Then come other cells, those that are no `variants` first, and last DDP on one device, which says
-    what the wrapper costs and nothing of several devices.
+    `cells` are its rows: name, strategy, devices, batch per device. `answered` are the cells of the verdict, shown with one
+    device's at their batch, MOST_ANSWERED at most. Without any, other cells are shown: those that are no `variants` first, and
+    last DDP on one device, which shows what the wrapper costs and nothing of several devices.
     """
     batches = {batch for cell, _, _, batch in cells if cell in answered}
 
@@ -50,5 +51,5 @@ def first_rows(
         return 3 if devices == 1 and strategy != "single" else 2 if cell in variants else 1
 
     ranked = sorted(range(len(cells)), key=rank)
-    most = min(MOST_ANSWERED, max(MOST_ROWS, sum(rank(index) == 0 for index in ranked)))
-    return tuple(sorted(ranked[:most]))
+    told = sum(rank(index) == 0 for index in ranked)
+    return tuple(sorted(ranked[: min(MOST_ANSWERED, told) or MOST_ROWS]))

@@ -29,8 +29,20 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
             f"{_common(paths)} holds jobs that are not alike: {first} is {job.name} ({job.strategy}), {name} {other.name} "
             f"({other.strategy}); name folders of the same job traced several times"
         )
-    told = list(enumerate(jobs.values()))
-    cell = CellData(
+    analyses = list(jobs.values())
+    files = tuple(file for one in analyses for file in _files(one))
+    return RunData(_common(paths), None, {job.name: _cell(job, analyses)}, traces=files)
+
+
+def traced_cell(analysis: TraceAnalysis) -> CellData:
+    """A job's traces as the one cell of a run."""
+    return _cell(traced_job(analysis), [analysis])
+
+
+def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
+    """Each analysis is a repeat."""
+    told = list(enumerate(analyses))
+    return CellData(
         cell=job,
         skip_reason=None,
         steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in told]),
@@ -41,9 +53,6 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
         timelines=tuple((repeat, timeline) for repeat, one in told for timeline in one.timelines),
         findings=tuple(finding for _, one in told for finding in one.findings),
         communication_known=all(rank.communication_shown for _, one in told for rank in one.summaries),
-    )
-    return RunData(
-        _common(paths), None, {job.name: cell}, traces=tuple(file for _, one in told for file in _files(one))
     )
 
 

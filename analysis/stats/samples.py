@@ -179,10 +179,10 @@ def median_estimate(repeats: Sequence[Samples], pool: Spread = ALONE) -> Estimat
     FEWEST_SAMPLES samples or where no cell has a second repeat.
     """
     value, count = pooled_median(repeats), sum(map(len, repeats))
-    middle = _middle(repeats, pool)
-    if value is None or middle is None:
+    half = _half_width(repeats, pool)
+    if value is None or half is None:
         return Estimate(value, None, None, count)
-    return _around(value, math.exp(middle[0] - middle[1]), math.exp(middle[0] + middle[1]), count)
+    return _around(value, half, count)
 
 
 def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -196,11 +196,10 @@ def ratio_estimate(numerator: Sequence[Samples], denominator: Sequence[Samples],
     if above is None or below is None:
         return UNKNOWN
     value = above / below if below else None
-    upper, lower = _middle(numerator, pool), _middle(denominator, pool)
+    upper, lower = _half_width(numerator, pool), _half_width(denominator, pool)
     if value is None or upper is None or lower is None:
         return Estimate(value, None, None, count)
-    centre, half = upper[0] - lower[0], math.hypot(upper[1], lower[1])
-    return _around(value, math.exp(centre - half), math.exp(centre + half), count)
+    return _around(value, math.hypot(upper, lower), count)
 
 
 def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], pool: Spread = ALONE) -> Estimate:
@@ -213,7 +212,7 @@ def difference_estimate(first: Sequence[Samples], second: Sequence[Samples], poo
     drawn = draws(first, generator, pool), draws(second, generator, pool)
     if drawn[0] is None or drawn[1] is None:
         return Estimate(more - less, None, None, count)
-    return _around(more - less, *interval(drawn[0] - drawn[1]), count)
+    return Estimate(more - less, *interval(drawn[0] - drawn[1]), count)
 
 
 def draws(repeats: Sequence[Samples], generator: np.random.Generator, pool: Spread = ALONE) -> Samples | None:
@@ -221,8 +220,11 @@ def draws(repeats: Sequence[Samples], generator: np.random.Generator, pool: Spre
 
     Log-normal, with that interval as its middle 95%: a ratio of two cells' draws has the interval of `ratio_estimate`.
     """
-    middle = _middle(repeats, pool)
-    return None if middle is None else np.exp(middle[0] + middle[1] * generator.permutation(_normal_draws()))
+    value, half = pooled_median(repeats), _half_width(repeats, pool)
+    if value is None or half is None:
+        return None
+    drawn: Samples = value * np.exp(half * generator.permutation(_normal_draws()))
+    return drawn
 
 
 @functools.cache
@@ -258,13 +260,10 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
     return float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)])
 
 
-def _middle(repeats: Sequence[Samples], pool: Spread) -> tuple[float, float] | None:
-    """Mean of the logarithms of repeats' medians and half the width of its interval; None where there is no interval."""
+def _half_width(repeats: Sequence[Samples], pool: Spread) -> float | None:
+    """Half the width of the interval of the logarithm of a median; None if there is no interval."""
     logs = _log_medians(repeats)
-    if logs is None or sum(map(len, repeats)) < FEWEST_SAMPLES:
-        return None
-    half = half_width(logs, pool)
-    return (float(np.mean(logs)), half) if half is not None else None
+    return half_width(logs, pool) if logs is not None and sum(map(len, repeats)) >= FEWEST_SAMPLES else None
 
 
 def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
@@ -273,9 +272,9 @@ def _log_medians(repeats: Sequence[Samples]) -> Samples | None:
     return np.log(medians) if len(medians) and medians.min() > 0 else None
 
 
-def _around(value: float, low: float, high: float, count: int) -> Estimate:
-    """An interval holds the value it is shown with, also where the median of all steps leans to some repeats."""
-    return Estimate(value, min(low, value), max(high, value), count)
+def _around(value: float, half: float, count: int) -> Estimate:
+    """The value is the centre of its interval, of logarithms."""
+    return Estimate(value, value * math.exp(-half), value * math.exp(half), count)
 
 
 def verdict(estimate: Estimate, even: float = 1.0) -> Verdict:

@@ -75,9 +75,10 @@ def table_lines(console: Console, table: TextTable) -> int:
 
 def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
     yield Trimmed(Text(table.title, style="bold"))
-    first = _first_width(table, width)
-    for columns in _fitting(table, first, width):
-        drawn = Table(pad_edge=False, box=None, padding=(0, 1))
+    gap = next((gap for gap in (2, 1) if len(_fitting(table, _first_width(table, width, gap), width, gap)) == 1), 2)
+    first = _first_width(table, width, gap)
+    for columns in _fitting(table, first, width, gap):
+        drawn = Table(pad_edge=False, box=None, padding=(0, gap, 0, 0))
         for index in columns:
             drawn.add_column(
                 Text(table.headings[index]),
@@ -99,10 +100,10 @@ def _width(table: TextTable, index: int) -> int:
     return max([len(row[index]) for row in table.rows] + [len(word) for word in words], default=0)
 
 
-def _first_width(table: TextTable, width: int) -> int:
+def _first_width(table: TextTable, width: int, gap: int) -> int:
     """Room for the first column: less than its names need where the other columns have all their room by that."""
     needed = _width(table, 0)
-    left = width - sum(_width(table, index) + 2 for index in range(1, len(table.headings)))
+    left = width - sum(_width(table, index) + gap for index in range(1, len(table.headings)))
     return left if _NARROWEST <= left < needed else needed
 
 
@@ -120,12 +121,12 @@ def _name_folded(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _fitting(table: TextTable, first: int, width: int) -> list[list[int]]:
-    """Groups of columns, each with the first one, that fit side by side."""
+def _fitting(table: TextTable, first: int, width: int, gap: int) -> list[list[int]]:
+    """Groups of columns, each with the first one, that fit side by side with `gap` blanks between them."""
     groups: list[list[int]] = [[0]]
     used = first
     for index in range(1, len(table.headings)):
-        needed = _width(table, index) + 2
+        needed = _width(table, index) + gap
         if used + needed > width and len(groups[-1]) > 1:
             groups.append([0])
             used = first

@@ -68,6 +68,13 @@ class RunCode(FindingCode):
         "close other programs, raise --steps or --repeats; small differences cannot be trusted",
         "of_many_cells",
     )
+    THROUGHPUT_DIFFERS = (
+        "throughput_differs",
+        "warning",
+        "The throughput of whole blocks differs from that of the median step by more than 5%.",
+        "tables show the median step's; some steps of the blocks are far longer or shorter, see wide_spread and outliers",
+        "of_many_cells",
+    )
     REPEATS_DIFFER = (
         "repeats_differ",
         "warning",

@@ -206,12 +206,6 @@ class TraceCode(FindingCode):
         "How the job was parallelised, inferred from event names and launches.",
         "inferred from event names; it may be wrong",
     )
-    COMMUNICATION_COST = (
-        "communication_cost",
-        "info",
-        "What communication itself needs in a step, what ranks lose waiting, and which rank they wait for.",
-        "a faster link, a larger batch or more overlap can save at most the exposed transfer",
-    )
     WAITING_FOR_NODE = (
         "waiting_for_node",
         "info",

@@ -32,6 +32,7 @@ class Ledger:
     transfer_by_kind_us: Mapping[str, float] = field(default_factory=dict)  # adds up to exposed_transfer_us
     other_by_kind_us: Mapping[str, float] = field(default_factory=dict)  # adds up to exposed_other_us
     wait_by_rank_us: Mapping[int, float] = field(default_factory=dict)  # by late rank, adds up to exposed_wait_us
+    communication_us: float | None = None  # exposed or hidden behind compute
     unlaunched_us: float | None = None  # of idle: nothing was launched for the device
     host_copy_us: float | None = None  # of idle: copies that are no communication
     windows: int = 0  # (rank, device, step) rows behind the means
@@ -82,6 +83,7 @@ def ledger_of(windows: pd.DataFrame, parts: pd.DataFrame) -> Ledger | None:
         exposed_transfer_us=_mean(known, "exposed_transfer_us"),
         exposed_other_us=_mean(known, "exposed_other_us"),
         idle_us=_mean(known, "idle_us"),
+        communication_us=_mean(known, "communication_us"),
         unlaunched_us=_mean(known, "unlaunched_us"),
         host_copy_us=_mean(known, "host_copy_us"),
         transfer_by_kind_us={str(name): time for name, time in _by(own, "transfer", "kind", len(known)).items()},

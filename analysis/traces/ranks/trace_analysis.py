@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
@@ -224,11 +223,9 @@ def _match(job: JobTables) -> MatchedCollectives:
 
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
-    cost = step_cost(found.steps_with_waits, found.collectives)
     return (
         *idle_findings(found.steps),
         *uneven_steps(found.steps),
-        *decisive_findings(cost, several_ranks=len(found.summaries) > 1),
         *parallelism_finding([one.parallelism for one in found.summaries], found.collectives),
     )
 

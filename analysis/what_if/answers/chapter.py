@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.what_if.answers.bases import AskedBase, base_of_loaded
+from dpscope.analysis.what_if.answers.bases import base_of_loaded
 from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, run_answer, run_table
 from dpscope.analysis.what_if.answers.own_error import with_own_error
-from dpscope.analysis.what_if.answers.worth import TWICE_AS_FAST, Worth, worth
+from dpscope.analysis.what_if.answers.worth import Worth, worth
 from dpscope.analysis.what_if.scenarios.predict import refusal
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
@@ -22,11 +22,10 @@ _ON_CPU = "these devices are processes on a CPU: each is assumed to keep the cor
 
 @dataclass(frozen=True)
 class WhatIfChapter:
-    """Tables by name, and a sentence for the panel of answers where one change is shown to be worth it."""
+    """The answer, and its tables by name."""
 
     said: RunAnswer
     tables: dict[str, TextTable]
-    advice: str | None
 
     def figure(self) -> "Figure | None":
         """Efficiency over devices, with band and measured points; None where there is none to draw."""
@@ -57,7 +56,7 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
         "what_if_worth": _worth_table(changes, base.name),
         "what_if_own_error": _error_table(said),
     }
-    return WhatIfChapter(said, {name: one for name, one in tables.items() if one.rows}, _advice(changes, question))
+    return WhatIfChapter(said, {name: one for name, one in tables.items() if one.rows})
 
 
 def _worth_table(changes: list[Worth], cell: str) -> TextTable:
@@ -101,18 +100,3 @@ def _error_table(said: RunAnswer) -> TextTable:
     reasons = dict.fromkeys(f"{one.cell}: {one.reason}" for one in said.own.cells if one.reason is not None)
     headings = ("cell", "measured [ms]", "predicted [ms]", "error [%]", "perfect scaling [%]", "nothing changes [%]")
     return TextTable("The same method on cells that were measured", headings, rows, notes=tuple(reasons))
-
-
-def _advice(changes: list[Worth], question: AskedBase) -> str | None:
-    """Only with the method's error on this run's own cells, and of what is no property of the device.
-
-    Each is the most that a faster link, fewer collectives, ranks alike or a host that does less could save.
-    """
-    shown = [one for one in changes if one.certain and one.change != TWICE_AS_FAST]
-    if question.base.own_error is None or not shown:
-        return None
-    best = shown[0]
-    return (
-        f"Replayed: {best.change} alone would take {best.saved_us / 1e3:.1f} ms ({best.low_us / 1e3:.1f} to "
-        f"{best.high_us / 1e3:.1f}) off the {question.base.step_us / 1e3:.1f} ms of {question.base.name}."
-    )

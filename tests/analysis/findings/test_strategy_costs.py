@@ -2,9 +2,8 @@
 
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.comparison.strategy_costs import StrategyCost
-from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table, sharding_headline
+from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.records.matrix import CellStrategy
@@ -58,19 +57,6 @@ def test_ddp_alone_says_that_nothing_is_communicated() -> None:
     )
 
 
-def test_the_headline_speaks_of_most_devices_and_of_plain_fsdp() -> None:
-    ratio = Estimate(1.07, 1.05, 1.09, 60)
-    costs = [
-        cost(ratio, GB, devices=2),
-        cost(ratio, 2 * GB, "hsdp"),
-        cost(ratio, 3 * GB),
-        cost(ratio, 0, "ddp", devices=1),
-    ]
-    assert sharding_headline(costs).startswith("4 devices, batch 32 per device: FSDP takes 7.0%")
-    assert "3.00 GB" in sharding_headline(costs)
-    assert sharding_headline(costs[3:]) == ""
-
-
 def measured(strategy: CellStrategy, devices: int, step_us: float, peak: int | None, **options: int) -> CellData:
     cell = Cell(strategy=strategy, devices=devices, batch_size=8, options=CellOptions(**options))  # type: ignore[arg-type]
     repeats = [[step_us + offset for offset in (-2, -1, 0, 1, 2, 3)] for _ in range(3)]
@@ -108,9 +94,6 @@ def test_a_run_pairs_each_strategy_with_the_plainer_one_alike() -> None:
     table = cost_table(comparison.costs)
     assert table is not None
     assert len(table.rows) == 3
-    assert best_sentence(comparison).startswith(
-        "2 devices, batch 8 per device: FSDP takes 10.0% more time per step than DDP"
-    )
     codes = [finding.code for finding in conclusions(run, comparison)]
     assert codes.count("strategy_cost") == 2
     assert codes.count("ddp_alone") == 1

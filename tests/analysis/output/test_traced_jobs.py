@@ -51,7 +51,7 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
         "first",
         "second",
     }
-    said = [finding.message for finding in job_findings(jobs) if finding.code == "communication_cost"]
+    said = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
     assert len(said) == 1, "what two jobs have in common is said once"
     assert said[0].startswith("jobs first, second: ")
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
-from dpscope.analysis.findings.answers import ONE_JOB
+from dpscope.analysis.findings.verdict import ONE_JOB
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.traced_report import (
     TraceRequest,
@@ -90,7 +90,7 @@ def test_what_traces_do_not_tell_is_missing_and_says_so(traces: Path) -> None:
     assert [name for name in unknown if row[name] is not None and row[name] == row[name]] == []
     reasons = report.comparison.reasons
     assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
-    assert report.answers.which.text == ONE_JOB
+    assert report.verdict.which.text == ONE_JOB
     assert {"time", "epoch", "checks"} & set(report.tables) == set()
 
 

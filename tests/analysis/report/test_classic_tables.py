@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.findings.answers import answer
-from dpscope.analysis.findings.headline import best_sentence
+from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report.classic_tables import Study, classic_tables
 from dpscope.analysis.report.comparison_tables import views_by_name
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
@@ -180,13 +179,11 @@ def test_cells_on_one_and_on_two_nodes_are_rows_of_their_own() -> None:
     assert (speedups["ddp"], speedups["ddp, 2 nodes"]) == ("0.833", "0.500")
 
 
-def test_the_first_answer_and_the_headline_name_the_nodes() -> None:
+def test_the_first_answer_names_the_nodes() -> None:
     run = run_of(measured_cell(SINGLE, 100.0), measured_cell(TWO_NODES, 80.0))
-    comparison = compare(run)
-    assert "on 2 devices over 2 nodes" in answer(comparison, "cuda").which.text
-    assert "on 2 devices over 2 nodes" in best_sentence(comparison)
-    alone = compare(run_of(measured_cell(SINGLE, 100.0), measured_cell(ONE_NODE, 80.0)))
-    assert "nodes" not in answer(alone, "cuda").which.text + best_sentence(alone)
+    assert "on 2 devices over 2 nodes" in run_verdict(run, compare(run)).which.text
+    alone = run_of(measured_cell(SINGLE, 100.0), measured_cell(ONE_NODE, 80.0))
+    assert "nodes" not in run_verdict(alone, compare(alone)).which.text
 
 
 def test_phases_are_columns_and_rows_of_an_epoch() -> None:

@@ -14,7 +14,6 @@ from dpscope.analysis.costs.sources import CostSources
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.bandwidth import bandwidths
 from dpscope.analysis.figures.batch import batch_figure
-from dpscope.analysis.findings.headline import best_sentence
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
@@ -22,7 +21,6 @@ from dpscope.analysis.report.meanings import meanings
 from dpscope.analysis.report.page import render_page, script_json
 from dpscope.analysis.report.sections import SECTIONS
 from dpscope.analysis.runs.run_data import CellData, load_run
-from dpscope.analysis.stats.samples import Estimate
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
@@ -232,48 +230,6 @@ def test_the_ring_formula_names_the_links_rate() -> None:
     assert ring[4] == "4.00 ms"
 
 
-def test_the_headline_is_the_gap_else_the_speedup_else_says_so(example: Report) -> None:
-    said = best_sentence(example.comparison)
-    assert "dp-host" in said
-    assert "95% interval" in said
-    alone = replace(example.comparison, gaps=())
-    assert " one device" in best_sentence(alone)
-    single = replace(alone, scaling=())
-    said = best_sentence(single)
-    assert any(
-        one in said for one in (" communication takes ", " host copies take ", "communication's share of a step")
-    )
-    unknown = single.table.assign(communication_us=None)
-    assert "No comparison" in best_sentence(replace(single, table=unknown))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (1.1, 1.3, "1.20x the throughput of one device (median steps; 95% interval 1.10 to 1.30, 30 steps)"),
-        (0.9, 1.99, "no difference from one device is shown (speedup of the median step 1.20; 95% "),
-        (None, None, "1.20x the throughput of one device, but one repeat cannot show it"),
-    ],
-)
-def test_the_headlines_speedup_has_its_verdict(
-    example: Report, low: float | None, high: float | None, said: str
-) -> None:
-    assert said in speedup_headline(example, Estimate(1.2, low, high, 30))
-
-
-def test_a_slowdown_is_told_as_one(example: Report) -> None:
-    """0.8 times as fast is 1 / 0.8 = 1.25 times as long, between 1 / 0.9 and 1 / 0.5."""
-    said = speedup_headline(example, Estimate(0.8, 0.5, 0.9, 30))
-    assert "1.25x slower per sample than one device (median steps; 95% interval 1.11 to 2.00, 30 steps)" in said
-
-
-def speedup_headline(example: Report, speedup: Estimate) -> str:
-    """The headline of a run whose only point has this speedup."""
-    series = example.comparison.scaling[0]
-    only = replace(series, points=(replace(series.points[0], speedup=speedup),))
-    return best_sentence(replace(example.comparison, gaps=(), scaling=(only,)))
-
-
 def test_broadcasts_have_a_note_where_transfer_and_wait_do_not_add_up(example: Report) -> None:
     (reduced, *_) = [one for one in example.comparison.predictions if one.kind == "all_reduce"]
     broadcast = replace(reduced, kind="broadcast")
@@ -298,5 +254,5 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
     )
     lost = replace(example.comparison, reasons={("ddp-d2-b8", name): "the file was lost" for name in columns})
     (one,) = missing_reasons(lost)
-    said = "samples/s, step, compute, idle, wait, exposed and 2 more"
+    said = "samples/s, step, compute, idle, all waiting, exposed and 2 more"
     assert one == f"NA ({said}; ddp-d2-b8): the file was lost"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.comparison.compare import compare
-from dpscope.analysis.findings.answers import NOT_COMPARED, answer
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
+from dpscope.analysis.findings.verdict import NOT_COMPARED, run_verdict
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.runs.run_data import CellData, load_run
 from tests.helpers.paths import USER_MODELS
@@ -178,10 +178,11 @@ def test_processes_that_do_not_share_the_work_are_no_speedup(tmp_path: Path) -> 
     assert error.code == "trained_alone"
     assert error.message.startswith("custom-d2-b8: each process trained alone: no collective in 6 traced steps")
     assert alone.trained_alone
-    comparison = compare(run_of(alone, single))
+    run = run_of(alone, single)
+    comparison = compare(run)
     assert comparison.scaling == ()
     assert comparison.reasons[alone.cell.name, "weak_speedup"] == "each process trained alone"
-    assert answer(comparison, "cpu").which.text == NOT_COMPARED
+    assert run_verdict(run, comparison).which.text == NOT_COMPARED
     assert not cut.trained_alone
     (warning,) = (finding for finding in cut.findings if finding.code == "model_parallel")
     assert warning.message == (

@@ -5,9 +5,10 @@ import pytest
 
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.comparison.waterfall import exposed_by_phase
+from dpscope.analysis.findings.ledger_text import cost_text
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.ranks.critical_device import critical_windows
-from dpscope.analysis.traces.ranks.decisive import decisive_findings, step_cost
+from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.profiling.records.run import Cell
 from tests.helpers.run_cells import cell_data, run_of, windows
 
@@ -26,7 +27,11 @@ def data_parallel_windows(repeats: int = 1) -> pd.DataFrame:
         pd.Series([column[one] for one in device], dtype="Float64") for column in (EXPOSED_US, COMPUTE_US)
     )
     return frame.assign(
-        exposed_us=exposed, communication_us=exposed, compute_us=compute, idle_us=STEP_US - exposed - compute
+        exposed_us=exposed,
+        exposed_other_us=exposed,
+        communication_us=exposed,
+        compute_us=compute,
+        idle_us=STEP_US - exposed - compute,
     )
 
 
@@ -54,14 +59,14 @@ def test_phases_add_up_to_the_critical_devices_exposed_time() -> None:
     assert exposed_by_phase(data) == {"replicate": 500.0}
 
 
-def test_the_sentence_of_foreign_traces_names_the_device() -> None:
-    table = data_parallel_windows()
-    cost = step_cost(table, pd.DataFrame())
-    assert cost is not None
-    assert (cost.exposed_us, cost.critical_device, cost.devices_exposed_us) == (500, 0, 125)
-    (finding,) = decisive_findings(cost, several_ranks=False)
-    assert "on device 0, which is the least idle; 500.0 µs of it (10% of the step) is exposed" in finding.message
-    assert "against 125.0 µs in the mean over all devices" in finding.message
+def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
+    nothing = pd.DataFrame(columns=["rank", "device", "step", "part"])
+    ledger = ledger_of(data_parallel_windows(), nothing)
+    assert ledger is not None
+    assert (ledger.exposed_us, ledger.critical_device, ledger.devices_exposed_us) == (500, 0, 125)
+    text = cost_text("DP", "dp", ledger, None)
+    assert "DP exposes 0.50 ms of communication in a 5.00 ms traced step (10%)" in text
+    assert text.endswith("That is device 0, which is the least idle; the mean over all devices is 0.12 ms.")
 
 
 def test_processes_with_one_device_keep_all_their_windows() -> None:

@@ -285,7 +285,6 @@ CASES = {
     "trace_copied": Case(same_rank(0.0), same_rank(1.0)),
     "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
     "device_idle": Case(stretched(4.0), stretched(1.0)),
-    "communication_cost": Case(sound, no_communication),
     "parallelism": Case(sound, no_communication),
     "device_not_read": Case(with_category("hpu_op"), with_category("python_function")),
     "steps_empty": Case(job(with_further_step(empty=True)), job(with_further_step(empty=False))),
@@ -339,7 +338,7 @@ def test_a_near_miss_has_no_such_finding(tmp_path: Path, code: str) -> None:
 
 
 def test_a_sound_job_has_none_at_all(tmp_path: Path) -> None:
-    assert codes(tmp_path / "job", sound) == {"parallelism", "communication_cost"}
+    assert codes(tmp_path / "job", sound) == {"parallelism"}
 
 
 def test_every_code_has_its_case() -> None:

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.analysis.what_if.answers.bases import AskedBase
-from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, _advice, chapter_of
-from dpscope.analysis.what_if.answers.worth import TWICE_AS_FAST, Worth
+from dpscope.analysis.what_if.answers.chapter import WhatIfChapter, chapter_of
 from tests.helpers.paths import ROOT
-from tests.helpers.replayed_steps import BASE, COSTS
 
 
 @pytest.fixture(scope="module")
@@ -62,21 +59,6 @@ def test_the_figure_holds_what_is_predicted_and_what_was_measured(chapter: WhatI
 def test_a_run_without_a_ddp_cell_has_no_chapter(example: RunData) -> None:
     alone = {name: data for name, data in example.cells.items() if data.cell.strategy != "ddp"}
     assert chapter_of(replace(example, cells=alone)) is None
-
-
-def _found(own_error: float | None, *changes: Worth) -> str | None:
-    return _advice(list(changes), AskedBase(replace(BASE, own_error=own_error), COSTS))
-
-
-def test_advice_needs_the_methods_own_error_and_a_change_that_can_be_made() -> None:
-    faster = Worth(TWICE_AS_FAST, 9_000.0, 8_000.0, 10_000.0, certain=True)
-    link = Worth("infinite bandwidth", 4_000.0, 3_500.0, 4_500.0, certain=True)
-    unsure = Worth("zero latency", 100.0, -10.0, 210.0, certain=False)
-    said = _found(0.02, faster, link, unsure)
-    assert said is not None
-    assert "infinite bandwidth alone would take 4.0 ms (3.5 to 4.5)" in said
-    assert _found(None, faster, link) is None
-    assert _found(0.02, faster, unsure) is None
 
 
 def test_traces_alone_have_no_chapter(example: RunData) -> None:

@@ -1,24 +1,50 @@
-"""The three answers of a run: which strategy, what communication costs, what to do. Numbers by hand."""
+"""The verdict on a run: which strategy, what communication costs, what shortcuts say, what to do. Numbers by hand."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
-from dpscope.analysis.findings.answers import SCRIPT_ON_CPU, STAND_IN, answer
-from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.findings.actions import Situation, best_action
+from dpscope.analysis.findings.late_rank import LateRank
+from dpscope.analysis.findings.verdict import SCRIPT_ON_CPU, STAND_IN, Verdict, run_verdict
+from dpscope.analysis.runs.run_data import CellData, RunData
+from dpscope.analysis.stats.samples import Estimate, Interval
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.paths import EXAMPLE_RUN
 
 
 def cell(strategy: str, devices: int, batch: int, **values: object) -> dict[str, object]:
     """A row: a traced step of 100 ms of which 20 ms are exposed of 30 ms of communication, unless told otherwise."""
     parallel = {"communication_us": 30e3, "exposed_us": 20e3} if devices > 1 else {}
+    if devices > 1:
+        parallel |= {"exposed_wait_us": 0.0, "exposed_transfer_us": 20e3, "exposed_other_us": 0.0}
     usual = {"step_us": 100e3, "step_without_wait_us": 100e3, "traced_step_us": 100e3, "idle_us": 1e3, **parallel}
     names = {"cell": f"{strategy}-d{devices}-b{batch}", "strategy": strategy, "devices": devices, "batch_size": batch}
     return {**dict.fromkeys(NAMES), **names, **usual, **values}
+
+
+def ledger(row: Mapping[str, object]) -> Ledger:
+    """Of a row: compute is what the other parts leave of the step; broadcasts are all that is other."""
+    parts = {name: row[f"{name}_us"] for name in ("exposed_wait", "exposed_transfer", "exposed_other", "idle")}
+    known = [float(str(value)) for value in parts.values() if value is not None]
+    other = parts["exposed_other"]
+    low, high = row["exposed_low_us"], row["exposed_high_us"]
+    return Ledger(
+        traced_step_us=100e3,
+        compute_us=100e3 - sum(known),
+        **{f"{name}_us": value for name, value in parts.items()},  # type: ignore[arg-type]
+        communication_us=row["communication_us"],  # type: ignore[arg-type]
+        other_by_kind_us={"broadcast": float(str(other))} if other else {},
+        intervals={"exposed": Interval(float(str(low)), float(str(high)))} if low is not None else {},
+    )
 
 
 def comparison(
@@ -30,7 +56,20 @@ def comparison(
         for name, speedup in (speedups or {}).items()
     )
     gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, False, ratio, *[None] * 6),) if ratio else ()
-    return Comparison(pd.DataFrame(list(rows)), {}, gap, series)
+    ledgers = {str(row["cell"]): ledger(row) for row in rows if row["traced_step_us"] is not None}
+    return Comparison(pd.DataFrame(list(rows)), {}, gap, series, ledgers=ledgers)
+
+
+def answer(of: Comparison, device_type: str) -> Verdict:
+    """The verdict on cells that were measured on `device_type`, without their samples and traces."""
+    fields = ("strategy", "devices", "batch_size")
+    planned = {
+        str(row["cell"]): msgspec.convert({name: row[name] for name in fields}, Cell)
+        for row in of.table.to_dict("records")
+    }
+    cells = {name: CellData(cell, None) for name, cell in planned.items()}
+    manifest = msgspec.structs.replace(RunFolder(EXAMPLE_RUN).manifest(), device_type=device_type)
+    return run_verdict(RunData(EXAMPLE_RUN, manifest, cells), of)
 
 
 def strategy(name: str) -> CellStrategy:
@@ -48,8 +87,8 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     said = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda")
     assert said.caveat is None
     assert said.which.text == (
-        "Use DDP: on 4 devices at batch 32 per device it gives 3.60x the throughput of one device "
-        "by median steps (95% interval 3.40 to 3.80). DDP's step is 1.30x as fast as DP's (95% interval 1.20 to 1.40)."
+        "Use DDP: 3.60x one device's throughput (95% interval 3.40 to 3.80) on 4 devices, batch 32 each. DDP's step is 1.30x as "
+        "fast as DP's (95% interval 1.20 to 1.40)."
     )
     assert said.which.confidence == "shown"
 
@@ -57,7 +96,7 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
 def test_dp_is_recommended_where_it_wins() -> None:
     behind = Estimate(0.8, 0.75, 0.85, 60)
     said = answer(comparison(SINGLE, DP, DDP, speedups={"dp-d4-b32": FASTER}, ratio=behind), "cuda")
-    assert said.which.text.startswith("Use DP: on 4 devices")
+    assert said.which.text.startswith("Use DP: 3.60x")
     # 1 / 0.8 = 1.25; the ends change places: 1 / 0.85 = 1.18, 1 / 0.75 = 1.33.
     assert said.which.text.endswith("DP's step is 1.25x as fast as DDP's (95% interval 1.18 to 1.33).")
 
@@ -66,22 +105,22 @@ def test_where_no_difference_is_shown_either_will_do() -> None:
     even = Estimate(1.05, 0.9, 1.2, 60)
     said = answer(comparison(SINGLE, DP, DDP, speedups={"ddp-d4-b32": FASTER}, ratio=even), "cuda")
     assert said.which.text.startswith("Use DDP or DP, whichever is simpler: ")
-    assert "No difference between DP and DDP is shown" in said.which.text
+    assert "DDP against DP: not significant" in said.which.text
 
 
 def test_several_devices_that_are_slower_than_one_are_advised_against() -> None:
     slower = Estimate(0.7, 0.6, 0.8, 60)
     said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": slower}), "cuda")
     assert said.which.text == (
-        "Do not parallelise at this size: DDP on 4 devices at batch 32 per device gives 0.70x the throughput of one "
-        "device by median steps (95% interval 0.60 to 0.80)."
+        "Do not parallelise at this size: DDP gives 0.70x one device's throughput (95% interval 0.60 to 0.80) on 4 devices, "
+        "batch 32 each."
     )
     assert said.action.text.startswith("Train on one device")
 
 
 def test_what_chance_could_give_is_not_decided() -> None:
     said = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, 0.9, 1.3, 60)}), "cuda")
-    assert said.which.text.startswith("Not decided: ")
+    assert said.which.text.startswith("Not decided between DDP and one device: ")
     assert said.which.confidence == "not_shown"
     once = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, None, None, 60)}), "cuda")
     assert once.which.confidence == "no_interval"
@@ -91,8 +130,8 @@ def test_what_communication_costs() -> None:
     row = cell("ddp", 4, 32, exposed_low_us=15e3, exposed_high_us=25e3)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda").cost
     assert said.text == (
-        "DDP's communication takes 30.0 ms of a 100.0 ms step; 20.0 ms of it (20% of the step) is exposed, not "
-        "hidden behind compute (95% interval over repeats 15.0 ms to 25.0 ms)."
+        "DDP exposes 20.0 ms of communication in a 100.0 ms traced step (20%; 95% interval 15.0 to 25.0 ms): 0.0 ms waiting for "
+        "late ranks, 20.0 ms transfer; 10.0 ms more is hidden behind compute."
     )
     assert said.confidence == "shown"
 
@@ -101,12 +140,13 @@ def test_broadcasts_of_buffers_are_not_called_transfer() -> None:
     """Of 20 ms exposed 5 ms wait, 6 ms are transfers and 9 ms DDP's broadcasts."""
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
-    assert said.cost.text.endswith(": 5.00 ms waiting for late ranks, 6.00 ms transfer, 9.00 ms broadcasts of buffers.")
+    assert ": 5.0 ms waiting for late ranks, 6.0 ms transfer, 9.0 ms broadcast;" in said.cost.text
     assert said.action.text.startswith("Try DDP without broadcasts of buffers (--broadcast-buffers off measures it)")
-    assert said.action.text.endswith("At most 9.00 ms of a 100.0 ms step (9%) can be saved.")
+    assert said.action.text.endswith("This saves at most 9.00 ms of a 100.0 ms traced step (9%).")
+    assert (said.part, said.saves_us) == ("broadcasts of buffers", 9e3)
     hidden = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=15e3, exposed_other_us=0.0)
     said = answer(comparison(SINGLE, hidden, speedups={"ddp-d4-b32": FASTER}), "cuda")
-    assert said.cost.text.endswith(": 5.00 ms waiting for late ranks, 15.0 ms transfer.")
+    assert ": 5.0 ms waiting for late ranks, 15.0 ms transfer;" in said.cost.text
     assert said.action.text.startswith("Hide or shrink the transfers")
 
 
@@ -114,20 +154,20 @@ def test_a_script_is_given_torchs_argument_and_no_option_of_dpscopes() -> None:
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     of_script = replace(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), of_script=True)
     action = answer(of_script, "cuda").action.text
-    assert action.startswith("Try DDP without broadcasts of buffers (DDP's broadcast_buffers=False): every step waits")
+    assert action.startswith("Try DDP without broadcasts of buffers (DDP's broadcast_buffers=False): each step waits")
 
 
 def test_what_an_action_rests_on_is_said() -> None:
     """Its bound is a mean of traced steps, which no interval is given of; what is not decided is said of the gain."""
     means = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": FASTER}), "cuda")
     assert means.action.basis == "means of the traced steps, no interval"
-    assert means.which.basis == "The gain over one device: 95% interval excludes chance"
+    assert means.which.basis == "The gain over one device: significant (95% interval)"
     assert means.cost.basis == "means of the traced steps, no interval"
     slower = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(0.7, 0.6, 0.8, 60)}), "cuda")
-    assert slower.action.basis == "95% interval excludes chance"
+    assert slower.action.basis == "significant (95% interval)"
     undecided = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, 0.9, 1.3, 60)}), "cuda")
-    assert undecided.action.text.startswith("Measure more repeats before deciding (--repeats 5). ")
-    assert undecided.action.basis == "The gain over one device: within chance"
+    assert undecided.action.text.startswith("Measure more repeats to decide between DDP and one device (--repeats 5). ")
+    assert undecided.action.basis == "The gain over one device: not significant (95% interval)"
     once = answer(comparison(SINGLE, DDP, speedups={"ddp-d4-b32": Estimate(1.1, None, None, 60)}), "cuda")
     assert once.action.basis == "The gain over one device: one repeat or fewer than five steps: no interval"
     untraced = {"traced_step_us": None, "communication_us": None, "exposed_us": None, "idle_us": None}
@@ -153,51 +193,75 @@ def test_variants_over_several_nodes_do_not_compete_with_the_plain_cells() -> No
     assert answer(alone, "cuda").cells == ("ddp-d4-n2-b32-hook-fp16",)
 
 
+def action_of(late: LateRank | None = None, **values: object) -> str:
+    row = cell("ddp", 4, 32, **values)
+    return best_action([row], Situation(row, ledger(row), late, on_device=True)).text
+
+
 def test_broadcasts_that_wait_for_a_late_rank_are_its_doing() -> None:
-    """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, where it is named: 14 of 100 ms."""
-    row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
-    said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda", {"ddp-d4-b32": "rank 2"})
-    assert said.cost.text.endswith("9.00 ms broadcasts of buffers. Rank 2 is the late one.")
-    assert said.action.text.startswith("Find out why rank 2 arrives late")
-    assert said.action.text.endswith("At most 14.0 ms of a 100.0 ms step (14%) can be saved.")
+    """Waiting of 5 ms and broadcasts of 9 ms are both for rank 2, if it is shown: 14 of 100 ms."""
+    late = LateRank(2, 14e3, 1.0, shown=True, steps=40)
+    text = action_of(late, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
+    assert text.startswith("Find out why rank 2 arrives late; a faster link does not shorten this.")
+    assert text.endswith("This saves at most 14.0 ms of a 100.0 ms traced step (14%).")
+
+
+def test_waiting_for_no_single_rank_is_jitter() -> None:
+    text = action_of(exposed_wait_us=15e3, exposed_transfer_us=5e3)
+    assert text.startswith("Waiting is for no single rank: jitter.")
+
+
+def test_a_late_rank_that_is_idle_itself_is_called_so_in_the_same_sentence() -> None:
+    late = LateRank(7, 15e3, 0.8, shown=False, steps=1, idle_us=50e3, unlaunched_us=40e3)
+    text = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3)
+    assert text.startswith(
+        "Find out why rank 7 arrives late (of 1 traced step: too few to exclude chance), it is itself without a launch for "
+        "40.0 ms of a step; a faster link does not shorten this."
+    )
+    idle = action_of(late, exposed_wait_us=15e3, exposed_transfer_us=5e3, idle_us=30e3)
+    assert idle.startswith(
+        "Look at what the host does between launches; the devices are idle, and rank 7, which the others wait for, is itself "
+        "without a launch for 40.0 ms of a step."
+    )
+
+
+def test_a_second_part_as_large_is_named_too() -> None:
+    text = action_of(exposed_wait_us=9e3, exposed_transfer_us=11e3)
+    assert text.endswith("(11%). Nearly as much is waiting for late ranks (9.00 ms).")
 
 
 def test_a_batch_that_is_not_known_is_not_told() -> None:
     row = cell("ddp", 4, 1, steps_per_s=10.0)
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b1": FASTER}), "cuda").which.text
-    assert "on 4 devices it gives" in said or "on 4 devices: it gives" in said
+    assert "on 4 devices." in said
     assert "batch" not in said
 
 
 def test_lost_communication_is_not_called_none() -> None:
-    row = cell("ddp", 4, 32, communication_us=None, exposed_us=None)
+    row = cell(
+        "ddp", 4, 32, communication_us=None, exposed_us=None, exposed_wait_us=None, exposed_transfer_us=None,
+        exposed_other_us=None,
+    )  # fmt: skip
     said = answer(comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), "cuda")
     assert said.cost.text == "It was not measured: the trace of ddp-d4-b32 does not show it."
     assert said.cost.confidence == "not_measured"
 
 
 def test_the_largest_part_that_can_be_removed_is_named_with_its_bound() -> None:
-    def action(**values: object) -> str:
-        return answer(
-            comparison(SINGLE, cell("ddp", 4, 32, **values), speedups={"ddp-d4-b32": FASTER}),
-            "cuda",
-            {"ddp-d4-b32": "rank 2"},
-        ).action.text
-
-    assert "At most 20.0 ms of a 100.0 ms step (20%) can be saved." in action()
-    assert action(idle_us=40e3).startswith("Look at what the host does between launches")
-    assert "At most 40.0 ms of a 100.0 ms step (40%)" in action(idle_us=40e3)
-    assert action(step_without_wait_us=65e3).startswith("Feed the devices faster")
-    assert "At most 35.0 ms" in action(step_without_wait_us=65e3)
-    assert action(exposed_us=1e3).startswith("Nothing stands out: the largest part that could be removed")
+    assert "This saves at most 20.0 ms of a 100.0 ms traced step (20%)." in action_of()
+    assert action_of(idle_us=40e3).startswith("Look at what the host does between launches")
+    assert "at most 40.0 ms of a 100.0 ms traced step (40%)" in action_of(idle_us=40e3)
+    assert action_of(step_without_wait_us=65e3).startswith("Feed the devices faster")
+    assert "at most 35.0 ms" in action_of(step_without_wait_us=65e3)
+    assert action_of(exposed_transfer_us=1e3).startswith("Nothing stands out: the largest part that could be removed")
 
 
 def test_a_larger_batch_that_was_measured_to_pay_is_advised() -> None:
-    small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_min=990, samples_per_s_max=1010)
-    large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_min=1480, samples_per_s_max=1520)
+    small = cell("ddp", 4, 32, samples_per_s=1000, samples_per_s_low=990, samples_per_s_high=1010)
+    large = cell("ddp", 4, 64, samples_per_s=1500, samples_per_s_low=1480, samples_per_s_high=1520)
     answered = answer(comparison(SINGLE, DP, small, large, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD), "cuda").action
     said = answered.text
-    assert answered.basis == "medians and rates of the timed steps, no interval"
+    assert answered.basis == "medians of the timed steps"
     assert said.startswith(
         "Raise the batch to 64 per device: it was measured to train 1.50x as many samples per second."
     )
@@ -208,14 +272,14 @@ def test_a_cpu_run_says_first_that_it_is_a_stand_in() -> None:
     said = answer(comparison(SINGLE, host), "cpu")
     assert said.caveat == STAND_IN
     assert "dp-host on 2 devices" in said.which.text
-    assert "DataParallel" not in "".join(one.text for one in said.all)
+    assert "nn.DataParallel" not in "".join(one.text for one in said.answers)
 
 
 def test_one_device_alone_answers_nothing() -> None:
     said = answer(comparison(SINGLE), "cuda")
     assert "none can be recommended" in said.which.text
     assert said.action.text == "Measure two or more devices: dpscope run --devices 1,2."
-    assert {one.confidence for one in said.all} == {"not_measured"}
+    assert {one.confidence for one in said.answers} == {"not_measured"}
     attached = answer(replace(comparison(SINGLE), of_script=True), "cuda")
     assert "that train together" in attached.action.text  # two processes that train alone were no two devices
 
@@ -225,13 +289,13 @@ def test_without_a_single_device_the_same_strategy_on_one_is_what_it_is_set_besi
     once = replace(comparison(DDP), over_itself={str(DDP["cell"]): Estimate(3.6, None, None, 50)})
     said = answer(once, "cuda").which
     assert said.text == (
-        "DDP on 4 devices at batch 32 per device gives 3.60x the throughput of one device under DDP by median steps (50 steps, "
+        "DDP on 4 devices, batch 32 each gives 3.60x the throughput of one device under DDP (50 steps, "
         "no interval); a device without DDP was not measured, so its gain over that is not known."
     )
     assert said.confidence == "no_interval"
     twice = replace(once, over_itself={str(DDP["cell"]): Estimate(3.6, 3.5, 3.7, 50)})
     assert answer(twice, "cuda").which.confidence == "shown"
-    assert "was not measured beside one device" in answer(comparison(DDP), "cuda").which.text
+    assert "was not compared with one device" in answer(comparison(DDP), "cuda").which.text
 
 
 def test_a_script_s_detected_batch_and_its_failed_jobs_are_on_the_first_screen() -> None:

@@ -1,0 +1,65 @@
+"""The rank that a job waits for, by the ledger: named if it is shown, or if too few steps were traced to tell it from chance."""
+
+from dataclasses import dataclass
+
+from dpscope.analysis.findings.straggler import straggler_of
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.traces.ranks.ledger import Ledger
+
+_MOST = 0.5  # of the exposed waiting, and twice an even share, from which on a rank is named without a test
+_FEW_STEPS = 5  # traced: below it chance cannot be excluded
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """`wait_us` is the exposed waiting for it per step, broadcasts included, `share` its part of all exposed waiting.
+
+    `shown`: chance would hardly name it (`straggler_of`). `idle_us` and `unlaunched_us` are its own idle time per step, and how
+    much of it nothing was launched for its device; None is unknown.
+    """
+
+    rank: int
+    wait_us: float
+    share: float
+    shown: bool
+    steps: int
+    idle_us: float | None = None
+    unlaunched_us: float | None = None
+
+    @property
+    def certainty(self) -> str:
+        """Such as ``in 38 traced steps``."""
+        return (
+            "" if self.shown else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
+        )
+
+
+def late_rank(data: CellData, ledger: Ledger | None) -> LateRank | None:
+    """The rank that most exposed waiting is for; None if waiting is spread over ranks, or not known."""
+    windows = data.whole_windows()
+    if ledger is None or not ledger.is_split or windows.empty:
+        return None
+    numbered = [name for name in ("repeat", "step") if name in windows]
+    steps, ranks = len(windows[numbered].drop_duplicates()), int(windows["rank"].nunique())
+    shown = straggler_of(data)
+    waits, total = ledger.wait_by_rank_us, ledger.exposed_wait_us or 0.0
+    if shown is not None:
+        rank = shown.rank
+    elif waits and total > 0 and steps < _FEW_STEPS:
+        rank = max(waits, key=lambda one: waits[one])
+        if waits[rank] < max(_MOST, 2 / ranks) * total:
+            return None
+    else:
+        return None
+    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if shown is not None else 0.0
+    own = windows[windows["rank"] == rank]
+    idle, unlaunched = (own[name].dropna() for name in ("idle_us", "unlaunched_us"))
+    return LateRank(
+        rank=rank,
+        wait_us=waits.get(rank, 0.0) + broadcasts,
+        share=waits.get(rank, 0.0) / total if total else 1.0,
+        shown=shown is not None,
+        steps=steps,
+        idle_us=float(idle.mean()) if len(idle) else None,
+        unlaunched_us=float(unlaunched.mean()) if len(unlaunched) else None,
+    )

@@ -1,0 +1,85 @@
+"""A ledger in words: what communication costs, in parts that add up to what is exposed."""
+
+from dpscope.analysis.findings.late_rank import LateRank
+from dpscope.analysis.stats.samples import CONFIDENCE
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import Unit, choose_unit, show
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+
+_TRACED_APART = 0.1  # of the untraced step: a traced one that differs by more is set against it in the same sentence
+_NOTHING = 0.005  # of exposed communication: a smaller part is left out of the sentence
+
+
+def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -> str:
+    """What a cell's communication costs in a step; its exposed communication is known."""
+    exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
+    unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
+    who = "The job" if strategy == "other" else name
+    what = "host copies" if strategy == "dp-host" else "communication"
+    text = f"{who} exposes {_time(exposed, unit)} of {what} in a {_time(step, unit)} traced step"
+    text += f" ({exposed / step:.0%}{_interval(ledger, unit)})"
+    return f"{text}{_parts(ledger, late, unit)}{_hidden(ledger, unit)}.{_device(ledger, unit)}{_untraced(ledger, unit)}"
+
+
+def ledger_table(ledger: Ledger) -> TextTable:
+    """One row: a traced step and the parts that add up to it, means over ranks and steps."""
+    values = [ledger.traced_step_us, *(getattr(ledger, f"{part}_us") for part in STEP_PARTS)]
+    unit = choose_unit("time", values)
+    names = ("traced step", "compute", "wait", "transfer", "other", "idle")
+    note = "means over ranks and steps; wait, transfer and other are exposed communication"
+    return TextTable(
+        "Where a step goes: compute + wait + transfer + other + idle = traced step",
+        tuple(f"{name} [{unit.label}]" for name in names),
+        (tuple(show(value, unit) for value in values),),
+        (note if ledger.is_split else f"{note}; other holds all of it, as no collective was matched across all ranks",),
+    )
+
+
+def _time(value: float, unit: Unit) -> str:
+    return f"{show(value, unit)} {unit.label}"
+
+
+def _interval(ledger: Ledger, unit: Unit) -> str:
+    bounds = ledger.intervals.get("exposed")
+    if bounds is None:
+        return ""
+    return f"; {CONFIDENCE:.0%} interval {show(max(bounds.low, 0.0), unit)} to {_time(bounds.high, unit)}"
+
+
+def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
+    """Wait, transfer and the rest by kind; what cannot be split is called that."""
+    exposed = ledger.exposed_us or 0.0
+    wait, transfer, other = ledger.exposed_wait_us, ledger.exposed_transfer_us, ledger.exposed_other_us or 0.0
+    if not exposed:
+        return ""
+    if wait is None or transfer is None:
+        kinds = ledger.other_by_kind_us
+        alone = set(kinds) <= {"copy", "broadcast", "reduce"}
+        return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
+    whom = f" ({late.share:.0%} of it for rank {late.rank})" if late is not None and late.wait_us else ""
+    parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
+    if other > _NOTHING * exposed:
+        kinds = ledger.other_by_kind_us
+        parts += [f"{_time(us, unit)} {kind}" for kind, us in kinds.items() if us > _NOTHING * exposed]
+    return f": {', '.join(parts)}"
+
+
+def _hidden(ledger: Ledger, unit: Unit) -> str:
+    hidden = (ledger.communication_us or 0.0) - (ledger.exposed_us or 0.0)
+    return f"; {_time(hidden, unit)} more is hidden behind compute" if hidden > _NOTHING * ledger.traced_step_us else ""
+
+
+def _device(ledger: Ledger, unit: Unit) -> str:
+    if ledger.critical_device is None or ledger.devices_exposed_us is None:
+        return ""
+    mean = _time(ledger.devices_exposed_us, unit)
+    return f" That is device {ledger.critical_device}, which is the least idle; the mean over all devices is {mean}."
+
+
+def _untraced(ledger: Ledger, unit: Unit) -> str:
+    if ledger.tracer_us is None:
+        return ""
+    untraced = ledger.traced_step_us + ledger.tracer_us
+    if abs(ledger.tracer_us) <= _TRACED_APART * untraced:
+        return ""
+    return f" Untraced, a step takes {_time(untraced, unit)}."
