@@ -14,7 +14,9 @@ from typing import Any
 
 from isal import igzip, igzip_lib
 
+from dpscope.analysis.traces.reading.categories import CATEGORIES, DEVICE_ANNOTATION, DEVICE_WORK, category_of
 from dpscope.analysis.traces.reading.event_columns import copy_name
+from dpscope.analysis.traces.reading.event_table import Category
 from dpscope.analysis.traces.steps.communication_kernels import is_collective_kernel
 from dpscope.analysis.traces.steps.event_kind import collective_kind, is_peer_copy
 from dpscope.profiling.store.errors import DpscopeError
@@ -23,13 +25,8 @@ from dpscope.profiling.store.files import atomic_path, natural_order
 _UNREADABLE = (OSError, ValueError, EOFError, RecursionError, igzip_lib.IsalError)
 _JsonEvent = dict[str, Any]
 
-_CATEGORIES = {
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "hip_runtime": "runtime",
-    "fwdbwd": "forward_backward",
-}
-_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_CATEGORIES = {name: "runtime" for name, category in CATEGORIES.items() if category is Category.RUNTIME}
+_CATEGORIES["fwdbwd"] = "forward_backward"
 # The five names the plugin knows. Others are shown under the one that moves data likewise.
 _PLUGIN_NAMES = {
     "all_reduce": "nccl:all_reduce",
@@ -60,7 +57,7 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
     events = [
         copy.copy(event)
         for event in trace["traceEvents"]
-        if device is None or event.get("cat") not in _DEVICE_CATEGORIES or _device(event) == device
+        if device is None or category_of(event.get("cat")) not in DEVICE_WORK or _device(event) == device
     ]
     fresh_id = 1 + max((_external_id(event) for event in events), default=0)
     launches = {
@@ -73,9 +70,9 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
         category = event.get("cat")
         if category in _CATEGORIES:
             event["cat"] = _CATEGORIES[category]
-        elif category == "gpu_user_annotation" and str(event.get("name")).startswith("ProfilerStep#"):
+        elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith("ProfilerStep#"):
             event["name"] = f"device {event['name']}"  # the plugin would take it for a step of its own
-        elif category in ("user_annotation", "gpu_user_annotation") and str(event.get("name")).startswith("nccl:"):
+        elif category in ("user_annotation", DEVICE_ANNOTATION) and str(event.get("name")).startswith("nccl:"):
             event["name"] = f"range of {event['name']}"  # the time around it is no communication
         elif _communicates(event):
             event["args"] = {**event.get("args", {}), "External id": fresh_id}
@@ -91,9 +88,10 @@ def plugin_copy(trace: dict[str, Any], device: int | None = None) -> dict[str, A
 
 def _communicates(event: _JsonEvent) -> bool:
     name = str(event.get("name"))
-    if event.get("cat") == "kernel":
+    category = category_of(event.get("cat"))
+    if category is Category.KERNEL:
         return is_collective_kernel(name)
-    return event.get("cat") == "gpu_memcpy" and is_peer_copy(copy_name(name, event.get("args", {}).get("copy kind")))
+    return category is Category.MEMCPY and is_peer_copy(copy_name(name, event.get("args", {}).get("copy kind")))
 
 
 def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:
@@ -113,7 +111,7 @@ def _annotation(event: _JsonEvent, external_id: int) -> _JsonEvent:
 
 
 def _devices(trace: dict[str, Any]) -> set[int]:
-    return {_device(event) for event in trace["traceEvents"] if event.get("cat") in _DEVICE_CATEGORIES}
+    return {_device(event) for event in trace["traceEvents"] if category_of(event.get("cat")) in DEVICE_WORK}
 
 
 def _device(event: _JsonEvent) -> int:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from dpscope.analysis.traces.reading.categories import category_of, is_on_device
+from dpscope.analysis.traces.reading.event_table import Category
+
 RawEvent = dict[str, Any]
 
 NUMBER_STRIDE = 100_000  # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
 _FIRST_TRACK, _FIRST_THREAD = 1_000, 10_000  # Perfetto orders a process's threads by number: added tracks come first
 PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
-_DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _THREAD_METADATA = frozenset({"thread_name", "thread_sort_index"})
 _PROFILER = frozenset({"Spans", "Traces", ""})  # Kineto's processes for what it says of itself: shown as one
 _DEVICE_LABEL = re.compile(r"GPU (\d+)")
@@ -33,8 +35,8 @@ class Process:
 
     def note(self, category: object) -> None:
         """Learn from an event of this category what the process is."""
-        self.on_device = self.on_device or category in _DEVICE_CATEGORIES
-        self.has_operators = self.has_operators or category == "cpu_op"
+        self.on_device = self.on_device or is_on_device(category)
+        self.has_operators = self.has_operators or category_of(category) is Category.CPU_OP
 
     @property
     def label(self) -> str:

@@ -9,38 +9,12 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from dpscope.analysis.traces.reading.categories import CATEGORIES, is_unread_device
 from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, EventTable, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, MOST_US, NONE, Event, EventArgs, int64, ordinal
 from dpscope.analysis.traces.reading.tensor_sizes import Buffers, recorded_buffers
 
-CATEGORIES = {
-    "cpu_op": Category.CPU_OP,
-    "operator": Category.CPU_OP,
-    "user_annotation": Category.USER_ANNOTATION,
-    "cuda_runtime": Category.RUNTIME,
-    "cuda_driver": Category.RUNTIME,
-    "hip_runtime": Category.RUNTIME,
-    "hip_driver": Category.RUNTIME,
-    "xpu_runtime": Category.RUNTIME,
-    "xpu_driver": Category.RUNTIME,
-    "mtia_runtime": Category.RUNTIME,
-    "privateuse1_runtime": Category.RUNTIME,
-    "privateuse1_driver": Category.RUNTIME,
-    "runtime": Category.RUNTIME,
-    "driver": Category.RUNTIME,
-    "kernel": Category.KERNEL,
-    "mtia_ccp_events": Category.KERNEL,  # Kineto's later versions make it an alias of "kernel"
-    "gpu_memcpy": Category.MEMCPY,
-    "memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET,
-    "memset": Category.MEMSET,
-}
-CATEGORIES |= {name.capitalize(): category for name, category in CATEGORIES.items()}
 _CATEGORY_CODES = {name: int(category) for name, category in CATEGORIES.items()}
-
-# Of a device and not read: hpu_op, mtia_insight, glow_runtime, collective_comm, and what other vendors name like these.
-# Kineto's own names: libkineto/include/ActivityType.h.
-_DEVICE_CATEGORY = re.compile(r"^(?:mtia|hpu|glow|collective_comm|npu|tpu|gcu|mlu|musa)|_(?:runtime|driver|kernel)$")
 
 # Whose shapes are read: what communicates, DataParallel's two coalesced functions, and what gradients become ready in.
 _COMMUNICATION_NAME = re.compile(
@@ -61,11 +35,6 @@ COLUMN_TYPES: dict[str, type] = {
 
 
 _Event = TypeVar("_Event", bound=Event)
-
-
-def is_read(category: str) -> bool:
-    """Whether events of a category stand in the table, or are counted as a device's that is not read."""
-    return category in _CATEGORY_CODES or _DEVICE_CATEGORY.search(category) is not None
 
 
 class TextBase:
@@ -147,7 +116,7 @@ class TableBuilder:
         known = _CATEGORY_CODES
         events = [event for event in decoded if event.ph == "X"]
         if others := {event.cat for event in events} - known.keys():
-            unread = {category for category in others if _DEVICE_CATEGORY.search(category)}
+            unread = {category for category in others if is_unread_device(category)}
             self.unread.update([event.cat for event in events if event.cat in unread] if unread else ())
             events = [event for event in events if event.cat in known]
         events, starts, durations = self._with_sound_times(events)

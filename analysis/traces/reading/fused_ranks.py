@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_columns import CATEGORIES, TableBuilder
+from dpscope.analysis.traces.reading.categories import CATEGORIES, DEVICE_WORK
+from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, LabelEvent, ordinal
 from dpscope.analysis.traces.reading.launching_process import Launches
@@ -20,7 +21,6 @@ _RANK = re.compile(rb"(?<![a-z])(?<!local_)(?<!local[ -])rank[ _:=#-]*(\d{1,10})
 _GPU = re.compile(rb"gpu|cuda|device", re.IGNORECASE)
 _LABELS = frozenset({"process_name", "process_labels"})
 _HOST = (Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP)
-_DEVICE = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET})
 _MOST_PROCESSES = 2000  # in one file; more are no ranks of a job but damage, and each costs tables of its own
 
 
@@ -57,7 +57,7 @@ class FusedBuilder:
     def add(self, events: Sequence[LabelEvent], subtracted_us: int = 0) -> None:
         """Append a chunk's events. Raises DpscopeError for more processes than any job has in one file."""
         kept = self.table.add(events, subtracted_us)
-        owners = [(event.args.rank, event.pid, CATEGORIES[event.cat] in _DEVICE) for event in kept]
+        owners = [(event.args.rank, event.pid, CATEGORIES[event.cat] in DEVICE_WORK) for event in kept]
         for owner in dict.fromkeys(owners):
             self._codes.setdefault(owner, len(self._codes))
         if len(self._codes) > _MOST_PROCESSES:

@@ -5,12 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-# Kineto's own categories beside those that a table holds (libkineto/include/ActivityType.h), and its processes' names.
-_OF_KINETO = frozenset(
-    {"Trace", "Instant", "python_function", "overhead", "ac2g", "fwdbwd", "gpu_user_annotation", "cpu_instant_event",
-     "cuda_sync", "cuda_profiler_range", "async_cpu_to_gpu"}
-)  # fmt: skip
-_OF_KINETO |= {name.capitalize() for name in _OF_KINETO}
+from dpscope.analysis.traces.reading.categories import is_of_torch_profiler
+
 _PHASES = frozenset("XB")  # of events with a duration
 _HOROVOD = re.compile(
     r"^(?:NEGOTIATE_|QUEUE$|(?:NCCL|MPI|GLOO|DDL|CCL)_?(?:ALLREDUCE|ALLGATHER|BCAST|BROADCAST)|WAIT_FOR_DATA)"
@@ -35,7 +31,7 @@ class Foreign:
     def add(self, events: Sequence[_Event]) -> None:
         """Note events that no table holds."""
         for event in events:
-            if event.ph in _PHASES and event.cat not in _OF_KINETO:
+            if event.ph in _PHASES and not is_of_torch_profiler(event.cat):
                 self.events += 1
                 self.producers[_producer(event)] += 1
 
