@@ -14,7 +14,7 @@ from rich.console import Console
 from dpscope.launch.calibration.worker import TimedCollectives, collectives_path
 from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter, SeveralNodesJob
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.profiling.machine.environment import collect_environment, machine_findings, usable_cores
@@ -27,6 +27,8 @@ from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, read_json_if_there, write_json
 from dpscope.profiling.store.folders import JobFolder
+
+_SHARED_PREFIX = ".tmp-calibrate-"
 
 
 def run_calibration(
@@ -46,7 +48,7 @@ def run_calibration(
     """
     # Over several nodes all of them read it; elsewhere a local one is the faster.
     shared = None if starter.count == 1 else scratch
-    folder = JobFolder(Path(tempfile.mkdtemp(prefix=".tmp-calibrate-" if shared else "dpscope-calibrate-", dir=shared)))
+    folder = JobFolder(Path(tempfile.mkdtemp(prefix=_SHARED_PREFIX if shared else "dpscope-calibrate-", dir=shared)))
     try:
         measured, lost = _run_job(settings, folder, console, starter)
     finally:
@@ -81,20 +83,33 @@ def _run_job(
 ) -> tuple[TimedCollectives, tuple[Finding, ...]]:
     """Run the job to its end and read what it measured; a finding where it ended before contention was timed."""
     write_json(folder.settings_path, settings)
-    job = settings.job
-    command = [
-        *torchrun_prefix(job.devices, folder, nodes=job.nodes),
-        *("-m", "dpscope.launch.calibration.worker", str(folder.path)),
-    ]
+    job = _job(settings, folder)
     stop = StopRequest()
-    threads = max(1, usable_cores() // job.per_node)
     with stop.listening():
-        outcome = attend_job(command, folder, threads, settings.timeout_s, "Calibrating", stop, console, starter)
+        outcome = attend_job(
+            job.command, folder, job.threads, settings.timeout_s, "Calibrating", stop, console, starter
+        )
     if (collectives := collectives_without_contention(outcome, folder)) is not None:
         reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
         return collectives, (PlanCode.CONTENTION_NOT_TIMED.finding(reason),)
     check_done(outcome, "calibration failed, nothing is saved", stop, console)
     return read_json(folder.result_path, TimedCollectives), ()
+
+
+def _job(settings: CalibrationSettings, folder: JobFolder) -> SeveralNodesJob:
+    job = settings.job
+    command = (
+        *torchrun_prefix(job.devices, folder, nodes=job.nodes),
+        *("-m", "dpscope.launch.calibration.worker", str(folder.path)),
+    )
+    return SeveralNodesJob("calibration", command, folder, max(1, usable_cores() // job.per_node), in_run=False)
+
+
+def planned_calibrations(scratch: Path) -> list[SeveralNodesJob]:
+    """The jobs whose settings lie in a folder that nodes share."""
+    folders = [JobFolder(path) for path in sorted(scratch.glob(f"{_SHARED_PREFIX}*"))]
+    told = [(read_json_if_there(folder.settings_path, CalibrationSettings), folder) for folder in folders]
+    return [_job(settings, folder) for settings, folder in told if settings is not None]
 
 
 def collectives_without_contention(outcome: JobOutcome, folder: JobFolder) -> TimedCollectives | None:

@@ -64,10 +64,12 @@ _ONE_DETAIL = Idle(
 )
 _PLAN_ALONE = "--dry-run prints the plan and makes no report"
 _ONE_NODE = Idle(
-    ("node_rank", "rendezvous"), lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node"
+    ("node_rank", "rendezvous", "wait_for_nodes"),
+    lambda values: values["nodes"] in (None, "1"),
+    "without --nodes there is one node",
 )
 _NO_MEETING = Idle(
-    ("node_rank", "rendezvous"),
+    ("node_rank", "rendezvous", "wait_for_nodes"),
     lambda values: values["dry_run"],
     "--dry-run prints the plan and starts nothing on any node",
 )
@@ -169,7 +171,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
         Idle(
             (
                 *("devices", "collectives", "dtype", "min_bytes", "max_bytes"),
-                *("iterations", "warmup", "timeout", "device", "nodes", "node_rank", "rendezvous"),
+                *("iterations", "warmup", "timeout", "device", "nodes", "node_rank", "rendezvous", "wait_for_nodes"),
             ),
             lambda values: values["from_nccl_tests"],
             "--from-nccl-tests reads logs and measures nothing",

@@ -62,6 +62,7 @@ def train(
     nodes: options.Nodes = None,
     node_rank: options.NodeRank = None,
     rendezvous: options.Rendezvous = None,
+    wait_for_nodes: options.WaitForNodes = None,
     out: options.Out = options.DEFAULT_OUT,
     resume_from: options.ResumeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="train everything again")] = False,
@@ -106,7 +107,7 @@ def _mirrors(out: Path, settings: "TrainConfig", wandb: bool, online: bool) -> "
 
 
 _NOT_SETTINGS = (
-    *("config", "target_accuracy", "wandb", "wandb_online", "nodes", "node_rank", "rendezvous"),
+    *("config", "target_accuracy", "wandb", "wandb_online", "nodes", "node_rank", "rendezvous", "wait_for_nodes"),
     *("out", "resume_from", "fresh", "dry_run"),
 )
 
@@ -142,6 +143,7 @@ def equal(
     nodes: options.Nodes = None,
     node_rank: options.NodeRank = None,
     rendezvous: options.Rendezvous = None,
+    wait_for_nodes: options.WaitForNodes = None,
     out: Annotated[Path, typer.Option(help="the run folder; a comparison in it is replaced")] = options.DEFAULT_OUT,
 ) -> None:
     """Train from one seed on the same global batches under every strategy; say whether, where and why they differ."""
@@ -167,5 +169,15 @@ def equal(
 
 
 _NOT_OF_EQUAL = (
-    *("dtype", "freeze_batch_norm", "sync_batch_norm", "output_format", "out", "nodes", "node_rank", "rendezvous"),
+    *(
+        "dtype",
+        "freeze_batch_norm",
+        "sync_batch_norm",
+        "output_format",
+        "out",
+        "nodes",
+        "node_rank",
+        "rendezvous",
+        "wait_for_nodes",
+    ),
 )

@@ -62,6 +62,7 @@ def run(
     nodes: options.Nodes = None,
     node_rank: options.NodeRank = None,
     rendezvous: options.Rendezvous = None,
+    wait_for_nodes: options.WaitForNodes = None,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     verbose: options.Verbose = False,
@@ -125,7 +126,7 @@ def _cell_mirror(online: bool) -> "CellMirror":
 
 _NOT_SETTINGS = (
     *("detect", "detect_limit", "config", "out", "fresh", "dry_run", "verbose", "quiet", "open_page"),
-    *("wandb", "wandb_online", "nodes", "node_rank", "rendezvous"),
+    *("wandb", "wandb_online", "nodes", "node_rank", "rendezvous", "wait_for_nodes"),
 )
 
 
@@ -147,6 +148,7 @@ def calibrate(
     nodes: options.Nodes = None,
     node_rank: options.NodeRank = None,
     rendezvous: options.Rendezvous = None,
+    wait_for_nodes: options.WaitForNodes = None,
     out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT,
     logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
 ) -> None:

@@ -156,6 +156,9 @@ NodeRank = Annotated[int | None, typer.Option(help="this node's number, from 0, 
 Rendezvous = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="where the nodes meet, on node 0, if no launcher gives it")
 ]
+WaitForNodes = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="how long nodes wait for each other; 300 unless given", min=1)
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
 MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed; default: 16 GiB")]
@@ -288,7 +291,7 @@ OPTION_GROUPS = {
         ),
         *("verbose", "quiet", "wandb", "wandb_online"),
     ),
-    "Several nodes": ("nodes", "node_rank", "rendezvous"),
+    "Several nodes": ("nodes", "node_rank", "rendezvous", "wait_for_nodes"),
 }  # how --help groups options of all commands, by the names of their parameters
 
 

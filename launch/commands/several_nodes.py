@@ -1,9 +1,13 @@
-"""A command that is started on several nodes: node 0 does what it says, the others what node 0 needs of them."""
+"""A command that is started on several nodes: node 0 does what it says, the others their part of its jobs."""
 
+import functools
+import importlib.metadata
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -14,10 +18,14 @@ from dpscope.profiling.store.errors import DpscopeError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpscope.launch.jobs.starting import JobStarter
-    from dpscope.launch.nodes.place import NodePlace
+    from dpscope.launch.jobs.node_place import NodePlace
+    from dpscope.launch.jobs.starting import JobStarter, SeveralNodesJob
+    from dpscope.launch.nodes.meeting import Found
+    from dpscope.profiling.records.nodes import Here, Meeting
 
-_NODE_S_OWN = ("node_rank", "out")  # and compared in another way
+_NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
+_WAIT_S = 300.0  # people start the command on one node after another
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def this_node(
@@ -30,10 +38,12 @@ def this_node(
     """
     if nodes is None:
         return None
-    from dpscope.launch.nodes.place import launched_rank, node_place
+    from dpscope.launch.jobs.node_place import launched_rank, node_place
 
     if not plan_alone:
-        return node_place(nodes, node_rank, rendezvous, os.environ)
+        if (place := node_place(nodes, node_rank, rendezvous, os.environ)) is not None:
+            _import_quiet_torch()
+        return place
     if node_rank is None and (rank := launched_rank(os.environ)):
         typer.echo(f"Node {rank}: node 0 prints the plan.")
         raise typer.Exit
@@ -46,7 +56,7 @@ def on_all_nodes(
 ) -> "Iterator[JobStarter]":
     """What starts the command's jobs, on this node or on all of them, which are met first.
 
-    Any other node than the first does its part of the jobs instead and ends with the status that the first one tells. `given`
+    Any other node than the first does its part of the jobs instead and ends with the status of the first one. `given`
     are the options that must be the same everywhere.
     """
     from dpscope.launch.jobs.starting import THIS_HOST
@@ -60,40 +70,142 @@ def on_all_nodes(
 
     options = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if name not in _NODE_S_OWN}
     options["--out"] = str(out)
+    wait_s = cast(float, given.get("wait_for_nodes", _WAIT_S))
+    resume_from = cast(str | None, given.get("resume_from"))
     if place.rank > 0:
-        raise typer.Exit(_follow(place, out, options, device, console))
+        with _ended_at_once():
+            raise typer.Exit(_follow(place, out, options, lambda: _plan(out, resume_from), device, wait_s, note))
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import check_writable
-    from dpscope.launch.nodes.meeting import met
+    from dpscope.launch.nodes.meeting import opened_meeting
     from dpscope.launch.nodes.team import Team
 
     check_writable(out)
-    with met(place, out, options, note) as members:
-        team = Team(socket.gethostname(), members)
-        team.check_alike(resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind)
+    on_gpus = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind == "cuda"
+    with opened_meeting(place, out, options, on_gpus, note) as board:
+        team = Team(board, lambda: _plan(out, resume_from))
         try:
+            team.gather(note, wait_s)
             yield team
         except DpscopeError as error:
             team.dismiss(error.exit_status, f"Node 0: {error}")
             raise
 
 
-def _follow(place: "NodePlace", out: Path, options: Mapping[str, str], device: str, console: "Console") -> int:
-    from dpscope.launch.jobs.devices import resolve_devices
-    from dpscope.launch.nodes.follower import Follower
-    from dpscope.launch.nodes.joining import found
-    from dpscope.launch.nodes.messages import Unable
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """End the process with the block where torch still holds a thread in a call: its return would abort Python's own end."""
+    from dpscope.launch.nodes.board import THREAD_NAME
 
-    def note(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    connection, leader = found(place, out, options, note)
     try:
-        try:
-            gpus = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).count
-        except DpscopeError as error:
-            connection.send(Unable(str(error)))
+        yield
+    except (typer.Exit, DpscopeError) as error:
+        if not any(thread.name == THREAD_NAME for thread in threading.enumerate()):
             raise
-        return Follower(place.rank, out, connection, leader, gpus, note).follow()
+        if isinstance(error, DpscopeError):
+            sys.stderr.write(f"dpscope: {error}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_status if isinstance(error, DpscopeError) else error.exit_code)
+
+
+def _follow(
+    place: "NodePlace",
+    out: Path,
+    options: Mapping[str, str],
+    plan: "Callable[[], list[SeveralNodesJob]]",
+    device: str,
+    wait_s: float,
+    note: Callable[[str], None],
+) -> int:
+    from dpscope.launch.nodes.follower import Follower
+    from dpscope.launch.nodes.meeting import found_meeting
+
+    found = found_meeting(place, out, note, wait_s)
+    why = ""
+    try:
+        check_alike(place, found.meeting, options)
+        leader, here = f"node 0 ({found.meeting.hostname})", _here(place, found, device)
+        return Follower(out, here, found.board, leader, plan, note).follow()
+    except DpscopeError as error:
+        why = str(error)
+        raise
     finally:
-        connection.close()
+        found.board.tell(left=why)
+        found.board.close()
+
+
+def check_alike(place: "NodePlace", meeting: "Meeting", options: Mapping[str, str]) -> None:
+    """Raise DpscopeError where this node was started otherwise than node 0."""
+    name, version = f"node {place.rank} ({socket.gethostname()})", importlib.metadata.version("dpscope")
+    if meeting.dpscope != version:
+        raise DpscopeError(f"{name} has dpscope {version}, node 0 has {meeting.dpscope}: install the same on all nodes")
+    if meeting.count != place.count:
+        raise DpscopeError(
+            f"--nodes: {name} was started as one of {place.count} nodes, node 0 as one of {meeting.count}; give the same number "
+            "on all nodes"
+        )
+    for option in sorted({*options, *meeting.options}):
+        own, first = (f"{option} {of[option]}" if option in of else f"no {option}" for of in (options, meeting.options))
+        if own != first:
+            raise DpscopeError(
+                f"{name} was started with {own}, node 0 with {first}: give the same command on all nodes"
+            )
+
+
+def check_devices(place: "NodePlace", meeting: "Meeting", on_gpus: bool) -> None:
+    """Raise DpscopeError where this node runs on the CPU and node 0 on GPUs, or the other way round."""
+    if on_gpus != meeting.on_gpus:
+        nodes = (f"node {place.rank} ({socket.gethostname()})", f"node 0 ({meeting.hostname})")
+        has, lacks = nodes if on_gpus else nodes[::-1]
+        raise DpscopeError(
+            f"--device: {has} has GPUs and {lacks} has none; start the command on nodes that all have them, or give --device cpu"
+        )
+
+
+def _here(place: "NodePlace", found: "Found", device: str) -> "Here":
+    """What this node is; raises DpscopeError where it cannot take part."""
+    from dpscope.launch.jobs.devices import resolve_devices
+    from dpscope.profiling.machine.environment import collect_environment
+    from dpscope.profiling.machine.interfaces import host_at
+    from dpscope.profiling.machine.nvml import open_nvml
+    from dpscope.profiling.records.nodes import Here
+
+    try:
+        devices = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
+    except DpscopeError as error:
+        raise DpscopeError(f"node {place.rank} cannot take part: {error}") from error
+    on_gpus = devices.kind == "cuda"
+    check_devices(place, found.meeting, on_gpus)
+    environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
+    return Here(host_at(place.rank, found.own_address, environment), found.node0_address, devices.count)
+
+
+def _plan(out: Path, resume_from: str | None) -> "list[SeveralNodesJob]":
+    """What is planned over several nodes, as the run folder says: every node derives the same, and none is sent a command."""
+    from dpscope.launch.calibration.run import planned_calibrations
+    from dpscope.launch.equality.run import planned_comparisons
+    from dpscope.launch.jobs.torchrun import command_nodes
+    from dpscope.launch.measuring.planned_jobs import planned_cells
+    from dpscope.launch.training.planned_jobs import planned_trainings
+
+    jobs: list[SeveralNodesJob] = []
+    for planned in (
+        planned_calibrations,
+        planned_comparisons,
+        planned_cells,
+        functools.partial(planned_trainings, resume_from),
+    ):
+        with suppress(DpscopeError):  # what another command and version left in the folder
+            jobs += planned(out)
+    return [job for job in jobs if command_nodes(job.command) > 1]
+
+
+def _import_quiet_torch() -> None:
+    """Import torch so that a store that cannot be reached prints no C++ stack; the jobs' processes get the user's own level."""
+    had = os.environ.get(_LOG_LEVEL)
+    os.environ.setdefault(_LOG_LEVEL, "FATAL")
+    import torch.distributed  # noqa: F401
+
+    if had is None:
+        del os.environ[_LOG_LEVEL]

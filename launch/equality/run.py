@@ -8,7 +8,7 @@ from rich.text import Text
 from dpscope.launch.jobs.attended_job import attend_job, check_done
 from dpscope.launch.jobs.job_queue import held
 from dpscope.launch.jobs.out_folder import check_equality_place
-from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
+from dpscope.launch.jobs.starting import THIS_HOST, JobStarter, SeveralNodesJob
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.workload.data_files import download_data
@@ -60,12 +60,23 @@ def _run_job(
     console: Console,
     starter: JobStarter,
 ) -> None:
-    folder = JobFolder(job.folder(out))
-    command = [
-        *torchrun_prefix(job.cell.processes, folder, nodes=job.cell.nodes),
-        *("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
-    ]
-    threads, timeout_s = settings.threads_per_process, settings.config.timeout_s
-    outcome = attend_job(command, folder, threads, timeout_s, title, stop, console, starter)
+    started = _started(settings, job, out)
+    timeout_s = settings.config.timeout_s
+    outcome = attend_job(started.command, started.folder, started.threads, timeout_s, title, stop, console, starter)
     check_done(outcome, f"{job.cell.name} failed, nothing is compared", stop, console)
     console.print(Text(f"{title}: done"), soft_wrap=True)
+
+
+def planned_comparisons(out: Path) -> list[SeveralNodesJob]:
+    """The jobs of the comparison whose settings lie in `out`."""
+    settings = read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
+    return [] if settings is None else [_started(settings, job, out) for job in settings.jobs]
+
+
+def _started(settings: EqualitySettings, job: EqualityJob, out: Path) -> SeveralNodesJob:
+    folder = JobFolder(job.folder(out))
+    command = (
+        *torchrun_prefix(job.cell.processes, folder, nodes=job.cell.nodes),
+        *("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
+    )
+    return SeveralNodesJob(job.cell.name, command, folder, settings.threads_per_process, in_run=False)

@@ -1,11 +1,29 @@
 """What starts jobs: this host alone, or whoever speaks for several (launch/nodes). Imports no torch."""
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.folders import JobFolder, RunFolder
+
+
+@dataclass(frozen=True)
+class SeveralNodesJob:
+    """A planned job over several nodes, as each of them derives it from the run folder."""
+
+    title: str
+    command: tuple[str, ...]  # of `torchrun_prefix`
+    folder: JobFolder
+    threads: int
+    in_run: bool  # so that what is left of it can be found later
+
+    @property
+    def digest(self) -> str:
+        """Of the command but for the interpreter's path, which is each node's own."""
+        return hashlib.sha256("\0".join(self.command[1:]).encode()).hexdigest()
 
 
 class RunningJob(Protocol):

@@ -12,6 +12,7 @@ from rich.text import Text
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_run_place
 from dpscope.launch.jobs.progress import duration_text
+from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import torchrun_command
 from dpscope.launch.measuring.calibration import (
     calibration_seconds,
@@ -34,6 +35,10 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
 
 
+def _title(cell: Cell, repeat: int) -> str:
+    return f"{cell.name} repeat {repeat}"
+
+
 @dataclass(frozen=True)
 class PlannedJob:
     """One repeat of one cell, and the command that measures it."""
@@ -47,7 +52,7 @@ class PlannedJob:
 
     @property
     def name(self) -> str:
-        return f"{self.cell.name} repeat {self.repeat}"
+        return _title(self.cell, self.repeat)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,26 @@ def plan_run(
         if any(not job.done for job in jobs)
         else None,
     )
+
+
+def planned_cells(out: Path) -> list[SeveralNodesJob]:
+    """The jobs of a run that has begun, as its manifest has them; no result is looked at."""
+    if not is_run_folder(out):
+        return []
+    run = RunFolder(out)
+    manifest = run.manifest()
+    return [
+        SeveralNodesJob(
+            _title(planned.cell, repeat),
+            tuple(torchrun_command(run.path, planned.cell, repeat)),
+            run.repeat(planned.cell, repeat),
+            manifest.threads_per_process,
+            in_run=True,
+        )
+        for repeat in range(manifest.config.measurement.repeats)
+        for planned in manifest.plan
+        if planned.skip_reason is None
+    ]
 
 
 def _as_begun(plan: tuple[PlannedCell, ...], begun: Manifest) -> tuple[PlannedCell, ...]:

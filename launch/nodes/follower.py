@@ -1,147 +1,102 @@
-"""What every node but the first does: its part of each job, as node 0 says, until all is done. Imports torch for its version."""
+"""What every node but the first does: its part of each planned job that node 0 begins, until all is done. Imports no torch."""
 
-import shutil
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpscope.launch.jobs.nodes_job import NodeLostError, Part, run_part
+from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.torchrun import JobWait, TorchrunJob, end_leftovers, on_node
-from dpscope.launch.nodes.connection import Connection
-from dpscope.launch.nodes.joining import refusal_reason
-from dpscope.launch.nodes.messages import Begin, Clear, Cleared, Dismissed, End, Ended, Joined, Message, ToldToStop
-from dpscope.launch.nodes.team import NodeLostError, gloo_variables
-from dpscope.profiling.machine.environment import collect_environment
-from dpscope.profiling.machine.interfaces import interface_of
-from dpscope.profiling.machine.nvml import open_nvml
+from dpscope.launch.jobs.torchrun import command_nodes, end_leftovers
+from dpscope.launch.nodes.board import Board
+from dpscope.launch.nodes.meeting import SEEN_WITHIN_S
+from dpscope.profiling.records.nodes import Here, State
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.profiling.store.folders import RunFolder
 
-_LOG_BYTES = 256 << 10  # of its end
-_POLL_S = 0.5
-_STOP_S = 60.0  # after a signal: node 0 lets a job end by itself, and then dismisses
-_LONGEST_JOB_S = 1e8  # node 0 keeps the time
-_SAVING_GRACE_S = 35.0
+_POLL_S = 0.1
+_STOP_S = 60.0  # after a signal: node 0 lets a job end by itself first
 
 
 class Follower:
-    """One such node."""
+    """One such node: `leader` is node 0's name, `plan` reads from the folder what is planned over several nodes."""
 
     def __init__(
-        self, node: int, out: Path, connection: Connection, leader: str, gpus: int | None, note: Callable[[str], None]
+        self,
+        out: Path,
+        here: Here,
+        board: Board,
+        leader: str,
+        plan: Callable[[], Sequence[SeveralNodesJob]],
+        note: Callable[[str], None],
     ) -> None:
-        """`leader` is what node 0 is called; `gpus` are those torch can use here, None on the CPU; `note` is told of each job."""
-        self._node = node
-        self._out = out
-        self._connection = connection
-        self._leader = leader
-        self._gpus = gpus
-        self._note = note
+        self._out, self._here, self._board = out, here, board
+        self._leader, self._plan, self._note = leader, plan, note
         self._stop = StopRequest()
-        self._told = False
-        self._next: list[Message] = []
+        self._stopped_at_s: float | None = None
 
     def follow(self) -> int:
-        """Do what node 0 says to the end; returns the exit status that it tells.
+        """Take part to the end; returns the exit status that node 0 says.
 
-        Raises NodeLostError where node 0 is lost, DpscopeError where it has nothing to do for this one.
+        Raises NodeLostError where node 0 is lost, DpscopeError for what is no planned job.
         """
+        done = 0
         with self._stop.listening():
-            on_gpus = self._gpus is not None
-            environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
-            address = self._connection.own_address
-            self._connection.send(Joined(environment, address, interface_of(address), self._gpus))
-            self._note(f"{self._leader} leads.")
-            while True:
-                message = self._await()
-                if isinstance(message, Dismissed):
-                    if message.message:
-                        self._note(message.message)
-                    return message.exit_status
-                if (reason := refusal_reason(message)) is not None:
-                    raise DpscopeError(reason)
-                if isinstance(message, Clear):
-                    end_leftovers(RunFolder(self._out))
-                    self._connection.send(Cleared())
-                if isinstance(message, Begin):
-                    self._run(message)
+            self._board.tell(self._here)
+            while (state := self._board.states[0]).left is None:
+                if (lost := self._board.lost(0)) is not None:
+                    raise NodeLostError(f"{self._leader} was lost: {lost}")
+                if self._stop_ignored():
+                    self._note(f"{self._leader} does not respond to the signal to stop.")
+                    return self._stop.exit_status
+                if state.attempt != done:
+                    done = state.attempt
+                    self._board.tell(attempt=done, ended=False)
+                    self._board.tell(ended=True, exit_status=self._run(state))
+                time.sleep(_POLL_S)
+            if state.left:
+                self._note(state.left)
+            return state.exit_status or 0
 
-    def _await(self) -> Message:
-        """The next message; raises NodeLostError, or after a signal to which node 0 does not answer."""
-        stopped_at_s: float | None = None
-        while True:
-            if self._next:
-                return self._next.pop(0)
-            lost = self._connection.lost  # asked first: what it said last may come with its end
-            if (message := self._connection.take(_POLL_S)) is not None:
-                return message
-            if lost is not None:
-                raise self._leader_lost()
-            self._pass_on_stop()
-            if self._stop.requested:
-                stopped_at_s = stopped_at_s or time.monotonic()
-                if time.monotonic() - stopped_at_s > _STOP_S:
-                    return Dismissed(self._stop.exit_status, f"{self._leader} does not respond to the signal to stop.")
-
-    def _run(self, begin: Begin) -> None:
-        """This node's part of a job."""
-        run = RunFolder(self._out) if begin.in_run else None
-        folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
-        try:
-            command = on_node(begin.command, self._node, self._connection.other_address, begin.port, folder)
-            variables = gloo_variables(interface_of(self._connection.own_address))
-            self._note(f"{begin.title}: started")
-            job = TorchrunJob(command, folder, begin.threads, run, variables)
-            ended = self._watched(job, begin.job)
-            self._connection.send(Ended(begin.job, ended, _end_of(folder.log_path)))
-            self._note(f"{begin.title}: ended")
-        finally:
-            shutil.rmtree(folder.path, ignore_errors=True)
-        if self._connection.lost is not None:
-            raise self._leader_lost()
-
-    def _watched(self, job: TorchrunJob, number: int) -> int | None:
-        """Torchrun's exit status where it ended by itself; nothing of the job is left."""
-        end: list[End] = []
+    def _run(self, begun: State) -> int | None:
+        """This node's part of an attempt; torchrun's exit status where it ended by itself."""
+        if begun.job is None:
+            end_leftovers(RunFolder(self._out))
+            return 0
+        job, node = self._planned(begun.job, begun.digest), self._here.host.node
+        if node >= command_nodes(job.command):
+            return 0
 
         def over() -> bool:
-            while (message := self._connection.take()) is not None:
-                if isinstance(message, End) and message.job == number:
-                    end.append(message)
-                else:
-                    self._next.append(message)
-            self._pass_on_stop()
-            return bool(end) or bool(self._next) or self._connection.lost is not None
+            now = self._board.states[0]
+            ended = now.attempt != begun.attempt or now.grace_s is not None or now.left is not None
+            return ended or self._stop_ignored() or self._board.lost(0) is not None
 
-        try:
-            how: JobWait
-            how, exit_status = job.wait(_LONGEST_JOB_S, lambda state: None, over)
-            grace_s = end[0].grace_s if end else _SAVING_GRACE_S if self._stop.requested else 0.0
-            if how == "stopped" and grace_s > 0:
-                job.ask_to_end(grace_s)
-        finally:
-            job.end()
+        self._note(f"{job.title}: started")
+        part = Part(job, node, self._here.node0_address, begun.port, self._here.host.interface)
+        run = RunFolder(self._out) if job.in_run else None
+        exit_status = run_part(
+            part, run, over, lambda: 0.0 if self._board.lost(0) else self._board.states[0].grace_s or 0.0
+        )
+        self._note(f"{job.title}: ended")
         return exit_status
 
-    def _pass_on_stop(self) -> None:
-        if self._stop.requested and not self._told:
-            self._told = True
-            self._connection.send(ToldToStop(self._stop.signal_number or 0))
-
-    def _leader_lost(self) -> NodeLostError:
-        return NodeLostError(
-            f"{self._leader} was lost: {self._connection.lost}; to resume, give the same command on all nodes again"
+    def _planned(self, index: int, digest: str) -> SeveralNodesJob:
+        """The job that node 0 means, as this node derives it; the folder may show late what node 0 wrote."""
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while time.monotonic() < deadline:
+            plan = self._plan()
+            if 0 <= index < len(plan) and plan[index].digest == digest:
+                return plan[index]
+            time.sleep(_POLL_S)
+        raise DpscopeError(
+            f"--out {self._out}: node 0 began job {index}, which node {self._here.host.node} does not find in the plan there; "
+            "check that all nodes share the folder"
         )
 
-
-def _end_of(log: Path) -> str:
-    """The last of a log, whole lines."""
-    try:
-        with open(log, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _LOG_BYTES))
-            content = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return content if size <= _LOG_BYTES else content.partition("\n")[2]
+    def _stop_ignored(self) -> bool:
+        """Whether this node was asked to stop, has told node 0, and nothing came of it."""
+        if self._stop.requested and self._stopped_at_s is None:
+            self._stopped_at_s = time.monotonic()
+            self._board.tell(signal=self._stop.signal_number or 0)
+        return self._stopped_at_s is not None and time.monotonic() - self._stopped_at_s > _STOP_S

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.out_folder import check_train_place
+from dpscope.launch.jobs.starting import SeveralNodesJob
 from dpscope.launch.jobs.torchrun import torchrun_prefix
 from dpscope.launch.planning.cells import threads_per_process
 from dpscope.launch.planning.run_config import setting_text
@@ -27,6 +28,10 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, TrainingFolder, is_train_folder
 
 
+def _title(cell: Cell, seed: int) -> str:
+    return f"{cell.name} seed {seed}"
+
+
 @dataclass(frozen=True)
 class PlannedTrainJob:
     """One training: a cell with a seed, and the command that trains it."""
@@ -39,7 +44,7 @@ class PlannedTrainJob:
 
     @property
     def name(self) -> str:
-        return f"{self.cell.name} seed {self.seed}"
+        return _title(self.cell, self.seed)
 
     def done(self, epochs: int) -> bool:
         """Whether it has been trained for that many epochs."""
@@ -81,7 +86,7 @@ def plan_trainings(
             "several nodes is not restarted automatically; omit it, and give the same command again to resume from the checkpoint"
         )
     own: OwnCheckpoint = "none" if fresh else "previous" if resume_from == PREVIOUS else "last"
-    origin = None if resume_from in (None, PREVIOUS) else Path(resume_from)
+    origin = _origin(resume_from)
     plan = make_train_plan(resolved, devices.kind)
     threads = threads_per_process(resolved.matrix)
     return TrainDescription(
@@ -92,7 +97,7 @@ def plan_trainings(
         jobs=tuple(
             _planned_job(
                 TrainJob(resolved, one.cell, seed, devices.kind, threads, folder.training(one.cell, seed), origin),
-                out,
+                folder,
                 own,
             )
             for seed in resolved.seeds
@@ -103,14 +108,42 @@ def plan_trainings(
     )
 
 
-def _planned_job(job: TrainJob, out: Path, own: OwnCheckpoint) -> PlannedTrainJob:
-    cell, folder = job.cell, job.folder
-    worker = ("-m", "dpscope.launch.training.worker", "--out", str(out), "--cell", cell.name, "--seed", str(job.seed))
-    origin = () if job.resume_from is None else ("--resume-from", str(job.resume_from))
+def planned_trainings(resume_from: str | None, out: Path) -> list[SeveralNodesJob]:
+    """The jobs of trainings that have begun, as their manifest has them; no result is looked at."""
+    folder = TrainFolder(out)
+    if not is_train_folder(out):
+        return []
+    manifest, origin = folder.manifest(), _origin(resume_from)
+    return [
+        SeveralNodesJob(
+            _title(one.cell, seed),
+            _command(one.cell, seed, folder, manifest.config.max_restarts, origin),
+            folder.training(one.cell, seed),
+            manifest.threads_per_process,
+            in_run=True,
+        )
+        for seed in manifest.config.seeds
+        for one in manifest.plan
+        if one.planned.skip_reason is None
+    ]
+
+
+def _origin(resume_from: str | None) -> Path | None:
+    return None if resume_from in (None, PREVIOUS) else Path(resume_from)
+
+
+def _command(cell: Cell, seed: int, out: TrainFolder, max_restarts: int, resume_from: Path | None) -> tuple[str, ...]:
+    folder = out.training(cell, seed)
+    worker = ("-m", "dpscope.launch.training.worker", "--out", str(out.path), "--cell", cell.name, "--seed", str(seed))
+    origin = () if resume_from is None else ("--resume-from", str(resume_from))
     # torchrun's agents on several nodes would restart their processes each by itself: the same command goes on instead.
-    restarts = job.config.max_restarts if cell.nodes == 1 else 0
-    command = (*torchrun_prefix(cell.processes, folder, restarts, cell.nodes), *worker, *origin)
-    planned = PlannedTrainJob(cell=cell, seed=job.seed, folder=folder, command=command)
+    restarts = max_restarts if cell.nodes == 1 else 0
+    return (*torchrun_prefix(cell.processes, folder, restarts, cell.nodes), *worker, *origin)
+
+
+def _planned_job(job: TrainJob, out: TrainFolder, own: OwnCheckpoint) -> PlannedTrainJob:
+    command = _command(job.cell, job.seed, out, job.config.max_restarts, job.resume_from)
+    planned = PlannedTrainJob(cell=job.cell, seed=job.seed, folder=job.folder, command=command)
     if planned.done(job.config.epochs) and own != "none":
         return planned
     return dataclasses.replace(planned, resumption=resumption(job, own))

@@ -1,12 +1,16 @@
 """Network interfaces of this host, and their addresses. Imports no torch."""
 
 import contextlib
+import errno
 import fcntl
+import ipaddress
 import socket
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from dpscope.profiling.records.run import Environment, Host
 
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR, linux/sockios.h
 _IPV6 = Path("/proc/net/if_inet6")  # proc(5): address, index, prefix length, scope, flags, name
@@ -29,6 +33,17 @@ def interface_of(address: str) -> str | None:
     """The interface that has an address of this host, IPv4 or IPv6; None where it is not told."""
     own = {told: name for name, told in interface_addresses().items()} | ipv6_interfaces()
     return own.get(address.partition("%")[0])
+
+
+def host_at(node: int, address: str, environment: Environment) -> Host:
+    """This host as a node of a command, by the address at which others reach it.
+
+    The interface is the one that gloo is given unless the user chose another; by itself gloo takes the address that the host's
+    own name has, which on many systems is a loopback one.
+    """
+    chosen = environment.settings.get("GLOO_SOCKET_IFNAME")
+    by = "GLOO_SOCKET_IFNAME" if chosen is not None else "the route between the nodes"
+    return Host(node, environment.hostname, address, chosen or interface_of(address), by, environment)
 
 
 def ipv6_interfaces(of: Path = _IPV6) -> dict[str, str]:
@@ -86,3 +101,27 @@ def free_port() -> int:
         asking.bind(("", 0))
         port: int = asking.getsockname()[1]
         return port
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens at the address of a host's name alone, if it is one of this machine's, else at all addresses.
+
+    A loopback address that a name has, as Debian gives the host's own, is not taken: others do not arrive there. Raises OSError.
+    """
+    for address in dict.fromkeys((_stated_address(host), "")):
+        try:
+            if ":" in address or (not address and socket.has_dualstack_ipv6()):
+                return socket.create_server((address, port), family=socket.AF_INET6, dualstack_ipv6=not address)
+            return socket.create_server((address, port))
+        except OSError as error:
+            if not address or error.errno != errno.EADDRNOTAVAIL:
+                raise
+    raise AssertionError("all addresses are always available")
+
+
+def _stated_address(host: str) -> str:
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+    return "" if address != host and ipaddress.ip_address(address.partition("%")[0]).is_loopback else address

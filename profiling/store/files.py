@@ -27,23 +27,23 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends, and vanishes if it fails."""
+def atomic_path(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place, with this mode, when the block ends, and vanishes if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file whole or not at all."""
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+    with atomic_path(path, mode) as temporary, open(temporary, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -62,9 +62,9 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, mode: int = 0o644) -> None:
     """Write a stored type (or plain data) as indented JSON, whole or not at all."""
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n", mode)
 
 
 def read_json(path: Path, kind: type[_Stored]) -> _Stored:

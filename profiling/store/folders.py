@@ -60,6 +60,10 @@ class JobFolder:
     def log_path(self) -> Path:
         return self.path / "log.txt"
 
+    def node_log_path(self, node: int) -> Path:
+        """Where another node than the first leaves the log of its part until that is added to the job's."""
+        return self.path / f".tmp-node{node}.log"
+
     def status(self) -> CellStatus | None:
         """How the job ended, None while it has no result."""
         ended = read_json_if_there(self.result_path, _Ended)

@@ -17,7 +17,7 @@ from dpscope.analysis.costs.calibration_fit import find_fit
 from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.report.calibration import load_calibration
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
-from dpscope.launch.nodes.connection import LOST_S
+from dpscope.launch.nodes.board import LOST_S
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RunFolder
 from dpscope.profiling.store.training_folders import TrainFolder
@@ -28,7 +28,7 @@ from tests.helpers.sweeps import half_written, processes_of, wait_until
 
 RATE_MBIT = 200
 OVER_BOTH = Cell(strategy="ddp", devices=2, batch_size=2, nodes=2)
-ENDS_WITHIN_S = 60  # of whatever was lost, on a machine that does other things as well
+ENDS_WITHIN_S = 30  # of whatever was lost
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeComma
     log = RunFolder(out).repeat(OVER_BOTH, 0).log_path.read_text()
     assert "--- node 1 (host2) ---" in log
     assert half_written(out) == []
-    assert "node 0 (host1) leads." in command.printed(1)
+    assert "ddp-d2-n2-b2 repeat 0: started" in command.printed(1)
     assert "DDP on 2 devices" in command.printed(0)
 
 
@@ -176,13 +176,13 @@ def test_another_command_in_the_same_folder_is_refused_on_all_hosts_and_leaves_t
 
 
 @pytest.mark.parametrize("node", [1, 0])
-def test_a_killed_agent_ends_everything_on_both_hosts_at_once(hosts: list[Host], tmp_path: Path, node: int) -> None:
+def test_a_killed_agent_ends_everything_on_both_hosts(hosts: list[Host], tmp_path: Path, node: int) -> None:
     command = slow_run(hosts, tmp_path / "run")
     command.send(signal.SIGKILL, node)
     statuses, said = ended(command)
     assert statuses == ([-signal.SIGKILL, 1] if node == 0 else [1, -signal.SIGKILL])
     if node == 1:
-        assert said.startswith("crashed: node 1 (host2) was lost: dpscope has exited there (in its timed pass)")
+        assert said.startswith(f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)")
     else:
         assert said == "no result"  # whoever would have written it is gone
         assert "node 0 (host1) was lost: dpscope has exited there" in command.printed(1)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.launch.cli import app
-from dpscope.launch.nodes.place import Address, NodePlace, node_place
+from dpscope.launch.jobs.node_place import Address, NodePlace, node_place
 from tests.helpers.paths import ROOT
 
 yaml: Any = importlib.import_module("yaml")  # it has come with wandb

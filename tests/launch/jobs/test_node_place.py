@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.launch.nodes.place import Address, NodePlace, first_host, launched_rank, node_place, parse_address
+from dpscope.launch.jobs.node_place import Address, NodePlace, first_host, launched_rank, node_place, parse_address
 from dpscope.profiling.store.errors import DpscopeError
 
 SLURM = {  # of srun -N2 --ntasks-per-node=1, second task

@@ -1,0 +1,91 @@
+"""Every node derives the same jobs from the run folder that node 0 starts; a node's own part of the command line."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.commands.several_nodes import _plan
+from dpscope.launch.equality.settings import equality_settings
+from dpscope.launch.jobs.starting import SeveralNodesJob
+from dpscope.launch.jobs.torchrun import command_nodes
+from dpscope.launch.measuring.planned_jobs import plan_run
+from dpscope.launch.planning.manifest import new_manifest
+from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.training.manifest import open_train_manifest
+from dpscope.launch.training.planned_jobs import plan_trainings
+from dpscope.launch.training.settings import load_train_config
+from dpscope.profiling.records.equality import EQUALITY_FOLDER
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder, RunFolder
+from dpscope.profiling.store.training_folders import TrainFolder
+
+FLAGS: dict[str, object] = {"device": "cpu", "batch_size": "4", "samples": 64, "devices": "1,2x1,2x2"}
+
+
+def over_several(commands: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    found = [one for one in commands if command_nodes(one) > 1]
+    assert found
+    return found
+
+
+def test_a_run_s_jobs(tmp_path: Path) -> None:
+    config = load_config(None, {**FLAGS, "steps": 4, "repeats": 2})
+    described = plan_run(config, tmp_path, nodes=2)
+    assert _plan(tmp_path, None) == []
+    manifest = new_manifest(described.config, "cpu", described.threads_per_process, described.plan, code=tmp_path)
+    write_json(RunFolder(tmp_path).manifest_path, manifest)
+    planned = _plan(tmp_path, None)
+    assert [one.command for one in planned] == over_several([job.command for job in described.jobs])
+    assert {(one.threads, one.in_run) for one in planned} == {(described.threads_per_process, True)}
+    folders = {job.command: job.folder.path for job in described.jobs}
+    assert all(one.folder.path == folders[one.command] for one in planned)
+
+
+@pytest.mark.process  # git
+@pytest.mark.parametrize("origin", [None, "previous", "elsewhere"])
+def test_trainings(tmp_path: Path, origin: str | None) -> None:
+    config = load_train_config(None, {**FLAGS, "data": "fake", "seeds": "0,1", "epochs": 1})
+    described = plan_trainings(config, tmp_path, nodes=2)
+    open_train_manifest(TrainFolder(tmp_path), described)
+    planned = _plan(tmp_path, origin)
+    added = ("--resume-from", "elsewhere") if origin == "elsewhere" else ()
+    assert [one.command for one in planned] == [
+        (*one, *added) for one in over_several([job.command for job in described.jobs])
+    ]
+
+
+def test_comparisons_and_calibrations(tmp_path: Path) -> None:
+    settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", False, False, 2)
+    write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, settings)
+    timed = calibration_settings(
+        nodes=2, device="cpu", devices="2x1", collectives=None, dtype="float32", min_bytes="4KiB", max_bytes="8KiB", iterations=1,
+        warmup_iterations=1, timeout_s=60.0,
+    )  # fmt: skip
+    folder = tmp_path / ".tmp-calibrate-a"
+    folder.mkdir()
+    assert all(one.title != "calibration" for one in _plan(tmp_path, None))
+    write_json(JobFolder(folder).settings_path, timed)
+    first, *others = _plan(tmp_path, None)
+    assert (first.title, first.command[-1], first.in_run) == ("calibration", str(folder), False)
+    assert [one.title for one in others] == [job.cell.name for job in settings.jobs if job.cell.nodes > 1]
+
+
+def test_what_another_version_left_is_no_part_of_the_plan(tmp_path: Path) -> None:
+    config = load_config(None, {**FLAGS, "steps": 4})
+    described = plan_run(config, tmp_path, nodes=2)
+    manifest = new_manifest(described.config, "cpu", described.threads_per_process, described.plan, code=None)
+    write_json(RunFolder(tmp_path).manifest_path, manifest)
+    write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, {"of": "another version"})
+    assert len(_plan(tmp_path, None)) == len(over_several([job.command for job in described.jobs]))
+
+
+def test_a_job_is_the_same_under_another_interpreter_and_another_with_other_arguments(tmp_path: Path) -> None:
+    def digest(*command: str) -> str:
+        return SeveralNodesJob("x", command, JobFolder(tmp_path), 1, in_run=True).digest
+
+    assert digest(sys.executable, "-m", "a") == digest("/other/python", "-m", "a")
+    assert digest("python", "-m", "a") != digest("python", "-m", "b")
+    assert digest("python", "-m", "a b") != digest("python", "-m", "a", "b")

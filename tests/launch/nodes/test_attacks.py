@@ -1,0 +1,184 @@
+"""What strangers on the network can do: four attacks that had an effect on an earlier protocol, replayed; and forged states."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
+
+from dpscope.launch.jobs.node_place import Address
+from dpscope.launch.jobs.starting import SeveralNodesJob
+from dpscope.profiling.machine.interfaces import free_port
+from dpscope.profiling.store.folders import JobFolder
+from tests.helpers.sweeps import wait_until
+from tests.launch.nodes.conftest import Nodes, environment
+
+
+def stranger(port: int) -> TCPStore:
+    """Whoever speaks the store's protocol and cannot read the run folder."""
+    return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=3), False)
+
+
+@contextmanager
+def relay(port: int) -> Iterator[Address]:
+    """The same port of another address, at which everything is passed on, and its answers back."""
+
+    def passed(source: socket.socket, target: socket.socket) -> None:
+        try:
+            while content := source.recv(1 << 16):
+                target.sendall(content)
+        except OSError:
+            pass
+        for end in (source, target):
+            end.close()
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", port))
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=passed, args=ends, daemon=True).start()
+
+    with socket.create_server(("127.0.0.2", port)) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        yield Address("127.0.0.2", port)
+
+
+def test_a_relay_that_sends_a_command_has_nothing_executed(nodes: Nodes, tmp_path: Path) -> None:
+    """The relay knows every key, for a store lists them, and writes the state that would begin its own command."""
+    ran = tmp_path / "ran"
+    attack = ["touch", str(ran), "--nnodes=2"]
+    nodes.plan = [SeveralNodesJob("planned", ("true", "--nnodes=2"), JobFolder(tmp_path), 1, in_run=False)]
+    begin = {"is": "begin", "job": 1, "title": "x", "command": attack, "threads": 1, "port": 29501, "in_run": False}
+    with relay(nodes.port) as between:
+        nodes.start(1, address=between)
+        with nodes.meeting() as team:
+            with socket.create_connection((between.host, between.port)) as asking:
+                asking.sendall(json.dumps(begin).encode() + b"\n")
+            store = stranger(nodes.port)
+            (key,) = [one for one in store.list_keys() if one.endswith("/0/state")]
+            said = bytes(store.get(key))
+            state = {**json.loads(said[64:]), "attempt": 1, "job": 0, "command": attack, "beat": 10**6}
+            while nodes.ended.get(1) is None:  # node 0 writes its own over it several times a second
+                store.set(key, said[:64].decode() + json.dumps(state))
+            assert "node 0 (n0) was lost: what was said in its name is nothing that a node of this run says" in str(
+                nodes.ended[1]
+            )
+            wait_until(lambda: team.lost is not None, timeout_s=5)
+    assert not ran.exists()
+
+
+def test_a_relay_that_passes_everything_on_changes_nothing(nodes: Nodes) -> None:
+    with relay(nodes.port) as between:
+        nodes.start(1, address=between)
+        with nodes.meeting() as team:
+            assert team.lost is None
+        nodes.wait()
+    assert nodes.ended == {1: 7}
+
+
+def test_who_says_without_the_secret_that_the_folder_is_not_shared_ends_nothing(nodes: Nodes) -> None:
+    lines = (
+        b'{"is":"hello","protocol":1,"version":"1","node":1,"count":2,"hostname":"h","options":{},"nonce":"n","job":null}\n',
+        b'{"is":"not_shared","looked_in":"/elsewhere"}\n',
+    )
+
+    def attack() -> None:
+        for _ in range(100):
+            try:
+                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as asking:
+                    for line in lines:
+                        asking.sendall(line)
+                store = stranger(nodes.port)
+                store.set("1/state", '{"left": "not shared"}')
+                store.set("not_shared", "1")
+            except (OSError, RuntimeError):
+                time.sleep(0.02)
+
+    attacking = threading.Thread(target=attack)
+    attacking.start()
+    time.sleep(0.2)
+    threading.Timer(1.0, lambda: nodes.start(1)).start()
+    with nodes.meeting() as team:
+        attacking.join()
+        assert team.lost is None
+    nodes.wait()
+    assert nodes.ended == {1: 7}
+
+
+def test_forty_silent_connections_hold_nobody(nodes: Nodes) -> None:
+    silent: list[socket.socket] = []
+
+    def connect() -> None:
+        while len(silent) < 40:
+            try:
+                silent.append(socket.create_connection(("127.0.0.1", nodes.port), timeout=2))
+            except OSError:
+                time.sleep(0.02)
+        for one in silent[20:]:
+            one.sendall(b"\x00")  # and half of a message
+        nodes.start(1)
+
+    threading.Thread(target=connect, daemon=True).start()
+    began_s = time.monotonic()
+    with nodes.meeting() as team:
+        assert len(silent) == 40
+        assert team.lost is None
+    nodes.wait()
+    assert time.monotonic() - began_s < 10
+    assert nodes.ended == {1: 7}
+    for one in silent:
+        one.close()
+
+
+def test_garbage_is_harmless(nodes: Nodes) -> None:
+    said = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b"\x00" * 1000, b"[" * 100_000)
+
+    def ask() -> None:
+        for content in said * 5:
+            try:
+                with socket.create_connection(("127.0.0.1", nodes.port), timeout=2) as asking:
+                    asking.sendall(content)
+            except OSError:
+                time.sleep(0.05)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    nodes.start(1)
+    with nodes.meeting() as team:
+        asking.join()
+        time.sleep(1.0)
+        assert team.lost is None
+    nodes.wait()
+    assert nodes.ended == {1: 7}
+
+
+def test_escape_sequences_of_a_host_name_are_not_printed(nodes: Nodes) -> None:
+    nodes.start(1, hostname="\x1b[2J\x1b]0;owned\x07evil\x9b\u202e")
+    with nodes.meeting() as team:
+        shown = [*nodes.notes, team.name(1), *(str(one) for one in team.hosts(environment("n0")))]
+    assert any("evil" in one for one in nodes.notes)
+    assert all(one.isprintable() for one in shown)
+
+
+@pytest.mark.parametrize("job", [5, -1])
+def test_a_job_that_is_not_planned_ends_the_run_with_one_line(
+    nodes: Nodes, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpscope.launch.nodes.follower.SEEN_WITHIN_S", 0.5)
+    nodes.start(1)
+    with nodes.meeting() as team:
+        team._begin(job=job, digest="0", port=free_port())
+        wait_until(lambda: team.lost is not None, timeout_s=10)
+        assert f"node 0 began job {job}, which node 1 does not find in the plan there" in str(team.lost)
+    nodes.wait()
+    assert "\n" not in str(nodes.ended[1])

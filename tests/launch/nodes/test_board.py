@@ -1,0 +1,137 @@
+"""What nodes tell each other: states arrive, silence and an end are a loss, and nothing counts that is not sealed."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
+
+from dpscope.launch.commands.several_nodes import check_devices
+from dpscope.launch.nodes import board as told
+from dpscope.launch.nodes.board import Board
+from dpscope.launch.nodes.team import Team
+from dpscope.profiling.machine.interfaces import host_at
+from dpscope.profiling.records.nodes import Here, Meeting
+from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.sealed import sealed
+from tests.helpers.sweeps import wait_until
+from tests.launch.nodes.conftest import Nodes, environment
+
+
+class Pair:
+    """Two boards on one store, that of node 0 first."""
+
+    def __init__(self, secrets: tuple[str, str] = ("s", "s")) -> None:
+        self.store = HashStore()
+        self.boards = [Board(self.store, secrets[0], 0, (1,)), Board(self.store, secrets[1], 1, (0,))]
+
+    def team(self, gpus: int | None = None) -> Team:
+        self.boards[1].tell(Here(host_at(1, "127.0.0.1", environment("n1")), "127.0.0.1", gpus))
+        wait_until(lambda: 1 in self.boards[0].here, timeout_s=5)
+        return Team(self.boards[0], list)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    for board in made.boards:
+        board.close()
+
+
+def test_what_is_told_arrives_and_so_does_what_is_told_last(pair: Pair) -> None:
+    first, second = pair.boards
+    first.tell(attempt=3, job=1, digest="d", port=29501)
+    wait_until(lambda: second.states[0].attempt == 3, timeout_s=5)
+    assert (second.states[0].job, second.states[0].digest, second.states[0].port) == (1, "d", 29501)
+    second.tell(ended=True, exit_status=1, left="enough")
+    second.close()
+    wait_until(lambda: first.states[1].left == "enough", timeout_s=5)
+    assert first.lost(1) == "enough"
+
+
+def test_silence_is_a_loss(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair.boards
+    wait_until(lambda: first.states[1].beat > 1, timeout_s=5)
+    monkeypatch.setattr(told, "LOST_S", 0.5)
+    time.sleep(1.0)
+    assert first.lost(1) is None  # which beats
+    second.close()
+    wait_until(lambda: first.lost(1) == "it was silent for 0.5 s", timeout_s=5)
+
+
+def test_a_state_that_is_not_sealed_with_the_secret_is_a_loss() -> None:
+    pair = Pair(("s", "another"))
+    wait_until(lambda: pair.boards[0].lost(1) is not None, timeout_s=5)
+    assert pair.boards[0].lost(1) == (
+        "what was said in its name is nothing that a node of this run says (its seal is wrong)"
+    )
+    assert pair.boards[0].states[1].beat == 0
+    for board in pair.boards:
+        board.close()
+
+
+@pytest.mark.parametrize("state", [{"command": ["touch", "x"]}, {"job": "rm"}, [], {"beat": 1.5}, None])
+def test_a_sealed_state_of_another_form_is_a_loss(pair: Pair, state: object) -> None:
+    first, second = pair.boards
+    second.close()
+    pair.store.set("1/state", sealed("s", "1/state", state))
+    wait_until(lambda: "is nothing that a node of this run says" in (first.lost(1) or ""), timeout_s=5)
+
+
+def test_an_earlier_state_is_no_sign_of_life(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair.boards
+    wait_until(lambda: first.states[1].beat > 0, timeout_s=5)
+    earlier = pair.store.get("1/state")
+    wait_until(lambda: first.states[1].beat > 3, timeout_s=5)
+    second.close()
+    monkeypatch.setattr(told, "LOST_S", 1.0)
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        pair.store.set("1/state", earlier.decode())
+        time.sleep(0.05)
+    assert first.lost(1) == "it was silent for 1 s"
+
+
+def test_nodes_need_as_many_gpus_as_a_job_has_on_each(pair: Pair) -> None:
+    team = pair.team(gpus=2)
+    team.check_gpus(2)
+    with pytest.raises(DpscopeError, match=r"node 1 \(n1\) has 2 GPUs that torch can use, and 4 on each node"):
+        team.check_gpus(4)
+
+
+def test_a_node_on_the_cpu_has_as_many_as_are_asked_for(pair: Pair) -> None:
+    pair.team().check_gpus(64)
+
+
+def test_nodes_need_the_same_kind_of_device(nodes: Nodes) -> None:
+    meeting = Meeting("1", "n0", 2, {}, True, None, ("127.0.0.1",), 1, "secret")
+    with pytest.raises(DpscopeError, match=r"--device: node 0 \(n0\) has GPUs and node 1 \(.*\) has none"):
+        check_devices(nodes.place(1), meeting, on_gpus=False)
+    with pytest.raises(DpscopeError, match=r"--device: node 1 \(.*\) has GPUs and node 0 \(n0\) has none"):
+        check_devices(nodes.place(1), msgspec.structs.replace(meeting, on_gpus=False), on_gpus=True)
+    check_devices(nodes.place(1), meeting, on_gpus=True)
+
+
+def test_every_node_ends_what_is_left_in_the_folder_once_this_command_holds_it(pair: Pair) -> None:
+    team = pair.team()
+    second = pair.boards[1]
+    wait_until(lambda: second.states[0].beat > 0, timeout_s=5)
+    second.tell(attempt=1, ended=True, exit_status=0)
+    began_s = time.monotonic()
+    team.clear()
+    assert time.monotonic() - began_s < 5
+    wait_until(lambda: second.states[0].attempt == 1, timeout_s=5)
+    assert second.states[0].job is None
+    second.close()
+    second.tell(left="gone")
+    pair.boards[0].states[1] = second._own
+    began_s = time.monotonic()
+    team.clear()  # nobody answers any more
+    assert time.monotonic() - began_s < 5
+
+
+def test_node_0_s_address_is_an_address() -> None:
+    with pytest.raises(ValueError, match="does not appear to be an IPv4 or IPv6 address"):
+        Here(host_at(1, "127.0.0.1", environment("n1")), "--rdzv-conf=x", None)
