@@ -21,7 +21,7 @@ from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_tex
 from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
-from dpscope.analysis.text.units import choose_unit, sentence, show
+from dpscope.analysis.text.units import choose_unit, sentence, show, show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
 
 REPEATS_APART = 1.3  # largest median of a repeat over the smallest: from here on they are shown before any conclusion
@@ -41,7 +41,6 @@ ONE_JOB = (
     "Traces of one job cannot show whether another strategy is faster: compare them with another strategy's traces (dpscope "
     "compare), or measure both (dpscope run)."
 )
-NOT_SEVERAL = "These traces show no communication between devices."
 _NO_SHORTCUT = "Nothing to compare: they are estimates of communication between several devices."
 _CONFIDENCE_WORDS: Mapping[Confidence, str] = {
     "shown": f"significant ({CONFIDENCE:.0%} interval)",
@@ -168,10 +167,11 @@ def traces_verdict(data: CellData) -> Verdict:
 def _of_traces(data: CellData, row: CellValues | None, ledger: Ledger | None, comparison: Comparison | None) -> Verdict:
     which = Answer(ONE_JOB, "not_measured")
     caveat = None if data.on_device else ON_CPU
-    if data.cell.devices < 2 or ledger is None:
+    nothing_moved = data.communication_known and data.collectives.empty and not (ledger and ledger.exposed_us)
+    if data.cell.devices < 2 or ledger is None or nothing_moved:
         cost = (
-            NOT_SEVERAL
-            if data.cell.devices < 2
+            _no_collective(data, ledger)
+            if data.cell.devices < 2 or nothing_moved
             else f"It was not measured: the traces of {data.cell.name} do not show it."
         )
         action = Answer("Trace a job on several devices, every rank of it.", "not_measured")
@@ -199,6 +199,17 @@ def _of_traces(data: CellData, row: CellValues | None, ledger: Ledger | None, co
         saves_us=done.saves_us,
         cells=(data.cell.name,),
     )
+
+
+def _no_collective(data: CellData, ledger: Ledger | None) -> str:
+    """That nothing was communicated, and how much of a step its devices are idle."""
+    which = "this trace" if data.cell.processes == 1 else "these traces"
+    if ledger is None or ledger.idle_us is None or not data.on_device or not ledger.traced_step_us:
+        return f"There is no collective in {which}."
+    share = ledger.idle_us / ledger.traced_step_us
+    devices = "the device is" if data.cell.devices == 1 else "the devices are"
+    times = f"{show_time(ledger.idle_us)} of a {show_time(ledger.traced_step_us)} step"
+    return f"There is no collective in {which}; {devices} idle {share:.0%} of the time ({times})."
 
 
 def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison) -> Verdict:

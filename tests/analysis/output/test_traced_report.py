@@ -32,6 +32,7 @@ from dpscope.profiling.records.calibration import Calibration, CalibrationPoint,
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import dp_trace, parallel_trace, write_ddp_job, write_trace
+from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 LINK = parse_link("50GB/s")
@@ -243,3 +244,32 @@ def test_tensorboard_gets_the_page_and_the_traces(traces: Path, tmp_path: Path) 
         "0_0.pt.trace.json.gz",
         "0_1.pt.trace.json.gz",
     }  # none among them
+
+
+def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
+    """Steps of 100 us; a kernel, or an operator, of 26 us in each. What the first screen says of communication."""
+    for rank in range(ranks):
+        events = [step(number, 100.0 * number, 100) for number in range(1, 4)]
+        for number, begin in ((1, 110.0), (2, 210.0), (3, 310.0)):
+            if device:
+                events += [launch(number, begin - 5), on_device("gemm", begin, 26, number)]
+            else:
+                events.append(operator("aten::mm", begin, 26))
+        write(folder, events, rank=rank, world_size=ranks, distributedInfo={"rank": rank, "world_size": ranks})
+    console = Console(file=StringIO(), width=200)
+    print_traces([folder], "table", DEFAULT_LIMITS, console, TraceRequest())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return next(line for line in lines if line.startswith("Cost")).removeprefix("Cost").strip()
+
+
+def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("device", "cpu", "ranks")]
+    for folder in folders:
+        folder.mkdir()
+    idle = "idle 74% of the time (74.0 µs of a 100.0 µs step)."
+    assert no_collective(folders[0], device=True) == f"There is no collective in this trace; the device is {idle}"
+    assert no_collective(folders[1], device=False) == "There is no collective in this trace."
+    assert (
+        no_collective(folders[2], device=True, ranks=2)
+        == f"There is no collective in these traces; the devices are {idle}"
+    )
