@@ -87,6 +87,17 @@ COLUMNS = (
     Column("steps_per_s", "steps/s", "rate", "time", "Steps a second, of a script whose batch is not known"),
     Column("tokens_per_s", "tokens/s", "rate", "time", "Throughput in tokens: samples/s times tokens per sample"),
     Column(
+        "flops_per_step",
+        "FLOPs/step",
+        "count",
+        "time",
+        "Of one device, forward and backward: matrix products, convolutions, attention; two a multiply-add",
+    ),
+    Column(
+        "achieved_tflops", "TFLOP/s", "rate", "time", "flops_per_step / step_us of one device, in 1e12 FLOPs per second"
+    ),
+    Column("mfu", "MFU", "share", "time", "Time of those FLOPs at the device's specified dense peak / step_us"),
+    Column(
         "samples_per_s_without_wait",
         "samples/s w/o loader",
         "rate",

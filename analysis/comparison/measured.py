@@ -8,6 +8,7 @@ import pandas as pd
 from dpscope.analysis.comparison.bandwidths import BANDWIDTH_COLUMNS, put_bandwidths
 from dpscope.analysis.comparison.cell_ledger import LOST, put_ledger
 from dpscope.analysis.comparison.columns import COLUMNS, INTERVAL, NAMES, RANK_RANGE
+from dpscope.analysis.comparison.device_use import put_device_use
 from dpscope.analysis.comparison.estimated import put_estimates, single_step_us
 from dpscope.analysis.comparison.row import Row
 from dpscope.analysis.comparison.subtraction import NO_GLOBAL_BATCH, NO_SAME_BATCH
@@ -74,6 +75,7 @@ def summarise_cell(data: CellData, singles: Mapping[int, CellData], sources: Cos
         return row
     if data.ranks:
         _put_times(row, data, spreads.step)
+        put_device_use(row, data)
         _put_scaling(row, data, singles, spreads.step)
         _put_checks(row, data)
         if data.trained_alone:

@@ -20,6 +20,7 @@ from dpscope.launch.workload.input_pipeline import open_stream
 from dpscope.launch.workload.micro_batches import micro_batching
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.sharding import held_bytes, sharded_units
+from dpscope.launch.workload.step_flops import count_step_flops
 from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.parameter_sizes import parameter_sizes
@@ -118,6 +119,8 @@ def _prepare(
     torch.manual_seed(workload.seed)
     built = build_model(workload.model)
     sizes = parameter_sizes(built.model)
+    compiled = job.cell.options.compile != "off"
+    flops = count_step_flops(built, job.cell.batch_size, workload.amp, compiled) if place.rank == 0 else None
     model = with_precision(built.model.to(devices[0]), workload.amp, devices[0])
     units = sharded_units(model, job.cell.strategy) if job.cell.strategy in SHARDED else ()
     wrapped = wrap_for(model.train(), job.cell, devices[0])
@@ -137,6 +140,7 @@ def _prepare(
         report=report,
         units=units,
         tokens=built.tokens,
+        flops=flops,
     )
     return process, sizes
 
@@ -199,6 +203,7 @@ def _rank_result(
         last_loss=None if loss is None else loss.item(),
         units=process.units,
         tokens_per_sample=process.tokens,
+        flops=process.flops,
         compilation=measured.compilation,
         state_bytes=held_bytes(process.model, process.step.optimizer),
         environment=environment,

@@ -20,7 +20,7 @@ from dpscope.profiling.instruments.step_timer import StepSample, time_block
 from dpscope.profiling.instruments.trace_recorder import record_trace
 from dpscope.profiling.machine.environment import states_under_load
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.run import Cell, DeviceMemory, DeviceState, TimedBlock
+from dpscope.profiling.records.run import Cell, DeviceMemory, DeviceState, StepFlops, TimedBlock
 from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
@@ -47,6 +47,7 @@ class CellProcess:
     report: Callable[[str], None]  # tells which pass begins
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
     tokens: int | None = None  # of a sample, where it is made of tokens
+    flops: StepFlops | None = None  # of rank 0
     device_states: Callable[[], tuple[DeviceState, ...]] | None = None  # of this process's devices, at this moment
 
     def synchronise(self) -> None:

@@ -184,7 +184,7 @@ def open_stream(
     """The batches of one process of a cell; `rank` is 0 for single, DataParallel and dp-host."""
     ranks = range(rank, rank + 1) if cell.per_device else range(cell.devices)
     if workload.data == "synthetic":
-        make_batch = built.make_batch or functools.partial(_random_batch, built)
+        make_batch = built.make_batch or functools.partial(random_batch, built)
         shares = [make_batch(workload.seed + share, cell.batch_size) for share in ranks]
         batch = joined_batches(
             shares, lambda parts: torch.cat(by_micro_batches(parts, cell.options.accumulate)).to(device)
@@ -231,7 +231,8 @@ def _bind_to_parent(worker_index: int) -> None:
     die_with_job()
 
 
-def _random_batch(built: BuiltModel, seed: int, batch_size: int) -> Batch:
+def random_batch(built: BuiltModel, seed: int, batch_size: int) -> Batch:
+    """Random images and labels of a model's shape, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch_size, *built.input_shape, generator=generator)
     labels = torch.randint(built.classes, (batch_size,), generator=generator)

@@ -261,6 +261,19 @@ class AttachedProcess(Stored, frozen=True):
     model_parallel: bool = False  # whether parameters are sharded without FSDP
 
 
+Precision = Literal["fp32", "tf32", "half"]
+
+
+class StepFlops(Stored, frozen=True):
+    """FLOPs of one step on one device, forward and backward; `missing` says why they are not known."""
+
+    total: int | None = None
+    convolutions: int = 0  # of `total`
+    product_precision: Precision = "fp32"  # of matrix products, which on GPUs decides their peak
+    convolution_precision: Precision = "fp32"
+    missing: str = ""
+
+
 class RankResult(Stored, frozen=True):
     """`rank_<node>_<rank>.json`: what one process says of its job, beside its samples."""
 
@@ -285,6 +298,7 @@ class RankResult(Stored, frozen=True):
     attached: AttachedProcess | None = None  # None where dpscope's own loop was measured
     units: tuple[ShardedUnit, ...] = ()  # of FSDP
     tokens_per_sample: int | None = None
+    flops: StepFlops | None = None  # counted by rank 0
     compilation: Compilation | None = None  # of cells that are compiled
     state_bytes: int | None = None  # of parameters, buffers and optimizer state, between steps
     interfaces: tuple[str, ...] | None = (

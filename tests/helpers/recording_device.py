@@ -181,7 +181,8 @@ class OnRecordingDevices(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if func is torch.device:
             return func(*args, **(kwargs or {}))
-        if name in self._double.work_us:
+        shapes_alone = any(isinstance(one, torch.Tensor) and one.is_meta for one in args)
+        if name in self._double.work_us and not shapes_alone:
             self._double.stream_of().queue(self._double.work_us[name])
             if kwargs and "out" in kwargs:
                 return kwargs["out"]  # the script has its time, nobody its values

@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/runs": "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/machine profiling/records profiling/store",
     "analysis/comparison": "analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/data_parallel "
-    "analysis/traces/ranks analysis/traces/steps analysis/training profiling/records",
+    "analysis/traces/ranks analysis/traces/steps analysis/training profiling/machine profiling/records",
     "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records",
     "analysis/what_if/replay": "analysis/costs analysis/stats",

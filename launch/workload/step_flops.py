@@ -1,0 +1,91 @@
+"""FLOPs of a training step, counted on shapes alone: on torch's meta device, where nothing is computed and no memory is taken."""
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from dpscope.launch.workload.input_pipeline import random_batch
+from dpscope.launch.workload.nested import called, mapped
+from dpscope.launch.workload.tasks import BuiltModel
+from dpscope.profiling.records.matrix import Amp
+from dpscope.profiling.records.run import Precision, StepFlops
+
+_COUNTED = ("aten", "prim", "prims")  # namespaces of torch's operators, which the counter knows
+_CONVOLUTIONS = "convolution"
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operators of other packages, whose FLOPs are not known."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.foreign: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in _COUNTED:
+            self.foreign.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def count_step_flops(built: BuiltModel, batch_size: int, amp: Amp, compiled: bool = False) -> StepFlops:
+    """Forward and backward of `built` on one device's batch, with the precision that this process's settings allow.
+
+    Matrix products, convolutions and attention count, two FLOPs a multiply-add, as in torch.utils.flop_counter; the rest of a
+    step is bound by memory. Attention counts in full, also where a mask leaves half of it out.
+    """
+    if compiled:
+        return StepFlops(missing="compiled graphs are not counted")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            total, convolutions, foreign = _counted(built, batch_size)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        return StepFlops(missing=f"the step does not run on shapes alone ({type(error).__name__}: {reason})")
+    if foreign:
+        return StepFlops(missing=f"operators that are not torch's are not counted: {', '.join(sorted(foreign))}")
+    return StepFlops(
+        total=total,
+        convolutions=convolutions,
+        product_precision=_precision(amp, torch.backends.cuda.matmul),
+        convolution_precision=_precision(amp, torch.backends.cudnn),
+    )
+
+
+def _counted(built: BuiltModel, batch_size: int) -> tuple[int, int, set[str]]:
+    """All FLOPs, those of convolutions among them, and operators that are not counted."""
+    model = _on_meta(built.model).train()
+    make_batch = built.make_batch or functools.partial(random_batch, built)
+    inputs, targets = mapped(lambda tensor: tensor.to("meta"), make_batch(0, batch_size))
+    with FlopCounterMode(display=False) as counter, _Operators() as operators:
+        outputs = called(model, inputs)
+        loss: torch.Tensor = (built.loss or nn.functional.cross_entropy)(outputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+    counts = counter.get_flop_counts()["Global"]
+    convolutions = sum(count for operator, count in counts.items() if _CONVOLUTIONS in str(operator))
+    return counter.get_total_flops(), convolutions, operators.foreign
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy of the model with its parameters and buffers on the meta device; their values are not copied."""
+    held: dict[int, Any] = {}
+    for parameter in model.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        held[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        held[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, held)
+
+
+def _precision(amp: Amp, backend: Any) -> Precision:
+    if amp != "off":
+        return "half"
+    try:
+        tf32 = bool(backend.allow_tf32)
+    except RuntimeError:  # torch >= 2.9, once a script has set `fp32_precision`
+        tf32 = backend.fp32_precision == "tf32"
+    return "tf32" if tf32 else "fp32"

@@ -1,0 +1,148 @@
+"""FLOPs of a step against closed formulas: two a multiply-add, forward once and backward twice."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpscope.launch.workload.gpt import GPT_SIZES
+from dpscope.launch.workload.model_size import SIZES
+from dpscope.launch.workload.models import build_model
+from dpscope.launch.workload.step_flops import count_step_flops
+from dpscope.launch.workload.tasks import BuiltModel
+
+BATCH = 4
+
+
+def flat(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def test_linear_layers() -> None:
+    """3,072 x 64 and 64 x 10; the first layer's input needs no gradient."""
+    counted = count_step_flops(BuiltModel(flat(nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 10))), BATCH, "off")
+    assert counted.total == 2 * BATCH * (2 * 3072 * 64 + 3 * 64 * 10)
+    assert counted.convolutions == 0
+
+
+def test_convolutions() -> None:
+    """5 x 5, stride 2, 3 to 8 channels: 14 x 14 outputs of 75 products each; and a linear layer."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+    counted = count_step_flops(BuiltModel(model), BATCH, "off")
+    assert counted.convolutions == 2 * BATCH * (2 * 14 * 14 * 8 * 75)
+    assert counted.total == counted.convolutions + 2 * BATCH * (3 * 8 * 14 * 14 * 10)
+
+
+class Attention(nn.Module):
+    """Of T = 32 places of width 96 in 4 heads, whose queries are learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.zeros(1, 4, 32, 24))
+        self.contents = nn.Parameter(torch.zeros(1, 4, 32, 24))
+
+    def forward(self, images: Tensor) -> Tensor:
+        scaled = self.contents * images.mean(dim=(1, 2, 3)).view(-1, 1, 1, 1)
+        seen = nn.functional.scaled_dot_product_attention(self.queries.expand_as(scaled), scaled, scaled)
+        return seen.flatten(1)[:, :10]
+
+
+def test_attention() -> None:
+    """Two products of T x T x width forward, two each backward."""
+    assert count_step_flops(BuiltModel(Attention()), BATCH, "off").total == 3 * 2 * BATCH * 2 * 32 * 32 * 96
+
+
+def test_resnet_18() -> None:
+    """1.11 GFLOP a CIFAR image forward (555,422,720 multiply-adds), twice that backward but for the images' own gradient."""
+    counted = count_step_flops(build_model("resnet18_cifar"), BATCH, "off")
+    forward = 2 * (SIZES["resnet18_cifar"].multiplications or 0)
+    stem = 2 * 32 * 32 * 64 * 27
+    assert forward == 1_110_845_440
+    assert counted.total == BATCH * (3 * forward - stem)
+
+
+def test_gpt_by_6nd_and_attention() -> None:
+    """6 FLOPs a parameter that multiplies and token, and 12 T^2 x width a layer for attention."""
+    size = GPT_SIZES["gpt_5m"]
+    parameters = 12 * size.layers * size.width**2 + size.vocabulary * size.width
+    attention = 12 * size.layers * size.context**2 * size.width
+    counted = count_step_flops(build_model("gpt_5m"), BATCH, "off")
+    assert counted.total == BATCH * (6 * parameters * size.context + attention)
+
+
+def test_frozen_parameters_have_no_gradient_to_count() -> None:
+    model = flat(nn.Linear(3072, 64), nn.Linear(64, 10))
+    for parameter in model[1].parameters():  # type: ignore[index]
+        parameter.requires_grad = False
+    assert count_step_flops(BuiltModel(model), BATCH, "off").total == 2 * BATCH * (3072 * 64 + 2 * 64 * 10)
+
+
+def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
+    built = build_model("resnet8_cifar")
+    before = {name: value.clone() for name, value in built.model.state_dict().items()}
+    torch.manual_seed(7)
+    count_step_flops(built, BATCH, "off")
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(3))
+    assert all(torch.equal(before[name], value) for name, value in built.model.state_dict().items())
+    assert all(parameter.grad is None and not parameter.is_meta for parameter in built.model.parameters())
+
+
+@torch.library.custom_op("dpscope_test::doubled", mutates_args=())
+def doubled(values: Tensor) -> Tensor:
+    """An operator of a package that is not torch."""
+    return values * 2
+
+
+@doubled.register_fake
+def _(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
+
+
+class Calls(nn.Module):
+    """Runs a function on its outputs."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(3072, 10), function
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(images.flatten(1)) + self.function(images.flatten(1)[:, :10])
+        return outputs
+
+
+def by_another_package(values: Tensor) -> Tensor:
+    changed: Tensor = doubled(values)
+    return changed
+
+
+def by_value(values: Tensor) -> Tensor:
+    return values * float(values.sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "compiled", "missing"),
+    [
+        (by_another_package, False, "operators that are not torch's are not counted: dpscope_test::doubled"),
+        (by_value, False, "the step does not run on shapes alone ("),
+        (torch.relu, True, "compiled graphs are not counted"),
+    ],
+)
+def test_what_cannot_be_counted_is_missing_with_its_reason(
+    function: Callable[[Tensor], Tensor], compiled: bool, missing: str
+) -> None:
+    counted = count_step_flops(BuiltModel(Calls(function)), BATCH, "off", compiled)
+    assert counted.total is None
+    assert counted.missing.startswith(missing)
+
+
+def test_the_precision_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = BuiltModel(flat(nn.Linear(3072, 10)))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=False))
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(allow_tf32=True))
+    plain, half = count_step_flops(built, BATCH, "off"), count_step_flops(built, BATCH, "bf16")
+    assert (plain.product_precision, plain.convolution_precision) == ("fp32", "tf32")
+    assert (half.product_precision, half.convolution_precision) == ("half", "half")
