@@ -72,7 +72,7 @@ def join_job(place: AttachedPlace) -> None:
 def missing_processes(place: AttachedPlace) -> int:
     """How many processes of a job that torchrun did not start run the script without dpscope; 0 where that is not known.
 
-    All of them have joined by the time that one has been measured: they trained together.
+    All of them have joined by the time that one has been traced: they trained together.
     """
     if place.world_size == 1 or "TORCHELASTIC_RUN_ID" in os.environ or not distributed.is_initialized():
         return 0

@@ -42,7 +42,7 @@ class Session:
 
     def __init__(self, settings: AttachSettings, note: Callable[[str], None]) -> None:
         self.saved = False
-        self.incomplete = False  # other processes of the job run the script without dpscope, so nothing can come of it
+        self.incomplete: str | None = None  # why nothing can come of it: other processes run the script without dpscope
         self._settings = settings
         self._note = note
         self._process_id = os.getpid()
@@ -106,6 +106,8 @@ class Session:
             try:
                 if not self._over:
                     self._finish(how)
+                elif self.incomplete is not None:  # at the end, where it is the last line
+                    self._note(self.incomplete)
                 elif self._part is not None and self._folder is not None:
                     finish_job(
                         self._folder, self._part
@@ -194,6 +196,10 @@ class Session:
         assert window is not None
         assert folder is not None
         window.end()
+        if missing := missing_processes(seen.place):
+            self.incomplete = started_alone(missing, seen.place.world_size, self._settings.script)
+            self._leave()
+            return
         if window is seen.traced and seen.traced.complete:
             self._window = SettlingWindow()
         elif window is seen.traced or isinstance(window, SettlingWindow):
@@ -223,11 +229,6 @@ class Session:
         if seen is None or folder is None or not seen.timed.calls:
             if os.environ.get("RANK", "0") == "0":
                 self._note(without_measurement(how, self._steps, self._backwards.count, self._settings))
-            return
-        if missing := missing_processes(seen.place):
-            self.incomplete = True
-            if seen.place.rank == 0:
-                self._note(started_alone(missing, seen.place.world_size, self._settings.script))
             return
         if how != MEASURED:
             seen.ended_early, seen.steps = how, self._steps

@@ -1,5 +1,7 @@
 """Trainings by Accelerate, Lightning and Hugging Face's Trainer, attached to as they are: `make frameworks` installs these."""
 
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,3 +48,17 @@ def test_a_training_by_a_framework_is_measured_as_it_is(
     assert set(reduced.groupby(["rank", "step"])["bytes"].sum()) == {gradient_bytes + used}
     assert len(data.counter_checks) == 2
     assert all(check.buckets_equal for check in data.counter_checks)
+
+
+@pytest.mark.process
+def test_ranks_that_lightning_starts_itself_run_without_dpscope(tmp_path: Path) -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed; make frameworks installs it")
+    script = str(USER_MODELS / "frameworks" / "with_lightning.py")
+    windows = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
+    attach = [sys.executable, "-m", "dpscope.launch.attach", "--out", str(tmp_path / "run"), *windows, script, "2"]
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in ranks}
+    ended = subprocess.run(attach, env=kept, capture_output=True, text=True, check=False, timeout=200)
+    assert ended.returncode == 1
+    assert "dpscope: nothing is measured: 1 of 2 processes run without dpscope" in ended.stderr

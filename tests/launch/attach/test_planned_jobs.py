@@ -118,8 +118,8 @@ def test_a_script_that_starts_its_other_process_itself_is_not_measured_and_says_
     script = str(SCRIPTS / "own_launcher.py")
     ended = attach(tmp_path, *WINDOWS, script, str(free_port()))
     assert (ended.returncode, ended.stdout) == (1, "trained\n")
-    assert ended.stderr.startswith(
+    assert (
         "dpscope: nothing is measured: 1 of 2 processes run without dpscope, as the script or its framework started them itself; "
         "let torchrun start all of them: dpscope attach --devices 2 -- "
-    )
+    ) in ended.stderr  # gloo may warn before it
     assert list((tmp_path / "run").glob("cells/*")) == []

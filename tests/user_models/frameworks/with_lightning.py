@@ -1,4 +1,4 @@
-"""A training with Lightning's Trainer, a validation between its epochs; started by torchrun or alone."""
+"""A training with Lightning's Trainer, a validation between its epochs; started by torchrun, alone, or by Lightning (2)."""
 
 import os
 import sys
@@ -33,14 +33,15 @@ class Classifier(lightning.LightningModule):
 
 
 def main() -> None:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    started_by_lightning = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    processes = started_by_lightning if started_by_lightning > 1 else int(os.environ.get("WORLD_SIZE", "1"))
     lightning.seed_everything(0, verbose=False)
     samples = STEPS // 2 * BATCH * processes
     data = TensorDataset(torch.rand(samples, 16), torch.randint(4, (samples,)))
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             accelerator="cpu",
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            devices=started_by_lightning if started_by_lightning > 1 else int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             strategy="ddp" if processes > 1 else "auto",
             max_epochs=2,
             logger=False,
