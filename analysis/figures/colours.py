@@ -6,6 +6,7 @@ COLOURS = {
     "compute": "#0072B2",
     "exposed": "#D55E00",
     "hidden": "#E69F00",
+    "other": "#F0C33C",
     "idle": "#BBBBBB",
     "host_to_device": "#CC79A7",
     "forward": "#56B4E9",

@@ -21,28 +21,29 @@ _PHASES = {  # column of the breakdown -> label and colour
 }
 
 
+_PARTS = {  # column of the ledger -> label and colour; they add up to the traced step
+    "compute_us": ("compute", COLOURS["compute"]),
+    "exposed_transfer_us": ("exposed transfer", COLOURS["exposed"]),
+    "exposed_other_us": ("other exposed communication", COLOURS["other"]),
+    "exposed_wait_us": ("exposed waiting for a late rank", COLOURS["late"]),
+    "idle_us": ("idle", COLOURS["idle"]),
+}
+
+
 def step_split(run: RunData, comparison: Comparison) -> Figure | None:
-    """Traced step time of every cell: compute, exposed communication, of it waiting where it is known, idle."""
+    """Traced step time of every cell in the parts of its ledger; a part that no cell has is left out."""
     table = _known(comparison.table, ["compute_us", "traced_step_us", "idle_us"])
     if table.empty:
         return None
     unit = choose_unit("time", list(table["traced_step_us"]))
-    exposed = table["exposed_us"].astype("Float64").fillna(0.0).astype(float)
-    waiting = table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float)
     unknown = table["exposed_us"].isna() & (table["devices"] > 1)
     labels = [
         f"{cell} (comm. unknown)" if missing else str(cell)
         for cell, missing in zip(table["cell"], unknown, strict=True)
     ]
     figure, (axes,) = new_figure(len(table))
-    parts = {
-        "compute": (list(table["compute_us"] / unit.divisor), COLOURS["compute"]),
-        "exposed communication": (list((exposed - waiting) / unit.divisor), COLOURS["exposed"]),
-        "exposed waiting for a late rank": (list(waiting / unit.divisor), COLOURS["late"]),
-        "idle": (list(table["idle_us"] / unit.divisor), COLOURS["idle"]),
-    }
-    if not waiting.any():
-        del parts["exposed waiting for a late rank"]
+    values = {name: table[name].astype("Float64").fillna(0.0).astype(float) / unit.divisor for name in _PARTS}
+    parts = {_PARTS[name][0]: (list(column), _PARTS[name][1]) for name, column in values.items() if column.any()}
     _stacked(axes, labels, parts, unit.label)
     axes.set_title(f"Where a traced step goes{host_note(run)}", loc="left")
     return figure

@@ -9,6 +9,7 @@ from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcast
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.finding import Finding, Severity
 from dpscope.profiling.records.run_codes import RunCode
@@ -125,8 +126,10 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
     exposed, late = evidence.means["exposed_us"], straggler_of(evidence.data)
     if late is None:
         return
-    # What is waited for in broadcasts counts where one rank is behind it: they are no waits by definition.
-    waiting = min(evidence.means["exposed_wait_us"] + waits_in_broadcasts_us(evidence.data), exposed)
+    # Exposed broadcasts count if one rank is behind them: they are no waits by definition.
+    ledger = ledger_of(evidence.data.critical_windows(), evidence.data.exposed_parts)
+    broadcasts = ledger.other_by_kind_us.get("broadcast", 0.0) if ledger is not None else 0.0
+    waiting = evidence.means["exposed_wait_us"] + broadcasts
     if waiting >= MOST * exposed > 0:
         yield OverlapReason(
             "late_rank",

@@ -200,7 +200,7 @@ def likely_reasons(
         found.append(f"{what}: {hidden / total:.0%} of communication ran under compute{too}")
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         only = " (of exposed communication alone)" if len(off) > 1 or single else ""
-        found.append(f"waiting{only}: {show_time(wait)} of it a step for later ranks, which the model leaves out")
+        found.append(f"waiting{only}: {show_time(wait)} of it a step for late ranks, which the model leaves out")
     queued = number(values, "queue_us")
     if total and queued is not None and queued > NOTABLE * total:
         found.append(

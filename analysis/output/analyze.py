@@ -31,6 +31,7 @@ from dpscope.profiling.store.folders import RunFolder, is_run_folder
 from dpscope.profiling.store.training_folders import holds_epochs
 
 if TYPE_CHECKING:
+    from dpscope.analysis.findings.verdict import Verdict
     from dpscope.analysis.report.build import Report
     from dpscope.analysis.runs.run_data import RunData
 
@@ -86,6 +87,19 @@ def report_of(path: Path, targets: Targets) -> "Report":
     run = load(path, targets.accuracy)
     told = run.manifest.config.reporting
     return make_report(run, targets.link, calibration, targets.efficiency or told.target_efficiency)
+
+
+def verdict_of(run: "RunData") -> "Verdict":
+    """The verdict of a run's report, with the calibration that lies in its folder; of traces that no run made, theirs."""
+    from dpscope.analysis.comparison.compare import compare
+    from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
+    from dpscope.analysis.report.calibration import calibration_path, load_calibration
+
+    if run.recorded is None:
+        (data,) = run.cells.values()
+        return traces_verdict(data)
+    calibration = load_calibration(run.path) if calibration_path(run.path).exists() else None
+    return run_verdict(run, compare(run, None, calibration))
 
 
 def write_tensorboard(path: Path, link: LinkRate | None) -> Path:

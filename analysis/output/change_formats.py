@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from dpscope.analysis.findings.verdict import LABELS, Verdict
 from dpscope.analysis.runs.changes import JUDGED, Change, change_table
 from dpscope.analysis.text.text_table import TextTable, render
 from dpscope.analysis.text.units import sentence
@@ -32,7 +33,8 @@ def verdict_table(changes: Sequence[Change]) -> TextTable:
 class Judgement:
     """What was found of two runs: `worse` are the regressions among the changes, `status` is the command's exit status.
 
-    `history` is the table of all runs where more than two were named, of which the last two are judged.
+    `history` is the table of all runs where more than two were named, of which the last two are judged. `after` is the verdict on
+    the later run by itself.
     """
 
     changes: Sequence[Change]
@@ -40,6 +42,7 @@ class Judgement:
     findings: Sequence[Finding]
     status: int
     history: TextTable | None = None
+    after: Verdict | None = None
 
 
 def judgement_text(found: Judgement, output_format: Literal["json", "github", "junit"]) -> str:
@@ -56,6 +59,8 @@ def _json(found: Judgement) -> str:
         "changes": [_record(change) for change in found.changes],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
+    if found.after is not None:
+        content["after"] = found.after.record()
     if found.history is not None:
         content["history"] = [dict(zip(found.history.headings, row, strict=True)) for row in found.history.rows]
     return json.dumps(content, indent=2)
@@ -75,6 +80,7 @@ def _github(found: Judgement) -> str:
     """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; all quantities folded."""
     parts = [f"### dpscope compare: {STATUS_WORDS[found.status]}\n", render(verdict_table(found.changes), "markdown")]
     parts += [f"- {one.severity}: {sentence(one.message)} {sentence(one.next_step)}" for one in found.findings]
+    parts += [f"\n**After**\n\n{_answers(found.after, '- **', '**: ')}\n"] if found.after is not None else []
     parts += [render(found.history, "markdown")] if found.history is not None else []
     every = render(change_table(found.changes), "markdown")
     parts += [f"\n<details><summary>Every quantity</summary>\n\n{every}\n</details>"]
@@ -104,8 +110,16 @@ def _junit(found: Judgement) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="dpscope", name="comparable")
         told = "; ".join(one.message for one in found.findings) or STATUS_WORDS[3]
         ElementTree.SubElement(case, "error", message=told)
+    if found.after is not None:
+        ElementTree.SubElement(suite, "system-out").text = _answers(found.after, "", ": ")
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _answers(verdict: Verdict, before: str, between: str) -> str:
+    """The later run's verdict, a line for each warning and answer."""
+    answers = (f"{before}{label}{between}{one.text}" for label, one in zip(LABELS, verdict.answers, strict=True))
+    return "\n".join((*verdict.warnings, *answers))
 
 
 def _said(change: Change) -> str:

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.analysis.output.analyze import load_any
+from dpscope.analysis.output.analyze import load_any, verdict_of
 from dpscope.analysis.output.change_formats import Judgement, judgement_text, verdict_table
 from dpscope.analysis.output.history import HistoryOrder, history_table, in_order
 from dpscope.analysis.runs.changes import (
@@ -103,6 +104,7 @@ def _judge(
     status = NOT_COMPARABLE if differ and not force else status
     found = Judgement(changes, worse, [*differ, *unjudged], status, history)
     if output_format in ("json", "github", "junit"):
+        found = replace(found, after=verdict_of(after))
         sys.stdout.write(judgement_text(found, output_format) + "\n")
         return status
     if output_format == "table":

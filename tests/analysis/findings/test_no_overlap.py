@@ -182,7 +182,9 @@ def late_broadcasts(size: int) -> CellData:
     table.loc[first, "bytes"] = size
     table.loc[first, ["wait_us", "transfer_us"]] = pd.NA
     table.loc[first, "duration_us"] = [16e3 if rank == 0 else 1e3 for rank in table.loc[first, "rank"]]
-    return data
+    waiting = data.steps.loc[data.steps["rank"] == 0, ["repeat", "rank", "device", "step"]]
+    parts = waiting.assign(part="other", kind="broadcast", late_rank=float("nan"), time_us=15e3)
+    return replace(data, exposed_parts=parts)
 
 
 def test_a_rank_that_is_late_to_the_broadcast_of_buffers() -> None:

@@ -161,5 +161,5 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
     (finding,) = [one for one in conclusions(run, compare(run)) if one.code == "no_epoch"]
     assert finding.severity == "warning"
     assert "train.json holds no epoch" in finding.message
-    assert make_report(run).headline
+    assert make_report(run).verdict.cell
     assert "no_epoch" not in {one.code for one in conclusions(load_run(EXAMPLE_RUN), compare(load_run(EXAMPLE_RUN)))}

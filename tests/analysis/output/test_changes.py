@@ -12,7 +12,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from dpscope.analysis.output.analyze import verdict_of
 from dpscope.analysis.output.changes import print_comparison, print_history
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -134,10 +136,17 @@ def test_json_github_and_junit_say_what_the_exit_status_does(
     status, text = said(slower, "github")
     assert (status, text.splitlines()[0]) == (1, "### dpscope compare: regression")
     assert "<details><summary>Every quantity</summary>" in text
+    verdict = verdict_of(load_run(slower))
+    record = json.loads(said(slower, "json")[1])["after"]
+    assert (record["cell"], record["cost"]) == (verdict.cell, verdict.cost.text)
+    assert all(one.text in text for one in verdict.answers)
     status, text = said(slower, "junit")
     suite = ElementTree.fromstring(text)
+    output = suite.findtext("system-out")
+    assert output is not None
+    assert all(one.text in output for one in verdict.answers)
     assert (status, suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == (1, "2", "2", "0")
-    assert [len(case.findall("failure")) for case in suite] == [1, 1]
+    assert [len(case.findall("failure")) for case in suite.findall("testcase")] == [1, 1]
     status, text = said(before, "junit")
     assert (status, ElementTree.fromstring(text).attrib["failures"]) == (0, "0")
     status, text = said(lost, "junit")
@@ -210,7 +219,7 @@ def test_a_cell_that_hides_the_change_is_not_judged_in_any_format(
         assert "not judged" in shown or "would not show" in shown, output_format
     assert print_comparison(before, before, None, "junit", QUIET) == 3
     suite = ElementTree.fromstring(capsys.readouterr().out)
-    cases = [case for case in suite if case.attrib["name"].endswith(" step")]
+    cases = [case for case in suite.findall("testcase") if case.attrib["name"].endswith(" step")]
     assert [len(case.findall("skipped")) for case in cases] == [1, 1]
     assert suite.attrib["skipped"] == "2"
     assert print_comparison(before, before, VISIBLE, "junit", QUIET) == 0

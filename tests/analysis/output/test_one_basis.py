@@ -1,0 +1,145 @@
+"""Numbers that used to contradict each other: the same value, or values that add up, wherever one is shown."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.figures.step import step_split
+from dpscope.analysis.findings.predictions import likely_reasons
+from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.traced_report import verdicts_of
+from dpscope.analysis.report.build import Report
+from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
+from tests.helpers.paths import DATA, ROOT
+
+MADE_OF = ("compute", "wait", "transfer", "other", "idle")
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """Five repeats whose medians differ, so that estimators of the same thing differ, too."""
+    return report_of(ROOT / "examples" / "run_cpu", Targets())
+
+
+def numbers(table: TextTable, cell: str) -> dict[str, float]:
+    """A row by headings; NA is left out."""
+    row = next(row for row in table.rows if row[0] == cell)
+    return {name: float(value) for name, value in zip(table.headings[1:], row[1:], strict=True) if value != "NA"}
+
+
+def shown_times(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"(\d+\.\d+) ms", text)]
+
+
+def test_every_row_of_the_first_table_adds_up(report: Report) -> None:
+    table = report.first["step"]
+    for row in table.rows:
+        shown = numbers(table, row[0])
+        parts = [shown[name] for name in MADE_OF if name in shown]
+        assert sum(parts) == pytest.approx(shown["traced"], abs=0.05 * (len(parts) + 1)), row
+
+
+def test_every_shortcut_is_the_measured_value_plus_its_error(report: Report) -> None:
+    table = report.first["shortcuts"]
+    for row in table.rows:
+        values = [float(value) if value != "NA" else None for value in row[1:]]
+        for measured, shortcut, error in ((values[0], values[1], values[2]), (values[3], values[4], values[5])):
+            if measured is not None and shortcut is not None and error is not None:
+                assert shortcut == pytest.approx(measured + error, abs=0.021)
+
+
+def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report: Report) -> None:
+    """The speedup in words is the ratio of the samples/s in the table, and the centre of the interval next to it."""
+    found = re.search(
+        r"([\d.]+)x one device's throughput \(95% interval ([\d.]+) to ([\d.]+)\)", report.verdict.which.text
+    )
+    assert found is not None
+    speedup, low, high = map(float, found.groups())
+    table = report.first["step"]
+    several, single = numbers(table, "ddp-d2-b128"), numbers(table, "single-d1-b128")
+    assert several["samples/s"] / single["samples/s"] == pytest.approx(speedup, abs=0.01)
+    assert 2 * several["eff.[%]"] / 100 == pytest.approx(speedup, abs=0.01)
+    assert math.sqrt(low * high) == pytest.approx(speedup, abs=0.01)
+    assert several["samples/s"] == pytest.approx(256 / several["step"] * 1e3, rel=0.005)
+
+
+def test_the_cost_sentence_holds_the_tables_numbers(report: Report) -> None:
+    """Exposed communication and the traced step, then parts that add up to it; nothing of the untraced step."""
+    exposed, step, _, *parts = shown_times(report.verdict.cost.text)
+    ledger = report.verdict.ledger
+    assert ledger is not None
+    assert step == pytest.approx(ledger.traced_step_us / 1e3, abs=0.01)
+    assert sum(parts) == pytest.approx(exposed, abs=0.02)
+    assert numbers(report.first["shortcuts"], "ddp-d2-b128")["exposed"] == pytest.approx(exposed, abs=0.01)
+
+
+def test_the_figure_has_the_tables_parts(report: Report) -> None:
+    figure = step_split(report.run, report.comparison)
+    assert figure is not None
+    widths: dict[str, list[float]] = {}
+    for bars in figure.axes[0].containers:
+        widths[str(bars.get_label())] = [float(bar.get_width()) for bar in bars]
+    traced = report.comparison.table["traced_step_us"].astype(float) / 1e3
+    assert [sum(cell) for cell in zip(*widths.values(), strict=True)] == pytest.approx(list(traced))
+    wait = report.comparison.table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float) / 1e3
+    assert widths["exposed waiting for a late rank"] == pytest.approx(list(wait))
+
+
+def test_what_an_action_saves_is_a_part_of_the_ledger(report: Report) -> None:
+    ledger, verdict = report.verdict.ledger, report.verdict
+    assert ledger is not None
+    assert verdict.saves_us is not None
+    assert any(verdict.saves_us == pytest.approx(part) for part in ledger.parts_us.values())
+    assert "No faster link helps" not in verdict.action.text
+
+
+def test_values_are_the_centres_of_their_intervals(report: Report) -> None:
+    ledger = report.verdict.ledger
+    assert ledger is not None
+    assert {"compute", "exposed_wait", "exposed_transfer", "idle", "tracer", "slowdown"} <= set(ledger.intervals)
+    for name, bounds in ledger.intervals.items():
+        assert isinstance(bounds, Interval)
+        assert (bounds.low + bounds.high) / 2 == pytest.approx(getattr(ledger, f"{name}_us")), name
+
+
+def test_repeats_that_differ_come_before_any_conclusion(report: Report) -> None:
+    assert report.verdict.unsteady is not None
+    assert report.verdict.unsteady.startswith(
+        "Repeats' medians differ by more than 30%: single-d1-b128 17.6 to 26.8 ms"
+    )
+    assert report.printed.warnings[-1] == report.verdict.unsteady
+
+
+def test_waiting_named_as_a_reason_is_exposed(report: Report) -> None:
+    """`prediction_off` named more waiting than was exposed."""
+    values = dict(report.comparison.table.to_dict("records")[2])
+    row = {str(name): value for name, value in values.items()} | {
+        "predicted_exposed_error": -0.5, "hidden_us": 0.0, "wait_us": 9e6, "queue_us": None,
+    }  # fmt: skip
+    (waiting,) = likely_reasons(row, ["exposed"])
+    assert waiting == "waiting: 2.06 ms of it a step for late ranks, which the model leaves out"
+
+
+@pytest.mark.parametrize("place", ["v100x8_ddp_dlrm", "compiled_ddp"])
+def test_what_foreign_traces_lose_waiting_is_exposed(place: str) -> None:
+    """Compute plus what is lost does not exceed the step; a late rank is named on every surface, or on none."""
+    jobs = analyze_jobs([DATA / place])
+    (verdict,) = verdicts_of(jobs).values()
+    ledger = verdict.ledger
+    assert ledger is not None
+    assert (ledger.compute_us or 0.0) + (ledger.exposed_us or 0.0) <= ledger.traced_step_us + 1e-6
+    assert (ledger.exposed_wait_us or 0.0) <= (ledger.exposed_us or 0.0) + 1e-6
+    if place == "v100x8_ddp_dlrm":
+        assert "5.66 ms waiting for late ranks (78% of it for rank 7)" in verdict.cost.text
+        assert "rank 7, which the others wait for, is itself without a launch" in verdict.action.text
+
+
+def test_a_run_folder_elsewhere_gives_the_same_verdict(tmp_path: Path, report: Report) -> None:
+    import shutil
+
+    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "moved")
+    assert report_of(tmp_path / "moved", Targets()).verdict == report.verdict
