@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn
@@ -15,7 +16,10 @@ from dpscope.analysis.traces.steps.event_kind import ROOTED
 
 SMALLEST_DIVISIBLE = 4  # ranks: two or three are one group, if a group has two ranks or more
 CLOSE_US = 20.0  # ends on GPUs of one host, in traces that state whole microseconds
-CLOSE_SHARE = 0.1  # or of the collective itself
+CLOSE_SHARE = 0.1  # or of the transfer
+CLOSE_TO_WAITS = 0.001  # or of the longest wait
+
+FloatTable = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ def of_several_groups(table: pd.DataFrame, match: "pd.Series[int]", origins: Seq
     """Rows of unknown groups that were taken for one of all ranks and do not end together: marked all or none.
 
     `match` numbers the collectives found on all their ranks, NA elsewhere. Ranks of one host, and those that name none,
-    share a clock; of several hosts, and without `origins`, the distance of their ends has to be steady while durations vary.
+    share a clock; of several hosts, and without `origins`, the distance of their ends must be steady while one rank or another
+    makes the others wait. All ranks are judged together: two that wait equally long for a third are no evidence against it.
     gloo's ranges end when their thread has a core again: their ends tell nothing, and they stay as matched.
     """
     unknown = table["device"].notna() & table["group"].isna() & match.notna()
@@ -50,37 +55,50 @@ def of_several_groups(table: pd.DataFrame, match: "pd.Series[int]", origins: Seq
         }
     ).pivot_table(index="match", columns="rank", values=["end", "duration"])
     ends, durations = places["end"].to_numpy(), places["duration"].to_numpy()
-    close = np.maximum(CLOSE_US, CLOSE_SHARE * durations.min(axis=1))
     of_rank = {origin.rank: origin for origin in origins}
     clocks = [of_rank.get(rank) for rank in places["end"].columns]
-    together = [
-        _end_together(
-            ends[:, index] - ends[:, 0], durations[:, index] - durations[:, 0], close, clocks[0], clocks[index]
-        )
-        for index in range(1, len(clocks))
-    ]
-    return np.asarray(unknown & (not all(together)), dtype=bool)
+    return np.asarray(unknown & (not _end_together(ends, durations, clocks)), dtype=bool)
 
 
-def _end_together(
-    ends_apart: FloatColumn,
-    durations_apart: FloatColumn,
-    close: FloatColumn,
-    first: RankOrigin | None,
-    other: RankOrigin | None,
-) -> bool:
-    """Whether most ends of two ranks' collectives fall together, `close` being how near each must be.
+def _end_together(ends: FloatTable, durations: FloatTable, clocks: Sequence[RankOrigin | None]) -> bool:
+    """Whether most collectives (rows) end at the same time on all ranks (columns).
 
-    Where no clock is shared, or a shared one says otherwise and so may be off, ends in a steady distance alone show nothing:
-    groups that run the same program side by side have that, too. Steady ends of durations that vary from one collective to the
-    next are of one group, in which somebody comes late.
+    Ends may be apart by CLOSE_US, by CLOSE_SHARE of the transfer, or by CLOSE_TO_WAITS of the longest wait: the later a rank
+    arrives, the more the moment shows that the others waited for it. Without a common clock, and where a common one may be off, a
+    steady distance of ends is not enough, since groups that run the same program have that, too: then the transfer of ranks
+    that share a clock must also vary against that of the others, as it does where one rank makes all of them wait.
     """
-    if first is not None and other is not None and first.host == other.host:
-        ends_apart = ends_apart + (other.zero_ns - first.zero_ns) / 1e3
-        if _mostly(np.abs(ends_apart) <= close):
+    shortest, longest = durations.min(axis=1), durations.max(axis=1)
+    close = np.maximum(np.maximum(CLOSE_US, CLOSE_SHARE * shortest), CLOSE_TO_WAITS * (longest - shortest))
+    hosts = {None if clock is None else clock.host for clock in clocks}
+    known = [clock for clock in clocks if clock is not None]
+    if len(known) == len(clocks) and len(hosts) == 1:
+        ends = ends + np.array([(clock.zero_ns - known[0].zero_ns) / 1e3 for clock in known])
+        if _mostly(np.ptp(ends, axis=1) <= close):
             return True
-    steady = _mostly(np.abs(ends_apart - np.median(ends_apart)) <= close)
-    return steady and _mostly(np.abs(durations_apart - np.median(durations_apart)) > close)
+    steady_ends = ends - np.median(ends - ends[:, :1], axis=0)
+    if not _mostly(np.ptp(steady_ends, axis=1) <= close):
+        return False
+    together = [durations[:, block].min(axis=1) for block in _one_clock(ends, close, clocks)]
+    apart = [block - together[0] for block in together[1:]]
+    return any(_mostly(np.abs(one - np.median(one)) > close) for one in apart)
+
+
+def _one_clock(ends: FloatTable, close: FloatColumn, clocks: Sequence[RankOrigin | None]) -> list[list[int]]:
+    """Columns of ranks of one host whose ends fall together as recorded; a rank that records no clock stands alone."""
+    blocks: list[list[int]] = []
+    for column, clock in enumerate(clocks):
+        for block in blocks:
+            first = clocks[block[0]]
+            if clock is None or first is None or clock.host != first.host:
+                continue
+            shift_us = (clock.zero_ns - first.zero_ns) / 1e3
+            if _mostly(np.abs(ends[:, column] - ends[:, block[0]] + shift_us) <= close):
+                block.append(column)
+                break
+        else:
+            blocks.append([column])
+    return blocks
 
 
 def _mostly(truths: BoolColumn) -> bool:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_traces
-from tests.helpers.made_traces import event, launch, on_device, step, write
+from tests.helpers.made_traces import event, launch, on_device, operator, step, write
 
 HOST = {"host_name": "node"}
 
@@ -121,3 +121,57 @@ def test_one_group_on_two_hosts_is_matched_whatever_their_clocks(tmp_path: Path)
     waits = analysis.collectives.set_index(["rank", "step"])["wait_us"]
     assert waits[0].tolist() == [150, 0, 30]
     assert waits[2].tolist() == [0, 100, 0]
+
+
+def late_by_a_second(apart_us: float) -> tuple[list[list[float]], list[list[float]]]:
+    """Starts and ends of 12 collectives on four ranks: rank 2 is late by about 1 s, ends are up to `apart_us` apart.
+
+    Ranks 0 and 3, which wait equally long, are within 20 us of each other in half of them.
+    """
+    starts: list[list[float]] = [[], [], [], []]
+    ends: list[list[float]] = [[], [], [], []]
+    for index in range(12):
+        begin = 3_000_000.0 * index
+        ends_at = begin + 1_000_100.0 + 300.0 * index
+        far = 0.4 * apart_us if index % 2 else 10.0
+        for rank, shift in enumerate((0.0, 0.5 * apart_us, apart_us, far)):
+            starts[rank].append(ends_at - 100.0 + shift if rank == 2 else begin + 5.0)
+            ends[rank].append(ends_at + shift)
+    return starts, ends
+
+
+def late_job(folder: Path, starts: list[list[float]], ends: list[list[float]], **header: str) -> TraceAnalysis:
+    for rank, (own_starts, own_ends) in enumerate(zip(starts, ends, strict=True)):
+        events = []
+        for index, (start, end) in enumerate(zip(own_starts, own_ends, strict=True)):
+            begin = 3_000_000.0 * index
+            events += [step(index + 1, begin, 2_999_000), launch(index + 1, begin + 1)]
+            events.append(on_device("ncclDevKernel_SendRecv", start, end - start, index + 1))
+            events.append(operator("c10d::alltoall_base_", begin, 4.0))
+        write(folder, events, rank, 4, **header)
+    return analyze_traces([folder])
+
+
+@pytest.mark.parametrize("apart_us", [16.0, 113.0])
+def test_one_late_rank_shows_that_all_take_part(tmp_path: Path, apart_us: float) -> None:
+    """Rank 2 transfers in about 100 us and the others wait about 1 s for it, in each of 12 collectives."""
+    starts, ends = late_by_a_second(apart_us)
+    analysis = late_job(tmp_path, starts, ends, **HOST)
+    assert "groups_unknown" not in codes(analysis)
+    waits = analysis.collectives.groupby("rank")["wait_us"].min()
+    assert waits[2] == 0
+    assert (waits.drop(2) > 990_000).all()
+    (cost,) = [one.message for one in analysis.findings if one.code == "communication_cost"]
+    assert "100% of it for rank 2" in cost
+
+
+def test_a_late_rank_in_each_of_two_pairs_is_no_group_of_four(tmp_path: Path) -> None:
+    """Ranks 0 and 2 are late in their pairs by 1 s, but 5 ms apart: 0.5% of the waiting."""
+    starts, ends = late_by_a_second(16.0)
+    starts[0] = [end - 100.0 for end in ends[0]]
+    starts[2] = [start + 5_000.0 for start in starts[2]]
+    for rank in (2, 3):
+        ends[rank] = [end + 5_000.0 for end in ends[rank]]
+    analysis = late_job(tmp_path, starts, ends, **HOST)
+    assert "groups_unknown" in codes(analysis)
+    assert analysis.collectives["wait_us"].isna().all()
