@@ -9,8 +9,9 @@ from dpscope.analysis.comparison.row import CellValues, number
 from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
-from dpscope.analysis.text.units import show_time
+from dpscope.analysis.text.units import sentence, show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.profiling.records.matrix import ONE_PROCESS
 
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
@@ -41,6 +42,7 @@ class Situation:
     late: LateRank | None
     on_device: bool
     of_script: bool = False  # dpscope's own options are of no use
+    not_split: NotSplit | None = None  # why waiting is not separated from transfer, of traces that no run made
     slower: bool = False  # shown to be slower than one device
 
 
@@ -150,6 +152,9 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         return [_Part(other, "exposed communication", advice)] if other is not None else []
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
+        if situation.not_split is not None:
+            reason, next_step = situation.not_split.reason, situation.not_split.next_step
+            advice = f"{sentence(next_step)} Waiting cannot be separated from transfer, because {reason}."
         return [_Part(other, "exposed communication", advice)] if other is not None else []
     kinds = ledger.other_by_kind_us
     broadcasts = kinds.get("broadcast", 0.0)
@@ -159,7 +164,9 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
         _Part(
             transfer,
             "exposed transfer",
-            "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, or a faster link.",
+            "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, or a faster link."
+            if strategy != "other"  # whose parallelism the traces do not show
+            else "Hide or shrink the transfers: larger batch or a faster link.",
         ),
     ]
     for kind, us in kinds.items():
@@ -170,7 +177,9 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
                 _Part(
                     us,
                     "broadcasts of buffers",
-                    f"Try DDP without broadcasts of buffers ({how}): each step waits for rank 0.",
+                    f"Try DDP without broadcasts of buffers ({how}): each step waits for rank 0."
+                    if strategy != "other"
+                    else "See what the broadcasts carry: each step waits for their root.",
                 )
             )
         elif kind != "broadcast":

@@ -86,6 +86,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         return
     first = evidence.buckets.iloc[0]
     graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
+    of_ddp = evidence.data.cell.strategy != "other"  # nor of a job whose parallelism the traces do not show
     text = f"its buckets are ready only when the step's compute is nearly done: {buckets_told(evidence)}"
     if float(first["done"]) - graph < _LATE:
         yield OverlapReason(
@@ -93,7 +94,9 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             f"{text}; their gradients come out of one compiled backward graph, which is {graph:.0%} of that compute and gives "
             "none before it ends",
             "let torch.compile cut the graph by DDP's buckets (torch._dynamo.config.optimize_ddp = True, its default), or "
-            "compile each block by itself",
+            "compile each block by itself"
+            if of_ddp
+            else "compile each block by itself",
             of_script=True,
         )
     elif evidence.data.cell.strategy in REDUCES_EARLY or evidence.sharded:
@@ -107,7 +110,10 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         yield OverlapReason(
             "late_buckets",
             text,
-            "reduce each gradient while the backward pass still runs, as DistributedDataParallel does, not after it",
+            "reduce each gradient while the backward pass still runs"
+            + (
+                ", as DistributedDataParallel does, not after it" if of_ddp else ", if the collectives are of gradients"
+            ),
             of_script=True,
         )
 

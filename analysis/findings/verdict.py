@@ -178,7 +178,8 @@ def _of_traces(data: CellData, row: CellValues | None, ledger: Ledger | None, co
         return Verdict(which, Answer(cost, "not_measured"), Answer(_NO_SHORTCUT, "not_measured"), action, caveat)
     chosen: CellValues = {"cell": data.cell.name, "strategy": data.cell.strategy, "devices": data.cell.devices}
     late = late_rank(data, ledger)
-    done = best_action([], Situation(chosen, ledger, late, data.on_device, of_script=True))
+    situation = Situation(chosen, ledger, late, data.on_device, of_script=True, not_split=data.not_split)
+    done = best_action([], situation)
     reasons = _reasons(comparison, data) if comparison is not None else {}
     shortcuts = "T_N - T_1 needs a step on one device, which traces of one job do not hold."
     if row is not None and number(row, "ring_us") is not None:

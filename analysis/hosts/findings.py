@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from dpscope.analysis.hosts.folds import as_ranges, missing_ranks
+from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
+from dpscope.analysis.traces.ranks.not_split import missing_ranks
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode

@@ -1,6 +1,5 @@
 """Many ranks told in few numbers: medians and ends over ranks, waiting folded by host, local rank and switch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,27 +91,3 @@ def fold(analysis: TraceAnalysis, means: pd.DataFrame, places: pd.DataFrame, by:
         ranks=("rank", "size"), wait_us=("wait_us", "mean"), caused_share=("caused_share", "sum")
     )
     return found.sort_values("caused_share", ascending=False, kind="stable").reset_index()
-
-
-def missing_ranks(ranks: Sequence[int | None], world_size: int | None) -> list[int]:
-    """Ranks of the job that were not read; none where the job's size or a rank is not known."""
-    if world_size is None or any(rank is None for rank in ranks):
-        return []
-    return sorted(set(range(world_size)) - {rank for rank in ranks if rank is not None})
-
-
-def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
-    """Ascending numbers, in words.
-
-    >>> as_ranges([3, 4, 5, 9])
-    '3 to 5, 9'
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    told = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:most]]
-    left = sum(last - first + 1 for first, last in runs[most:])
-    return ", ".join(told) + (f" and {left} more" if left else "")

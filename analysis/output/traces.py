@@ -187,8 +187,12 @@ def _collective_notes(collectives: pd.DataFrame) -> Iterator[str]:
     if rooted.any():
         named = ", ".join(sorted(lacking.loc[rooted, "kind"].unique()))
         yield f"no transfer, wait or bandwidth for {named}: they do not make all ranks wait for each other"
-    if (~rooted).any():
+    others = lacking[~rooted]
+    read = collectives["rank"].nunique(dropna=False)
+    if (others["group_size"] > read).fillna(False).any() or (len(others) and read == 1):
         yield "transfer, wait and bandwidths need the traces of all ranks of a group"
+    elif len(others):
+        yield "transfer, wait and bandwidths are NA where collectives could not be matched across ranks: see the findings"
     if collectives["bytes"].isna().any():
         yield (
             "bytes are NA where the trace records no sizes: replayed graphs, work launched before the trace, an operator that "

@@ -23,6 +23,7 @@ from dpscope.analysis.runs.traced_job import AnyCell, TracedJob
 from dpscope.analysis.runs.traffic_check import TrafficCheck, check_traffic, reduced_bytes
 from dpscope.analysis.traces.ranks.critical_device import critical_windows
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
+from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis, analyze_kept
@@ -55,6 +56,7 @@ class CellData:
     timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
     counter_checks: tuple[CounterCheck, ...] = ()
     findings: tuple[Finding, ...] = ()
+    not_split: NotSplit | None = None  # why traces that no run made do not separate waiting from transfer
     communication_known: bool = True  # False when a trace does not show what the strategy must have moved
 
     @property

@@ -52,6 +52,7 @@ def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
         copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in told]),
         timelines=tuple((repeat, timeline) for repeat, one in told for timeline in one.timelines),
         findings=tuple(finding for _, one in told for finding in one.findings),
+        not_split=next((one.not_split for _, one in told if one.not_split is not None), None),
         communication_known=all(rank.communication_shown for _, one in told for rank in one.summaries),
     )
 
@@ -96,7 +97,7 @@ def traces_said(run: RunData) -> str:
     (data,) = run.cells.values()
     windows = data.whole_windows()
     whole = bool(len(windows)) and not windows["partial_window"].fillna(True).astype(bool).all()
-    steps = windows["step"].nunique() if len(windows) else 0
+    steps = int(windows.groupby("rank", dropna=False)["step"].nunique().max()) if len(windows) else 0
     kind = "whole" if whole else "partial"
     first = "" if whole or not steps else " (their start was not recorded: they are timed from their first event)"
     return (

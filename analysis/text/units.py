@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,3 +109,20 @@ def sentence(text: str) -> str:
     is_name = any(character in "-_#/.:0123456789" for character in stripped.split()[0].rstrip(".:"))
     opening = stripped if is_name else stripped[0].upper() + stripped[1:]
     return opening if opening.endswith((".", "!", "?")) else f"{opening}."
+
+
+def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
+    """Ascending numbers, in words.
+
+    >>> as_ranges([3, 4, 5, 9])
+    '3 to 5, 9'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    named = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:most]]
+    left = sum(last - first + 1 for first, last in runs[most:])
+    return ", ".join(named) + (f" and {left} more" if left else "")

@@ -188,6 +188,18 @@ class TraceCode(FindingCode):
         "Some of the job's ranks have no trace among those that were read.",
         "add their traces; if they are lost, trace again",
     )
+    STEPS_NUMBERED_DIFFERENTLY = (
+        "steps_numbered_differently",
+        "info",
+        "Ranks give the same steps different numbers; steps with equal series of collectives were matched in order.",
+        "no action needed if all ranks were traced at the same time",
+    )
+    STEP_TIMES_APART = (
+        "step_times_apart",
+        "error",
+        "Steps of ranks of one job are more than 100 times apart, which ranks that wait for each other cannot be.",
+        "check the units of the named ranks' times (nanoseconds read as microseconds are 1,000x), and trace again",
+    )
     COLLECTIVES_UNMATCHED = (
         "collectives_unmatched",
         "warning",

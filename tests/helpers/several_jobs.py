@@ -35,3 +35,14 @@ def write_one_process_run(path: Path, later_s: float) -> Path:
     """Rank 0 of a run of one process, without a collective."""
     trace = ddp_trace(0, 2, DdpOptions(communication=False)).trace
     return write_trace(with_info(moved(trace, later_s, 1000), world_size=1, pg_config=[]), path)
+
+
+def lengthened(trace: Trace, factor: float) -> Trace:
+    """All times of the trace, counted from its first event, so many times as long."""
+    first = min(event["ts"] for event in trace["traceEvents"] if event.get("ph") == "X")
+    events = []
+    for event in trace["traceEvents"]:
+        times = {"ts": first + (event["ts"] - first) * factor} if "ts" in event else {}
+        times |= {"dur": event["dur"] * factor} if "dur" in event else {}
+        events.append({**event, **times})
+    return {**trace, "traceEvents": events}

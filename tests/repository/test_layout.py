@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/steps profiling/records profiling/store",
     "analysis/traces/merge": "analysis/text analysis/traces/ranks analysis/traces/reading analysis/traces/steps "
     "profiling/records profiling/store",
-    "analysis/hosts": "analysis/traces/ranks profiling/records profiling/store",
+    "analysis/hosts": "analysis/text analysis/traces/ranks profiling/records profiling/store",
     "analysis/bundle": "analysis/text analysis/traces/merge analysis/traces/reading profiling/records profiling/store",
     "analysis/partials": "analysis/traces/ranks analysis/traces/reading profiling/records profiling/store",
     "analysis/training": "analysis/stats analysis/text profiling/machine profiling/records profiling/store",

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
+from dpscope.analysis.traces.ranks.step_numbers import number_steps_alike
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding
@@ -45,7 +46,8 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
         empty = table.reindex(columns=[*table.columns, *MATCHED_COLUMNS])
         return MatchedCollectives(empty.astype(dict.fromkeys(MATCHED_COLUMNS, "Float64") | {"match": "Int64"}), 0, ())
     rank = table["rank"].fillna(-1)
-    keys = _same_collective(table.assign(group=_group(table)))
+    job_steps, numbering = number_steps_alike(table)
+    keys = _same_collective(table.assign(group=_group(table), step=job_steps))
     compared = table[["rank", "kind", "bytes", "duration_us"]]  # not all columns again: they are millions of rows
     groups = compared.join(keys).groupby(list(keys.columns), dropna=False, sort=False)
     present = groups["rank"].transform("nunique")
@@ -73,8 +75,15 @@ def match_ranks(rank_tables: list[pd.DataFrame], origins: Sequence[RankOrigin] =
     )
     unmatched = int((to_match & ~whole & ~apart).sum())
     disagree = int((to_match & ~sound).sum())
-    findings = _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
+    findings = numbering + _findings(unmatched, disagree, table) + _unknown_groups(int(apart.sum()), len(table))
     return MatchedCollectives(table, unmatched + int(apart.sum()), tuple(findings))
+
+
+def without_waits(matched: MatchedCollectives) -> MatchedCollectives:
+    """The same with no transfer, wait or bandwidth, for ranks whose times cannot be compared."""
+    unknown = [name for name in MATCHED_COLUMNS if name not in ("match", "lower_bound_gb_per_s")]
+    table = matched.table.assign(**{name: pd.array([pd.NA] * len(matched.table), "Float64") for name in unknown})
+    return replace(matched, table=table)
 
 
 def match_windows(
@@ -168,10 +177,16 @@ def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Findin
             TraceCode.COLLECTIVES_UNMATCHED.finding(
                 message=f"{unmatched} of {len(table)} collectives have no counterpart on every rank of their group"
                 + (f" ({disagree} by kind or size)" if disagree else "")
-                + ": no transfer and no wait is given for them"
+                + ": no transfer and no wait is given for them",
+                next_step=None if _lacks_ranks(table) else "trace the same steps on every rank",
             )
         )
     return findings
+
+
+def _lacks_ranks(table: pd.DataFrame) -> bool:
+    """Whether a group has more ranks than were read."""
+    return bool((table["group_size"] > table["rank"].nunique(dropna=False)).fillna(False).any())
 
 
 def _unknown_groups(apart: int, count: int) -> list[Finding]:

@@ -96,7 +96,8 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
     )
     if not any(one.autograd for one in evidence):
         return _without_autograd(evidence, kinds)
-    if scattered.gradients or (scattered.after and "all_gather" in kinds):
+    is_ddp = reduced.gradients and any(one.ddp_forward for one in evidence)
+    if scattered.gradients or (scattered.after and "all_gather" in kinds and not is_ddp):
         also = ", with all-reduces of gradients in the backward pass" if reduced.gradients else ""
         return "sharded (FSDP- or ZeRO-like)" + also + besides
     if reduced.gradients or (reduced.untold and any(one.ddp_forward for one in evidence)):

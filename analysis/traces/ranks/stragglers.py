@@ -22,7 +22,7 @@ def waits_caused(table: pd.DataFrame) -> pd.DataFrame:
     pair = [waiting["late_rank"], waiting["rank"].rename("waiting_rank")]
     rows = waiting.assign(lost_us=lost_once(waiting, ("late_rank", "rank", "step"))).groupby(pair)
     found = rows.agg(collectives=("match", "size"), wait_us=("lost_us", "sum"))
-    found.insert(1, "steps", rows["step"].nunique(dropna=False))
+    found.insert(1, "steps", rows["job_step"].nunique(dropna=False))
     return _frame(found.reset_index(), steps)
 
 
@@ -56,17 +56,22 @@ def find_straggler(table: pd.DataFrame) -> Straggler | None:
         rank=rank,
         lateness_us=float(own["wait_per_step_us"].sum()) / (in_steps["rank"].nunique() - 1),
         share=float(own["share"].sum()),
-        steps=int(waiting.loc[waiting["late_rank"] == rank, "step"].nunique()),
+        steps=int(waiting.loc[waiting["late_rank"] == rank, "job_step"].nunique()),
         of_steps=of_steps,
     )
 
 
 def _waiting(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """The rows that waited, each with its `late_rank`, and in how many steps collectives were matched."""
+    """The rows that waited, each with its `late_rank` and `job_step`, and in how many steps collectives were matched.
+
+    Step numbers are labels of a rank, which ranks may count from different values: `job_step` is the lowest label that the ranks
+    of a collective give its step.
+    """
     known = table[table["wait_us"].notna() & table["match"].notna()].reset_index(drop=True)
-    waiting = known.assign(late_rank=known["match"].map(late_ranks(known)))
+    job_step = known.groupby("match")["step"].transform("min")
+    waiting = known.assign(late_rank=known["match"].map(late_ranks(known)), job_step=job_step)
     waited = (waiting["late_rank"] != waiting["rank"]) & (waiting["wait_us"] > 0)
-    return waiting[waited], known["step"].nunique(dropna=False)
+    return waiting[waited], job_step.nunique(dropna=False)
 
 
 def lost_once(waiting: pd.DataFrame, keys: Sequence[str]) -> "pd.Series[float]":

@@ -17,11 +17,13 @@ from dpscope.analysis.traces.ranks.job_tables import JobTables, join_rows, rows_
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, whole_steps
-from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_windows
+from dpscope.analysis.traces.ranks.matching import MatchedCollectives, match_windows, without_waits
+from dpscope.analysis.traces.ranks.not_split import NotSplit, why_not_split
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_trace_rows
 from dpscope.analysis.traces.ranks.rank_rows import summaries_of, timelines_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.ranks.step_numbers import step_times_apart
 from dpscope.analysis.traces.ranks.step_waits import with_waits
 from dpscope.analysis.traces.ranks.stragglers import waits_caused
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
@@ -81,6 +83,15 @@ class TraceAnalysis:
     def ledger(self) -> Ledger | None:
         """Where a step of the job goes; None without a traced step."""
         return ledger_of(whole_steps(self.steps_with_waits), self.exposed_parts)
+
+    @property
+    def not_split(self) -> NotSplit | None:
+        """Why communication is not split into transfer and waiting; None where it is, at least in part."""
+        if self.collectives["transfer_us"].notna().any():
+            return None
+        sizes = {one.parallelism.world_size for one in self.summaries} - {None}
+        largest = max((size for size in sizes if size is not None), default=None)
+        return why_not_split([one.rank for one in self.summaries], largest, self.collectives, self.file_findings)
 
     @cached_property
     def waits_caused(self) -> pd.DataFrame:
@@ -203,6 +214,8 @@ def analyze_kept(files: Sequence[Path]) -> TraceAnalysis:
 def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
     """The ranks' collectives matched; without findings of the job."""
     matched = _match(job)
+    if step_times_apart(whole_steps(job.steps)):
+        matched = without_waits(matched)
     return TraceAnalysis(
         steps=job.steps,
         collectives=matched.table,
@@ -224,6 +237,7 @@ def _match(job: JobTables) -> MatchedCollectives:
 
 def _job_findings(found: TraceAnalysis) -> tuple[Finding, ...]:
     return (
+        *step_times_apart(whole_steps(found.steps)),
         *idle_findings(found.steps),
         *uneven_steps(found.steps),
         *parallelism_finding([one.parallelism for one in found.summaries], found.collectives),

@@ -128,6 +128,15 @@ def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Pa
             "not told: it all-reduces after the backward pass: gradients averaged",
         ),
         ([*asked("allreduce", BACKWARD), *asked("allreduce", AFTER, size=1)], "DDP-like; seen"),
+        (  # metrics gathered and reduced to shards after the backward pass of a DDP job
+            [
+                event("user_annotation", "DistributedDataParallel.forward", FORWARD, 5.0),
+                *asked("allreduce", BACKWARD),
+                *asked("allgather", AFTER, size=1),
+                *asked("reduce_scatter", AFTER + 2, size=1),
+            ],
+            "DDP-like; seen",
+        ),
         ([*asked("reduce_scatter", BACKWARD), *asked("allgather", FORWARD)], "sharded (FSDP- or ZeRO-like); seen"),
         (  # hybrid: the shards are reduced over the replicas
             [

@@ -19,7 +19,7 @@ from tests.generated_traces.fusing import fused_trace
 from tests.generated_traces.generator import DdpOptions, Trace, cut_file, ddp_trace, relabel, trace_text, write_trace
 from tests.helpers.made_traces import launch, on_device, step, write
 from tests.helpers.paths import ROOT
-from tests.helpers.several_jobs import write_job, write_one_process_run
+from tests.helpers.several_jobs import lengthened, write_job, write_one_process_run
 
 ANALYSIS = ROOT / "analysis"
 FOLDERS = ("reading", "steps", "data_parallel", "ranks")
@@ -171,6 +171,25 @@ def two_jobs(apart_s: float) -> Make:
     return make
 
 
+def steps_from(offset: int) -> Make:
+    def make(folder: Path) -> None:
+        for rank in range(2):
+            trace = relabel(ddp_trace(rank, 2).trace, step_offset=offset * rank)
+            write_trace(trace, folder / f"rank{rank}.json")
+
+    return make
+
+
+def slower(factor: float) -> Make:
+    """All times of rank 1 are so many times as long, as if nanoseconds were read as microseconds."""
+
+    def make(folder: Path) -> None:
+        write_trace(ddp_trace(0, 2).trace, folder / "rank0.json")
+        write_trace(lengthened(ddp_trace(1, 2).trace, factor), folder / "rank1.json")
+
+    return make
+
+
 def stretched(times: float) -> Make:
     """The host's part of a job takes so many times as long, and its kernels as long as before."""
 
@@ -282,6 +301,8 @@ CASES = {
     "ranks_not_unique": Case(same_rank(1.0), same_rank(0.0, rank=1)),
     "trace_of_another_job": Case(with_one_process_run(31.0), with_one_process_run(0.0)),
     "several_jobs": Case(two_jobs(265.0), two_jobs(0.0)),
+    "steps_numbered_differently": Case(steps_from(100), steps_from(0)),
+    "step_times_apart": Case(slower(1000.0), slower(20.0)),
     "trace_copied": Case(same_rank(0.0), same_rank(1.0)),
     "file_not_read": Case(beside("other.json", '{"a": 1}'), beside("notes.txt", '{"a": 1}')),
     "device_idle": Case(stretched(4.0), stretched(1.0)),
