@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.bundle.reduced_trace import reduce_trace
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
 from dpscope.profiling.store.folders import CALIBRATION_NAME, CELLS_NAME, MANIFEST_NAME, TRACE_SUFFIX, RepeatFolder
@@ -37,7 +37,7 @@ def run_members(run: Path, names: Anonymizer) -> Iterator[Member]:
     for path in sorted(_files(run), key=natural_order):
         name = path.relative_to(run).as_posix()
         if path.name == "log.txt":
-            yield Member(name, f"last {LOG_LINES} lines of each log", _log_end(path, names))
+            yield Member(name, f"last {counted(LOG_LINES, 'line')} of each log", _log_end(path, names))
         elif path.suffix == ".json":
             yield Member(name, "results and counters of each process", _anonymous_json(path, names))
         elif path.name.startswith("samples_") and path.suffix == ".parquet":
@@ -66,7 +66,9 @@ def _log_end(path: Path, names: Anonymizer) -> bytes:
     lines = path.read_text(errors="replace").splitlines()
     kept = lines[-LOG_LINES:]
     left_out = (
-        [f"[{len(lines) - len(kept)} lines before these are not in the bundle]"] if len(kept) < len(lines) else []
+        [f"[{counted(len(lines) - len(kept), 'line')} before these are not in the bundle]"]
+        if len(kept) < len(lines)
+        else []
     )
     return names.text("\n".join([*left_out, *kept])).encode() + b"\n"
 

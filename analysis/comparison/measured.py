@@ -30,6 +30,7 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
 )
 from dpscope.analysis.traces.steps.intervals import length, union
+from dpscope.profiling.records.finding import counted
 
 _MEANS = ("communication_us", "hidden_us", "exposed_us", "host_copy_us", "device_copy_us", "unlaunched_us")
 _PHASES = ("data_us", "host_to_device_us", "forward_us", "backward_us", "optimizer_us")
@@ -106,7 +107,7 @@ def _status(data: CellData) -> str:
         return f"skipped: {data.skip_reason}"
     failed = [result for result in data.results if result.status != "ok"]
     if data.measured:
-        return "ok" if not failed else f"ok, {len(failed)} repeats {failed[0].status}"
+        return "ok" if not failed else f"ok, {counted(len(failed), 'repeat')} {failed[0].status}"
     if failed:
         return failed[-1].status
     return "not run"

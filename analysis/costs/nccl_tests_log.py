@@ -146,7 +146,7 @@ def _add_row(section: _Section, row: list[str], where: str) -> None:
         raise DpscopeError(f"{where}: a row without the headings (# size count type ...) above it; give the whole log")
     if len(row) != len(section.headings):
         raise DpscopeError(
-            f"{where}: {len(row)} values under {len(section.headings)} headings; the log is cut or mixed with other "
+            f"{where}: {len(row)} values under {counted(len(section.headings), 'heading')}; the log is cut or mixed with other "
             "output: repair or remove the line"
         )
     section.rows.append(row)

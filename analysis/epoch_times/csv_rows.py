@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -91,7 +92,7 @@ def read_rows(path: Path, required: tuple[str, ...]) -> tuple[list[str], list[Cs
     for line, cells in lines[1:]:
         if len(cells) != len(headings):
             raise DpscopeError(
-                f"{path}, row {line}: {len(cells)} cells under {len(headings)} headings; "
+                f"{path}, row {line}: {counted(len(cells), 'cell')} under {counted(len(headings), 'heading')}; "
                 "leave unknown cells empty and quote cells that hold a comma"
             )
     return headings, [CsvRow(path, line, dict(zip(headings, cells, strict=True))) for line, cells in lines[1:]]

@@ -18,7 +18,7 @@ from dpscope.analysis.equality.data import EqualityData, RecordedTraining
 from dpscope.analysis.equality.differences import output_differences
 from dpscope.analysis.equality.pairs import JudgedPair, judge_pair
 from dpscope.profiling.records.equality import EqualitySettings
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import CellOptions
 
@@ -74,7 +74,7 @@ def batch_norm_finding(
     return LearningCode.BATCH_NORM_BY_SHARE.finding(
         message=f"{pair.reference.name} and {pair.other.name} differ through batch norm alone: the first output that "
         f"differs is {apart[0]}'s ({apart[1]:.2g} of its norm), and a single device that takes each batch in {devices} "
-        f"shares of {share} agrees with {by_share.name} {how} over {pair.judged_steps} steps"
+        f"shares of {share} agrees with {by_share.name} {how} over {counted(pair.judged_steps, 'step')}"
     )
 
 

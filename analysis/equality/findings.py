@@ -41,7 +41,7 @@ def sample_mistakes(samples: SampleTables, shuffled: bool) -> list[Mistake]:
                     name,
                     LearningCode.EPOCH_ORDER_REPEATED,
                     f"{name} takes the samples of epoch {repeated.epoch}, from step {repeated.step} on, in the order of "
-                    f"the epoch before ({repeated.steps_compared} steps compared)",
+                    f"the epoch before ({counted(repeated.steps_compared, 'step')} compared)",
                     "call the sampler's set_epoch at the beginning of every epoch",
                 )
             )
@@ -152,7 +152,7 @@ def recorded_setting_findings(
         return
     if table["epoch"].nunique() < 2:
         yield LearningCode.NO_EPOCH_BOUNDARY.finding(
-            message=f"no epoch ended within {data.settings.steps} steps: reshuffling (set_epoch) was not tested"
+            message=f"no epoch ended within {counted(data.settings.steps, 'step')}: reshuffling (set_epoch) was not tested"
         )
     if padding := repeated_samples(table):
         yield LearningCode.SAMPLES_PADDED.finding(
@@ -166,7 +166,7 @@ def _judged(data: EqualityData, judged_steps: int, same_bits: bool) -> Iterator[
         return
     other = "--dtype float64, or " if data.settings.precision == "float32" else ""
     yield LearningCode.ROUNDING_GROWS.finding(
-        message=f"only the first {judged_steps} of {data.settings.steps} steps are judged: after that, training "
+        message=f"only the first {judged_steps} of {counted(data.settings.steps, 'step')} are judged: after that, training "
         "amplifies rounding beyond 1% of the values, or diverges, which could hide a mistake",
         next_step=f"use {other}a smaller --lr",
     )

@@ -41,7 +41,7 @@ CAPTIONS = {
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, and what a calibration, the ring on the "
     "link and the link's specification say of such sizes, as far as they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "
-    "device; strong: same global batch. Thin lines: the fitted law, to twice the largest count.",
+    "device; strong: same global batch. Thin lines, where a law was fitted: that law, to twice the largest count.",
     "what_if": "Predicted, not measured: efficiency on more devices, replayed from the cell named in the chapter, with its 90% "
     "band. Points are measured cells of the same batch.",
     "study": "A study's result at a glance: speedup, efficiency and test accuracy. Whiskers of speedup and efficiency are 95% "

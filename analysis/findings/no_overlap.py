@@ -11,7 +11,7 @@ from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import ledger_of
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
-from dpscope.profiling.records.finding import Finding, Severity
+from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # of communication that is hidden: below it the reasons are told...
@@ -107,7 +107,7 @@ def _held(evidence: Evidence) -> Iterator[OverlapReason]:
     suspect = SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}
     text = (
         f"compute that was already launched stands still for {show_time(min(held, exposed))} of the {show_time(exposed)} "
-        f"exposed, until one of the {len(evidence.buckets)} buckets is reduced"
+        f"exposed, until one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
     )
     if suspect:
         text = f"{text}; {SUSPECT} ran them, which may make the compute stream wait for each"
@@ -134,7 +134,7 @@ def _late_rank(evidence: Evidence) -> Iterator[OverlapReason]:
         yield OverlapReason(
             "late_rank",
             f"{show_time(waiting)} of the {show_time(exposed)} exposed is waiting for a late rank (rank {late.rank} in "
-            f"{late.steps} of {late.of_steps} steps)",
+            f"{late.steps} of {counted(late.of_steps, 'step')})",
             f"see what rank {late.rank} does before its collectives: overlap cannot hide its lateness",
             of_script=True,
         )
@@ -217,6 +217,6 @@ def _gloo(evidence: Evidence) -> Iterator[OverlapReason]:
     )
     yield OverlapReason(
         "gloo",
-        f"gloo's threads share the cores with compute ({processes} processes){queued}",
+        f"gloo's threads share the cores with compute ({counted(processes, 'process')}){queued}",
         "no action needed: on GPUs, collectives do not use the CPU's cores",
     )

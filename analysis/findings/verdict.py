@@ -32,6 +32,7 @@ QUESTIONS = ("Which strategy?", "What does communication cost?", "What would sho
 LABELS = ("Which", "Cost", "Shortcuts", "To do")
 
 STAND_IN = "CPU stand-in (dp-host for nn.DataParallel): it says nothing about GPUs."
+CPU_RUN = "CPU run: it says nothing about GPUs."
 ON_CPU = "These traces are of a CPU: compute and communication shared its cores, and they say nothing about GPUs."
 SCRIPT_ON_CPU = (
     "The script ran on a CPU: compute and communication shared its cores, and its times say nothing about GPUs."
@@ -226,7 +227,8 @@ def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison)
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
     on_cpu = run.device_type == "cpu"
     if not comparison.of_script:
-        return STAND_IN if on_cpu else None
+        with_stand_in = "dp-host" in set(comparison.table["strategy"])
+        return (STAND_IN if with_stand_in else CPU_RUN) if on_cpu else None
     said = [SCRIPT_ON_CPU] if on_cpu else []
     if batches := comparison.batches_seen:
         said.append(f"Batch per device, as the model's calls show it: {', '.join(batches)} (--batch-size corrects it).")

@@ -14,6 +14,7 @@ from dpscope.analysis.equality.tolerance import LARGEST_TOLERANCE, SAFETY, WHATS
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
+from dpscope.profiling.records.finding import counted
 
 _ROWS = 6  # of the table of tolerances
 
@@ -38,8 +39,12 @@ def headline(report: EqualityReport) -> str:
     """The outcome in one line."""
     settings = report.settings
     judged = min(pair.judged_steps for pair in report.pairs)
-    steps = f"{settings.steps} steps" if judged == settings.steps else f"the first {judged} of {settings.steps} steps"
-    over = f"over {steps} of {settings.global_batch_size} samples in {settings.precision}"
+    steps = (
+        f"{counted(settings.steps, 'step')}"
+        if judged == settings.steps
+        else f"the first {judged} of {counted(settings.steps, 'step')}"
+    )
+    over = f"over {steps} of {counted(settings.global_batch_size, 'sample')} in {settings.precision}"
     if judged < settings.steps:
         over += " (rounding hides the rest)"
     if not report.sound:
@@ -57,7 +62,8 @@ def pair_table(report: EqualityReport) -> TextTable:
     for ranks in report.ranks:
         if ranks.same_bits:
             notes.append(
-                f"{ranks.training}: its {ranks.ranks} ranks have the same gradients and weights, bit for bit, in every step"
+                f"{ranks.training}: its {counted(ranks.ranks, 'rank')} have the same gradients and weights, bit for bit, in "
+                "every step"
             )
     sampled = [
         tensor for pair in report.pairs for tensor in pair.tensors if tensor.elements < tensor.elements_at_last_step

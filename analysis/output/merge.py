@@ -13,6 +13,7 @@ from dpscope.analysis.traces.merge.inputs import traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.trace_analysis import find_traces
 from dpscope.analysis.traces.reading.limits import ReadLimits
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder
 
@@ -42,8 +43,8 @@ def print_merge(
     if merged.findings:
         print_findings(console, merged.findings)
     events = sum(rank.events for rank in merged.ranks)
-    ranks = f"{len(merged.ranks)} ranks" if len(merged.ranks) > 1 else merged.ranks[0].title
-    told = f"{ranks}, {events:,} events, {show_bytes(output.stat().st_size)}"
+    ranks = f"{counted(len(merged.ranks), 'rank')}" if len(merged.ranks) > 1 else merged.ranks[0].title
+    told = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"
     console.print(f"\nMerged: {output} ({told}); open it in {_VIEWER}", highlight=False, soft_wrap=True)
     return trace_status(merged.findings, merged.cut_short)
 

@@ -46,7 +46,7 @@ def _normalised(run: RunData) -> str:
 def _machine(run: RunData) -> str:
     environment = run.manifest.environment
     if run.manifest.device_type != "cuda":
-        return f"CPU only ({environment.cpu_name or 'unknown'}, {environment.cpu_count} cores)"
+        return f"CPU only ({environment.cpu_name or 'unknown'}, {counted(environment.cpu_count, 'core')})"
     names = ", ".join(sorted({device.name or "unknown" for device in environment.accelerators}))
     return f"{len(environment.accelerators)} x {names}"
 
@@ -69,7 +69,7 @@ def environment_facts(run: RunData) -> Iterator[tuple[str, str]]:
     if manifest.hosts:
         yield from _rates(read_json_if_there(run.folder.calibration_path, Calibration))
     yield "Platform", environment.platform
-    yield "CPU", f"{environment.cpu_name or NA}, {environment.cpu_count} cores usable"
+    yield "CPU", f"{environment.cpu_name or NA}, {counted(environment.cpu_count, 'core')} usable"
     yield "Memory", show_bytes(environment.memory_bytes)
     yield "Devices", _machine(run)
     yield from versions(environment)

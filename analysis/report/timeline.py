@@ -15,6 +15,7 @@ from dpscope.analysis.text.units import plain, show_bytes, show_time
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clocks
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
+from dpscope.profiling.records.finding import counted
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small
@@ -137,7 +138,7 @@ def _notes(
     which = "the only one" if step is None else f"number {step}"
     yield f"one traced step ({which}, repeat {repeat}); tracing slows a step, see tracer cost among the checks"
     if max(of, len(ranks)) > MOST_RANKS:
-        yield f"{min(len(ranks), MOST_RANKS)} of {max(of, len(ranks)):,} ranks are drawn"
+        yield f"{min(len(ranks), MOST_RANKS)} of {counted(max(of, len(ranks)), 'rank')} are drawn"
     if len(ranks) > 1:
         yield _clock_note(clocks)
     closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)
@@ -152,7 +153,7 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     worst, typical = max(one.worst_us or 0.0 for one in told), max(one.residual_us or 0.0 for one in told)
     moved = [clock for clock in told if clock.moved_us]
     how = (
-        f"{len(moved)} ranks' clocks are aligned on the ends of the collectives they share"
+        f"{counted(len(moved), 'rank')}' clocks are aligned on the ends of the collectives they share"
         if moved
         else "clocks as recorded"
     )

@@ -49,16 +49,16 @@ def _headline(data: TrainingData) -> str:
     accuracy = final_accuracy(data.trained[0])
     if accuracy.value is None:
         return "No training has all its epochs yet."
-    return f"{data.trained[0].name}: {accuracy.value:.2f}% test accuracy after {data.planned_epochs} epochs"
+    return f"{data.trained[0].name}: {accuracy.value:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
 
 
 def _setting(data: TrainingData) -> str:
     if data.manifest is None:
-        return f"{data.planned_epochs} epochs; train.json does not tell model, data and machine."
+        return f"{counted(data.planned_epochs, 'epoch')}; train.json does not tell model, data and machine."
     config, workload = data.manifest.config, data.manifest.config.workload
     return (
         f"{workload.model}, {workload.data} data, amp {workload.amp}, "
-        f"SGD at {config.optimizer.learning_rate:g}, {config.epochs} epochs, "
+        f"SGD at {config.optimizer.learning_rate:g}, {counted(config.epochs, 'epoch')}, "
         f"{counted(len(config.seeds), 'seed')}; {data.manifest.device_type}, torch {data.manifest.environment.torch_version}; "
         f"begun {data.manifest.created_at}."
     )
@@ -74,7 +74,7 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
     yield "dpscope", manifest.dpscope_version
     yield "Host", environment.hostname
     yield "Platform", environment.platform
-    yield "CPU", f"{environment.cpu_name or NA}, {environment.cpu_count} cores usable"
+    yield "CPU", f"{environment.cpu_name or NA}, {counted(environment.cpu_count, 'core')} usable"
     yield from versions(environment)
     yield "Threads per process", str(manifest.threads_per_process)
     yield "Seeds", ", ".join(map(str, config.seeds))
@@ -83,7 +83,7 @@ def _facts(manifest: TrainManifest | None) -> Iterator[tuple[str, str]]:
         "Milestones",
         ", ".join(map(str, config.milestones)) + f" by {config.gamma:g}" if config.milestones else "none",
     )
-    yield "Warm-up", f"{config.warmup_epochs} epochs"
+    yield "Warm-up", f"{counted(config.warmup_epochs, 'epoch')}"
     yield "Momentum, weight decay", f"{config.optimizer.momentum:g}, {config.optimizer.weight_decay:g}"
     yield "Label smoothing", f"{config.label_smoothing:g}"
     yield "Augmentation", "on" if config.augment else "off"

@@ -11,7 +11,7 @@ import pandas as pd
 from dpscope.analysis.runs.incomplete import MEASURE_AGAIN, cell_error
 from dpscope.analysis.traces.steps import intervals
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.finding import Finding, FindingCode, counted
 from dpscope.profiling.records.run import Cell, DdpCounters, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 
@@ -163,7 +163,7 @@ def missing_counters(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[C
     counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
     if cell.strategy != "ddp" or cell.devices == 1 or len(checks) >= len(counting):
         return []
-    return [_not_compared(cell, f"{len(counting) - len(checks)} of {len(counting)} ranks saved none")]
+    return [_not_compared(cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none")]
 
 
 def _not_compared(cell: Cell, why: str) -> Finding:
@@ -180,6 +180,6 @@ def _mismatch(cell: Cell, check: CounterCheck, code: FindingCode, what: str) -> 
     return cell_error(
         cell,
         code,
-        f"rank {check.rank}: {what} ({check.steps} steps of the counters pass)",
+        f"rank {check.rank}: {what} ({counted(check.steps, 'step')} of the counters pass)",
         "trust the cell's communication numbers only after measuring it again without a mismatch",
     )

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from dpscope.profiling.records.finding import Finding, FindingCode
+from dpscope.profiling.records.finding import Finding, FindingCode, counted
 from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -50,4 +50,4 @@ def check_ranks(cell: Cell, steps: pd.DataFrame) -> list[Finding]:
     found = len(set(steps["rank"].dropna()))
     if found == cell.devices:
         return []
-    return [incomplete(cell, f"traces of {cell.devices} ranks", f"{found}", "a rank saved no trace")]
+    return [incomplete(cell, f"traces of {counted(cell.devices, 'rank')}", f"{found}", "a rank saved no trace")]

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Samples, median_slope
 from dpscope.analysis.text.units import show_time
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 FEWEST_FOR_DRIFT = 10
@@ -32,7 +32,8 @@ def _few(name: str, repeats: Sequence[Samples]) -> Finding | None:
     if count >= FEWEST_SAMPLES:
         return None
     return RunCode.FEW_SAMPLES.finding(
-        f"{name} has only {count} timed steps and no interval", f"time at least {FEWEST_SAMPLES} steps (--steps)"
+        f"{name} has only {count} timed steps and no interval",
+        f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)",
     )
 
 
@@ -76,7 +77,7 @@ def _drift(name: str, repeats: Sequence[Samples]) -> Finding | None:
     change = float(np.median(changes))
     return RunCode.DRIFT.finding(
         f"{name}: steps grow {'longer' if change > 0 else 'shorter'} by {abs(change):.0%} of their median from the first of "
-        f"a repeat to the last ({len(changes)} of {len(repeats)} repeats)",
+        f"a repeat to the last ({len(changes)} of {counted(len(repeats), 'repeat')})",
         "warm up longer (--warmup)"
         if change < 0
         else "watch clocks and temperature: `dpscope doctor`, and pause between runs",
@@ -98,6 +99,7 @@ def _outliers(name: str, repeats: Sequence[Samples]) -> Finding | None:
     if not far or count < FEWEST_SAMPLES:
         return None
     return RunCode.OUTLIERS.finding(
-        f"{name}: {len(far)} of {count} steps stand far above the others, the longest at {show_time(max(far))}, {worst:.1f} "
+        f"{name}: {len(far)} of {counted(count, 'step')} stand far above the others, the longest at {show_time(max(far))}, "
+        f"{worst:.1f} "
         "times its repeat's median"
     )

@@ -9,7 +9,7 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import AnyCell, knows_batch
 from dpscope.analysis.stats.samples import Estimate, Spread, difference_estimate, ratio_estimate, unshown, verdict
 from dpscope.analysis.text.units import show_time
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.run_codes import RunCode
 
@@ -113,7 +113,7 @@ def _finding(saving: VariantSaving, device_type: str) -> Finding:
         return _saves(saving, message, "time two repeats or more (--repeats), of five steps in all or more (--steps)")
     interval = (
         f"95% interval {_signed(saved.low)} to {_signed(saved.high)}, {share.low:.1%} to {share.high:.1%}; "
-        f"{saved.count} steps"
+        f"{counted(saved.count, 'step')}"
     )
     saves, costs = _advice(saving, device_type)
     if shown == "above":

@@ -38,7 +38,7 @@ def _about_cell(data: TrainingData, cell: TrainedCell) -> list[Finding]:
         seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
         findings.append(
             LearningCode.TRAINING_INCOMPLETE.finding(
-                message=f"{cell.name}: of {data.planned_epochs} epochs {seeds}; left out of its accuracy",
+                message=f"{cell.name}: of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
                 next_step="its first epochs are another cell's (--resume-from): train it from the beginning for an accuracy "
                 "of its own"
                 if begun_elsewhere
@@ -90,7 +90,11 @@ def difference_message(one: CellDifference) -> str:
     pair = f"{one.cell} against {one.against}"
     faster = f"an epoch trains {one.speedup.value:.2f}x as fast"
     points = f"{one.points:+.2f} points"
-    spread = f"{one.seeds} seeds spread over {one.spread_points:.2f} points" if one.spread_points is not None else ""
+    spread = (
+        f"{counted(one.seeds, 'seed')} spread over {one.spread_points:.2f} points"
+        if one.spread_points is not None
+        else ""
+    )
     if one.verdict == "too_few_samples":
         return (
             f"{pair}: test accuracy is not judged ({points}, {counted(one.seeds, 'seed')}: {FEWEST_SEEDS} are the fewest that "

@@ -146,7 +146,8 @@ def _target_row(found: TimeToAccuracy, unit: Unit) -> tuple[str, ...]:
 def _not_reached(found: TimeToAccuracy) -> str:
     lacking = found.seeds - found.reached
     return (
-        f"{NA} (epoch, time; {found.cell}): {lacking} of {found.seeds} seeds did not reach {found.target:g}%, and a median "
+        f"{NA} (epoch, time; {found.cell}): {lacking} of {counted(found.seeds, 'seed')} did not reach {found.target:g}%, "
+        "and a median "
         "over the others alone would look too good"
     )
 
@@ -206,7 +207,9 @@ def _missing_trainings(data: TrainingData) -> list[str]:
         short = [training for training in cell.trainings if not training.complete]
         if short:
             seeds = ", ".join(f"seed {one.seed} with {len(one.epochs)}" for one in short)
-            lines.append(f"{cell.name}: left out, as they have fewer than {data.planned_epochs} epochs: {seeds}")
+            lines.append(
+                f"{cell.name}: left out, as they have fewer than {counted(data.planned_epochs, 'epoch')}: {seeds}"
+            )
     return lines
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 Identity = tuple[tuple[str, str], ...]
@@ -79,7 +80,7 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     for (number, _), values in zip(lines[1:], rows, strict=True):
         where = f"{path}, line {number}"
         if any(value.strip() for value in values[len(columns) :]):
-            raise DpscopeError(f"{where} has {len(values)} cells for {len(columns)} columns")
+            raise DpscopeError(f"{where} has {counted(len(values), 'cell')} for {counted(len(columns), 'column')}")
         row = dict(zip(columns, (value.strip() for value in [*values, *[""] * len(columns)]), strict=False))
         if separator == ";":
             row |= {name: row[name].replace(",", ".") for name in NUMBERS if name in row}
@@ -120,7 +121,9 @@ def _placement(row: Mapping[str, str], ranks: int, where: str) -> Placement:
         if nodes in (None, len(digits)):
             return Placement(ranks, len(digits), max(map(int, digits)))
         if int(digits) > _MOST_PER_NODE:  # else 16 devices fit on a node that holds 7 ranks
-            raise DpscopeError(f"{where}: gpus_per_node {digits} names {len(digits)} nodes, nodes says {nodes}")
+            raise DpscopeError(
+                f"{where}: gpus_per_node {digits} names {counted(len(digits), 'node')}, nodes says {nodes}"
+            )
     if _has(row, "ranks_per_node"):
         each = min(_count(row, "ranks_per_node", where), ranks)
         return Placement(ranks, nodes or -(-ranks // each), each)
@@ -128,7 +131,9 @@ def _placement(row: Mapping[str, str], ranks: int, where: str) -> Placement:
         each = int(digits) if digits.isdigit() and 0 < int(digits) < ranks else ranks
         return Placement(ranks, -(-ranks // each), each)
     if nodes > ranks:
-        raise DpscopeError(f"{where}: {nodes} nodes for {ranks} ranks; every node holds one rank or more")
+        raise DpscopeError(
+            f"{where}: {counted(nodes, 'node')} for {counted(ranks, 'rank')}; every node holds one rank or more"
+        )
     return Placement(ranks, nodes, -(-ranks // nodes))
 
 

@@ -32,7 +32,7 @@ def check_counts(counts: Sequence[int], devices: Devices) -> None:
         )
     if devices.count is None and most > usable_cores():
         raise DpscopeError(
-            f"--devices {most}: this machine has no GPU and {usable_cores()} cores, one for each process; ask for "
+            f"--devices {most}: this machine has no GPU and {counted(usable_cores(), 'core')}, one for each process; ask for "
             f"{usable_cores()} at most"
         )
 

@@ -101,7 +101,9 @@ def _devices() -> Check:
             "devices", "failed", str(error), "see above what was found; --device cpu measures the CPU on purpose"
         )
     if devices.kind == "cpu":
-        return Check("devices", "ok", f"no GPU; CPU with {usable_cores()} cores: gloo, and dp-host for DataParallel")
+        return Check(
+            "devices", "ok", f"no GPU; CPU with {counted(usable_cores(), 'core')}: gloo, and dp-host for DataParallel"
+        )
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

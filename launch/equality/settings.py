@@ -16,6 +16,7 @@ from dpscope.profiling.records.equality import (
     EqualityTraining,
     Precision,
 )
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import PER_DEVICE, CompileMode, Strategy, layouts_of
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
@@ -107,12 +108,12 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
         raise DpscopeError(f"--devices {shown}: give one count of 2 or more; a single device takes part by --strategy")
     if batch_size % counts[0]:
         raise DpscopeError(
-            f"--batch-size {batch_size}: {counts[0]} devices cannot share a global batch of {batch_size} equally; "
+            f"--batch-size {batch_size}: {counted(counts[0], 'device')} cannot share a global batch of {batch_size} equally; "
             f"choose a multiple of {counts[0]}"
         )
     if batch_size > config.workload.samples:
         raise DpscopeError(
-            f"--batch-size {batch_size}: the data set has {config.workload.samples} samples; choose a smaller one"
+            f"--batch-size {batch_size}: the data set has {counted(config.workload.samples, 'sample')}; choose a smaller one"
         )
     for strategy in config.matrix.strategies:
         if reason := unshardable(_cell(config, kind, strategy)):

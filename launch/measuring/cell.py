@@ -33,7 +33,7 @@ from dpscope.profiling.machine.environment import (
 )
 from dpscope.profiling.machine.interfaces import interfaces_to_others
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import SHARDED, Amp
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
@@ -94,7 +94,7 @@ def told_by_hand(job: WorkerJob, measured: PassResults) -> str:
     steps_us = [sample.step_us for sample in measured.samples if sample.measuring_pass == "timed"]
     middle_ms = statistics.median(steps_us) / 1e3
     return (
-        f"{job.cell.name}, repeat {job.repeat}: median step {middle_ms:.4g} ms ({len(steps_us)} steps).\n"
+        f"{job.cell.name}, repeat {job.repeat}: median step {middle_ms:.4g} ms ({counted(len(steps_us), 'step')}).\n"
         f"Next: dpscope analyze {job.folder.run.path}"
     )
 

@@ -22,6 +22,7 @@ from dpscope.launch.planning.worker_command import WORKER_SETTINGS
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_names import OWN_MODELS
 from dpscope.profiling.records.config import RunConfig, Workload
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import ONE_PROCESS, STRATEGY_LIST, SWITCHES, VARIANTS, Amp, Matrix
 from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
 from dpscope.profiling.records.settings import setting_names, settings_of, with_settings
@@ -107,7 +108,9 @@ def _planned_job(run: RunFolder, cell_name: str, repeat: int | None, place: Torc
 
 def _check_threads_as_begun(run: RunFolder, manifest: Manifest, cell: Cell, place: TorchrunPlace) -> None:
     threads = manifest.threads_per_process
-    check_threads(cell, place.local_world_size, threads, f"{run.path}, begun with {threads} threads a process")
+    check_threads(
+        cell, place.local_world_size, threads, f"{run.path}, begun with {counted(threads, 'thread')} a process"
+    )
 
 
 def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None, place: TorchrunPlace) -> WorkerJob:

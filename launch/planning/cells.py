@@ -142,7 +142,7 @@ def _check_split(matrix: ResolvedMatrix) -> None:
             if batch_size % devices:
                 raise DpscopeError(
                     f"--batch-size {batch_size} with --scaling {matrix.scaling}: a global batch of {batch_size} "
-                    f"cannot be split over {devices} devices; choose a multiple of {devices}"
+                    f"cannot be split over {counted(devices, 'device')}; choose a multiple of {devices}"
                 )
 
 
@@ -251,8 +251,8 @@ def plan_findings(
     if kind == "cpu" and here > cores:
         findings.append(
             PlanCode.CPU_OVERSUBSCRIBED.finding(
-                message=f"{here} processes share {cores} cores: they wait for each other, so times on "
-                f"{largest} devices do not show scaling.",
+                message=f"{counted(here, 'process')} share {counted(cores, 'core')}: they wait for each other, so times on "
+                f"{counted(largest, 'device')} do not show scaling.",
                 next_step=f"Use --devices up to {cores} on this machine.",
             )
         )

@@ -32,9 +32,9 @@ def check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Seq
             f"{','.join(strategies)} has none; add ddp"
         )
     if most > nodes:
-        there = "one node is" if nodes == 1 else f"{nodes} nodes are"
+        there = "one node is" if nodes == 1 else f"{counted(nodes, 'node')} are"
         raise DpscopeError(
-            f"--devices {written}: {there} available, {most} are needed; start the same command on {most} nodes, with "
+            f"--devices {written}: {there} available, {most} are needed; start the same command on {counted(most, 'node')}, with "
             f"--nodes {most} or --nodes auto"
         )
     if nodes > most:
@@ -56,6 +56,6 @@ def check_device_count(flag: str, count: int, devices: Devices) -> None:
     most = max(8, 4 * usable_cores())
     if devices.count is None and count > most:
         raise DpscopeError(
-            f"{flag} {count}: on the CPU a device is a process, and {usable_cores()} cores are there "
+            f"{flag} {count}: on the CPU a device is a process, and {counted(usable_cores(), 'core')} are there "
             f"for them; use {usable_cores()}; up to {most} are accepted, to see how things work"
         )

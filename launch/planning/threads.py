@@ -2,6 +2,7 @@
 
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.machine.environment import usable_cores
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -25,6 +26,7 @@ def check_threads(cell: Cell, processes_here: int, threads: int, where: str) -> 
     shares, cores = cell.devices if cell.strategy == "dp-host" else processes_here, usable_cores()
     if threads > 1 and shares * threads > cores:
         raise DpscopeError(
-            f"{where}: {cell.name} would compute with {shares} x {threads} threads on the {cores} cores of this host; give "
+            f"{where}: {cell.name} would compute with {shares} x {counted(threads, 'thread')} on the "
+            f"{counted(cores, 'core')} of this host; give "
             f"every cell --threads {max(1, cores // shares)}, in a new --out if others are measured"
         )

@@ -7,7 +7,7 @@ import msgspec
 from dpscope.launch.jobs.devices import Devices, DeviceType
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_matrix, resolved_workload
 from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.matrix import strategy_order
 from dpscope.profiling.records.run import Cell, PlannedCell
@@ -81,7 +81,8 @@ def train_findings(
     if late:
         found.append(
             LearningCode.MILESTONE_AFTER_THE_END.finding(
-                message=f"--milestones {shown(late)}: with {config.epochs} epochs the learning rate is never cut there; "
+                message=f"--milestones {shown(late)}: with {counted(config.epochs, 'epoch')} the learning rate is never cut "
+                "there; "
                 "a milestone takes effect after that many epochs.",
                 next_step=f"Use milestones below {config.epochs}, or more --epochs.",
             )
@@ -89,7 +90,8 @@ def train_findings(
     if config.warmup_epochs >= config.epochs:
         found.append(
             LearningCode.WARMUP_TO_THE_END.finding(
-                message=f"--warmup-epochs {config.warmup_epochs}: with {config.epochs} epochs the learning rate grows to "
+                message=f"--warmup-epochs {config.warmup_epochs}: with {counted(config.epochs, 'epoch')} the learning rate "
+                "grows to "
                 "the end of the training.",
                 next_step=f"Use fewer than {config.epochs} warm-up epochs.",
             )
@@ -112,10 +114,10 @@ def _repeated_findings(plan: tuple[PlannedTraining, ...]) -> list[Finding]:
     repeated = {one.cell.devices: one.repeated_samples for one in plan if one.repeated_samples}
     if not repeated:
         return []
-    counts = ", ".join(f"{samples} of them with {devices} devices" for devices, samples in repeated.items())
+    counts = ", ".join(f"{samples} of them with {counted(devices, 'device')}" for devices, samples in repeated.items())
     return [
         LearningCode.SAMPLES_PADDED.finding(
-            message=f"{plan[0].train_samples} samples cannot be shared evenly: an epoch trains twice on {counts}. "
+            message=f"{counted(plan[0].train_samples, 'sample')} cannot be shared evenly: an epoch trains twice on {counts}. "
             "Loss and accuracy of training count them twice; none is left out, and no test sample is repeated.",
             next_step="Nothing, unless the data set is so small that this matters: then use device counts that divide it.",
         )

@@ -20,7 +20,7 @@ from dpscope.launch.training.job import TrainJob
 from dpscope.launch.training.resume import PREVIOUS, OwnCheckpoint, Resumption, resumption
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.records.training import TRAINING_MAY_CHANGE, PlannedTraining, ResolvedTrainConfig, TrainConfig
@@ -211,8 +211,8 @@ def print_train_plan(description: TrainDescription, console: Console) -> None:
         table.add_row(one.cell.name, *(str(number) for number in numbers))
     console.print(table)
     console.print(
-        f"{config.workload.model} on {config.workload.data}, {config.epochs} epochs of "
-        f"{description.plan[0].train_samples} samples; "
+        f"{config.workload.model} on {config.workload.data}, {counted(config.epochs, 'epoch')} of "
+        f"{counted(description.plan[0].train_samples, 'sample')}; "
         f"{description.device_type}, threads per process: {description.threads_per_process}.",
         soft_wrap=True,
     )

@@ -108,7 +108,7 @@ def check_same_learning(path: Path, had: CheckpointDescription, config: TrainCon
         )
     if had.step and had.cell.global_batch_size != cell.global_batch_size:
         raise DpscopeError(
-            f"{path} is at {had.place}, in steps of {had.cell.global_batch_size} samples, and {cell.name} takes "
+            f"{path} is at {had.place}, in steps of {counted(had.cell.global_batch_size, 'sample')}, and {cell.name} takes "
             f"{cell.global_batch_size}: in the middle of an epoch they do not fit; give a checkpoint from the end of one "
             "(best.pt), or the same global batch"
         )
@@ -138,15 +138,16 @@ def _differences(
         yield "gradients are summed in another order, so results differ in their last digits from this step on"
     if then.global_batch_size != cell.global_batch_size:
         yield (
-            f"a step trains on {cell.global_batch_size} samples instead of {then.global_batch_size}, an epoch has "
-            f"{math.ceil(had.train_samples / cell.global_batch_size)} steps instead of {had.steps_per_epoch}, and learning "
+            f"a step trains on {counted(cell.global_batch_size, 'sample')} instead of {then.global_batch_size}, an epoch has "
+            f"{counted(math.ceil(had.train_samples / cell.global_batch_size), 'step')} instead of {had.steps_per_epoch}, "
+            "and learning "
             "rates are those of this cell"
         )
     elif then.devices != cell.devices:
         yield "the global batches stay the same, divided among other devices"
     if _normalised_together(then) != _normalised_together(cell):
         yield (
-            f"batch norm, if the model has it, takes its statistics over {_normalised_together(cell)} samples "
+            f"batch norm, if the model has it, takes its statistics over {counted(_normalised_together(cell), 'sample')} "
             f"instead of {_normalised_together(then)}"
         )
     if _repeated(had, then) != _repeated(had, cell):

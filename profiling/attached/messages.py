@@ -22,7 +22,7 @@ def without_measurement(how: str, steps: int, backwards: int, settings: AttachSe
         return f"{seen}{after_another_job(how, settings)}"
     if settings.steps_by != "optimizer":
         return f"{how}: no step was seen by --steps-by {settings.steps_by}; see docs/attach.md for what ends a step"
-    passes = "1 backward pass" if backwards == 1 else f"{backwards} backward passes"
+    passes = counted(backwards, "backward pass")
     return f"{how}: {passes} and no step of an optimizer of torch's; use --steps-by forward, or watch_steps"
 
 

@@ -66,7 +66,7 @@ class Seen:
         """What there is of a script that ended early, and what lacks."""
         traced = self.settings.traced_steps if self.traced is not None and self.traced.complete else "none"
         without = ", and DDP's counters are missing" if self.counters_tell else ""
-        return f"{len(self.timed.calls)} of {self.settings.steps} steps were timed, {traced} traced{without}"
+        return f"{len(self.timed.calls)} of {counted(self.settings.steps, 'step')} were timed, {traced} traced{without}"
 
 
 @dataclass

@@ -60,5 +60,18 @@ class FindingCode(StrEnum):
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things as messages say it, such as ``1 repeat`` or ``2 repeats``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """A number of things as messages say it, such as ``1 repeat`` or ``2 repeats``.
+
+    >>> counted(1, "process"), counted(1200, "process"), counted(2, "batch"), counted(2, "copy"), counted(2, "epoch")
+    ('1 process', '1,200 processes', '2 batches', '2 copies', '2 epochs')
+    """
+    return f"{count:,} {noun if count == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """The plural of a noun, by the regular rules of English; of several words that of the last one."""
+    if noun.endswith(("s", "x", "z", "ch", "sh")) and not noun.endswith("epoch"):  # whose ch is a k
+        return f"{noun}es"
+    if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}s"

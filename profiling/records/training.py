@@ -14,7 +14,7 @@ percent, losses are means over samples, times are seconds.
 from typing import Literal
 
 from dpscope.profiling.records.config import Optimizer, Workload
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import CellStrategy, Matrix, ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
 from dpscope.profiling.records.stored import Stored
@@ -158,4 +158,8 @@ class CheckpointDescription(Stored, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """Such as ``epoch 3, after 40 steps``."""
-        return f"epoch {self.epochs + 1}, after {self.step} steps" if self.step else f"the end of epoch {self.epochs}"
+        return (
+            f"epoch {self.epochs + 1}, after {counted(self.step, 'step')}"
+            if self.step
+            else f"the end of epoch {self.epochs}"
+        )

@@ -28,7 +28,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces, req
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
@@ -160,7 +160,8 @@ def _fields(reference: Trace, first_us: float, ranks: Sequence[MergedRank]) -> d
 def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
     if left_out := [rank for rank in ranks if rank.left_out]:
         yield TraceCode.EVENTS_LEFT_OUT.finding(
-            message=f"{sum(rank.left_out for rank in left_out)} events are not readable or have no sound times and were left "
+            message=f"{counted(sum(rank.left_out for rank in left_out), 'event')} are not readable or have no sound times "
+            "and were left "
             f"out ({', '.join(f'{rank.title}: {rank.left_out}' for rank in left_out)})"
         )
     if unset := [rank.title for rank in ranks[1:] if not rank.clock.collectives]:
@@ -170,5 +171,6 @@ def _findings(ranks: Sequence[MergedRank]) -> Iterator[Finding]:
         )
     if moved := sum(rank.own_lanes for rank in ranks):
         yield TraceCode.EVENTS_IN_LANES.finding(
-            message=f"{moved} events partly overlap another event of their thread and are shown on a separate lane beside it"
+            message=f"{counted(moved, 'event')} partly overlap another event of their thread and are shown on a separate "
+            "lane beside it"
         )

@@ -21,6 +21,7 @@ from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.limits import ReadLimits
 from dpscope.analysis.traces.reading.reader import read_events, read_traces
 from dpscope.analysis.traces.steps.attribution import attribute
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -70,7 +71,9 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
     scan = TrackScan()
     traces = read_traces(path, limits, scan.add)
     if len(traces) > 1:
-        raise DpscopeError(f"{path} holds {len(traces)} ranks already; merge the ranks' own files, or open it as it is")
+        raise DpscopeError(
+            f"{path} holds {counted(len(traces), 'rank')} already; merge the ranks' own files, or open it as it is"
+        )
     trace = traces[0]
     attribution = attribute(trace)
     return RankFile(

@@ -13,7 +13,7 @@ from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, EventTable, IntColumn
 from dpscope.analysis.traces.reading.json_events import MOST_ORDINAL, LabelEvent, ordinal
 from dpscope.analysis.traces.reading.launching_process import Launches
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -62,7 +62,8 @@ class FusedBuilder:
             self._codes.setdefault(owner, len(self._codes))
         if len(self._codes) > _MOST_PROCESSES:
             raise DpscopeError(
-                f"{self._path} holds events of more than {_MOST_PROCESSES:,} processes: it is damaged, or too many traces "
+                f"{self._path} holds events of more than {counted(_MOST_PROCESSES, 'process')}: it is damaged, or too many "
+                "traces "
                 "were joined; name the ranks' own files"
             )
         self._rows.append(np.fromiter(map(self._codes.__getitem__, owners), dtype=np.int64, count=len(owners)))
@@ -178,7 +179,7 @@ def _rank_numbers(names: Sequence[Owner]) -> tuple[list[int | None], bool]:
 def _fused(path: Path, ranks: list[FusedRank], assumed: bool) -> Finding:
     numbers = ", ".join("unknown" if one.rank is None else str(one.rank) for one in ranks)
     return TraceCode.FUSED_RANKS.finding(
-        f"{path} holds {len(ranks)} ranks ({numbers})"
+        f"{path} holds {counted(len(ranks), 'rank')} ({numbers})"
         + ("; they are not named and were numbered in the order of their processes" if assumed else "")
         + ": each was read by itself",
         next_step="give each event its `args.rank` to name them correctly" if assumed else None,

@@ -35,7 +35,7 @@ def read_trace(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS) -> Trace:
     """
     traces = read_traces(path, limits)
     if len(traces) > 1:
-        raise DpscopeError(f"{path} holds the traces of {len(traces)} ranks; read it with read_traces")
+        raise DpscopeError(f"{path} holds the traces of {counted(len(traces), 'rank')}; read it with read_traces")
     return traces[0]
 
 
@@ -120,7 +120,8 @@ def read_events(
         events += len(decoded.events)
         if events > limits.max_events:
             raise DpscopeError(
-                f"{path} holds more than {limits.max_events:,} events, too many to read at once; trace fewer steps, or raise "
+                f"{path} holds more than {counted(limits.max_events, 'event')}, too many to read at once; trace fewer "
+                "steps, or raise "
                 "--max-events"
             )
         text.unfinished = decoded.unfinished

@@ -180,7 +180,7 @@ def _outlasted(attribution: Attribution) -> Finding:
     copies, hidden = len(windows.outlasting), int(windows.hidden.sum())
     said = [f"{copies} copies end after a later step does: they bound no step"] if copies else []
     if hidden:
-        said.append(f"{hidden} steps ended before an earlier one's work did: their times are not given")
+        said.append(f"{counted(hidden, 'step')} ended before an earlier one's work did: their times are not given")
     return TraceCode.STEPS_OUTLASTED.finding(f"in {attribution.trace.source} {'; '.join(said)}")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.what_if.answers.output import RunAnswer
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes, write_text
 from dpscope.profiling.store.ownership import check_overwritable
@@ -32,7 +33,9 @@ def write_figure(said: RunAnswer, path: Path) -> None:
     if drawn is None:
         raise DpscopeError("nothing to draw: no scenario has an efficiency; --format table says why")
     if (lines := len(_lines(said))) > _MOST_LINES:
-        raise DpscopeError(f"--figure would hold {lines} lines; ask for {_MOST_LINES} or fewer beside --devices")
+        raise DpscopeError(
+            f"--figure would hold {counted(lines, 'line')}; ask for {_MOST_LINES} or fewer beside --devices"
+        )
     from dpscope.analysis.figures.draw import to_pdf, to_png, to_svg
 
     check_overwritable(path)

@@ -126,7 +126,7 @@ def base_sentences(said: RunAnswer) -> list[str]:
     base = said.question.base
     replayed = float(np.mean([base.prepared(one, AS_IT_WAS).profile.step_us for one in base.profiles]))
     first = (
-        f"Base: {base.name}, {base.devices} devices, {base.step_us / 1e3:.1f} ms a step{_which_step(said.question)}; "
+        f"Base: {base.name}, {counted(base.devices, 'device')}, {base.step_us / 1e3:.1f} ms a step{_which_step(said.question)}; "
         f"{len(base.profiles)} traced steps of {replayed / 1e3:.1f} ms are replayed with an error of "
         f"{100 * replay_error(said.question):+.2f}%."
     )

@@ -203,9 +203,20 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
         cap,
         low,
         high,
-        f"Buckets of {low:.3g} to {high:.3g} MiB are alike, within the {100 * error:.2g}% that this method's error is {whence} "
-        f"to be{gain}.{said_so}",
+        f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be{gain}.{said_so}",
     )
+
+
+def _alike(low_mib: float, high_mib: float) -> str:
+    """What bucket sizes are as good as the best one.
+
+    >>> _alike(5, 41), _alike(41, 41.04)
+    ('Buckets of 5 to 41 MiB are alike', 'Buckets of 41 MiB are the best, and no other size is as good')
+    """
+    low, high = f"{low_mib:.3g}", f"{high_mib:.3g}"
+    if low == high:
+        return f"Buckets of {low} MiB are the best, and no other size is as good"
+    return f"Buckets of {low} to {high} MiB are alike"
 
 
 def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:

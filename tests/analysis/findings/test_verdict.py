@@ -11,7 +11,7 @@ from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.scaling import ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.actions import Situation, best_action
 from dpscope.analysis.findings.late_rank import LateRank
-from dpscope.analysis.findings.verdict import SCRIPT_ON_CPU, STAND_IN, Verdict, run_verdict
+from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, Verdict, run_verdict
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import Estimate, Interval
 from dpscope.analysis.traces.ranks.ledger import Ledger
@@ -273,6 +273,10 @@ def test_a_cpu_run_says_first_that_it_is_a_stand_in() -> None:
     assert said.caveat == STAND_IN
     assert "dp-host on 2 devices" in said.which.text
     assert "nn.DataParallel" not in "".join(one.text for one in said.answers)
+
+
+def test_a_cpu_run_without_dp_host_does_not_mention_it() -> None:
+    assert answer(comparison(SINGLE, cell("ddp", 2, 32)), "cpu").caveat == CPU_RUN
 
 
 def test_one_device_alone_answers_nothing() -> None:
