@@ -64,7 +64,7 @@ def load_calibration(path: Path) -> Calibration:
     return calibration if calibration.fits else fit_calibration(calibration)
 
 
-def costs_at(path: Path) -> Calibration:
+def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     """A calibration by any of its names: calibration.json, a run folder that holds one, or nccl-tests' logs, a file or a folder.
 
     Raises DpscopeError for what is none of them.
@@ -76,7 +76,7 @@ def costs_at(path: Path) -> Calibration:
         logs = sorted(one for one in path.iterdir() if one.is_file() and one.suffix in LOG_SUFFIXES)
     if not logs or not path.exists():
         raise DpscopeError(
-            f"--calibration {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
+            f"{option} {path}: neither a calibration.json, a folder that holds one, nor nccl-tests' logs "
             f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
         )
     return calibration_from_logs(logs)

@@ -177,6 +177,32 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "--from-nccl-tests reads logs and measures nothing",
         ),
         Idle(
+            (
+                *(
+                    "devices",
+                    "collectives",
+                    "dtype",
+                    "min_bytes",
+                    "max_bytes",
+                    "iterations",
+                    "warmup",
+                    "timeout",
+                    "device",
+                ),
+                *("nodes", "node_rank", "rendezvous", "wait_for_nodes", "link"),
+            ),
+            lambda values: values["predict"] is not None,
+            "--predict reads what was measured and measures nothing",
+        ),
+        Idle(
+            ("out",),
+            lambda values: values["predict"] is not None and bool(values["logs"]),
+            "--predict writes nothing, and the calibration is named",
+        ),
+        Idle(
+            ("output_format",), lambda values: values["predict"] is None, "only predictions (--predict) have a format"
+        ),
+        Idle(
             ("in_place",), lambda values: not values["from_nccl_tests"], "only logs read with --from-nccl-tests have it"
         ),
     ),

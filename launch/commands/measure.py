@@ -1,7 +1,7 @@
 """The commands that measure this machine: `dpscope run`, `dpscope calibrate`, `dpscope doctor`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -145,12 +145,21 @@ def calibrate(
         bool, typer.Option("--from-nccl-tests", help="read nccl-tests' output, the LOGs, instead of measuring")
     ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="its in-place columns")] = False,
+    predict: Annotated[
+        str | None, typer.Option(help="measure nothing: predict collectives on these device counts, such as 64,256")
+    ] = None,
+    output_format: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="with --predict: what to print")
+    ] = "table",
     nodes: options.Nodes = None,
     node_rank: options.NodeRank = None,
     rendezvous: options.Rendezvous = None,
     wait_for_nodes: options.WaitForNodes = None,
     out: Annotated[Path, typer.Option(help="a run folder, or a .json file")] = options.DEFAULT_OUT,
-    logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests")] = None,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[LOG]...", help="with --from-nccl-tests; with --predict also a calibration"),
+    ] = None,
 ) -> None:
     """Time this machine's collectives by message size and fit what they cost; predictions use it."""
     given = {name: value for name, value in locals().items() if value}
@@ -166,6 +175,9 @@ def calibrate(
     from dpscope.launch.jobs.out_folder import check_calibration_place
     from dpscope.profiling.store.folders import is_run_folder
 
+    if predict is not None:
+        _predict_collectives(predict, logs or [out], from_nccl_tests, in_place, output_format)
+        return
     if logs and not from_nccl_tests:
         raise DpscopeError(f"{logs[0]}: a measurement takes no file; add --from-nccl-tests to read logs")
     check_calibration_place(out, calibration_path(out))
@@ -212,3 +224,23 @@ def doctor() -> None:
     from dpscope.launch.commands.doctor import print_checks, run_doctor
 
     raise typer.Exit(0 if print_checks(run_doctor(), Console(markup=False)) else 1)
+
+
+def _predict_collectives(
+    counts: str, paths: list[Path], from_nccl_tests: bool, in_place: bool, output_format: Literal["table", "json"]
+) -> None:
+    """From one calibration, or from logs of several counts."""
+    from rich.console import Console
+
+    from dpscope.analysis.costs.nccl_tests_log import calibration_from_logs
+    from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
+    from dpscope.analysis.report.calibration import costs_at
+
+    asked = parse_counts(counts)
+    if from_nccl_tests:
+        calibration = calibration_from_logs(paths, in_place)
+    elif len(paths) == 1:
+        calibration = costs_at(paths[0], "--predict")
+    else:
+        raise DpscopeError(f"{paths[1]}: --predict takes one calibration; add --from-nccl-tests to read logs")
+    print_forecasts(calibration, asked, output_format, Console(markup=False))

@@ -203,6 +203,12 @@ class RunCode(FindingCode):
         "The calibration lacks a collective that the run uses, so exposed communication is not predicted there.",
         "calibrate all that the run uses",
     )
+    COLLECTIVE_CLIFF = (
+        "collective_cliff",
+        "warning",
+        "A collective's time on one count and size is far from that of neighbouring sizes and counts; no law extends it.",
+        "repeat that measurement; if it stays, avoid the size (another --bucket-mb) or try another protocol (NCCL_PROTO)",
+    )
     CALIBRATION_OTHER_ENGINE = (
         "calibration_other_engine",
         "info",

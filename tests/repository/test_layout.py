@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "
     "analysis/what_if/answers profiling/machine profiling/records profiling/store",
     "analysis/equality": "analysis/text profiling/records profiling/store",
-    "analysis/output": "analysis/bundle analysis/comparison analysis/equality analysis/figures analysis/findings analysis/hosts "
+    "analysis/output": "analysis/bundle analysis/comparison analysis/costs analysis/equality analysis/figures "
+    "analysis/findings analysis/hosts "
     "analysis/partials analysis/report analysis/runs "
     "analysis/stats analysis/text analysis/traces/data_parallel analysis/traces/merge analysis/traces/ranks "
     "analysis/traces/reading analysis/traces/steps analysis/training profiling/mirrors profiling/records profiling/store",

@@ -132,7 +132,8 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("tensorboard", ["TRAINED"], (["--link", "10GB/s"],)),
     ("tensorboard", ["RUN"], (["--out", "x"],)),
     ("calibrate", ["--from-nccl-tests", "TRACE"], (*MEASURING, *MEASURING_TOO)),
-    ("calibrate", [], (["--in-place"],)),
+    ("calibrate", [], (["--in-place"], ["--format", "json"])),
+    ("calibrate", ["--predict", "64", "RUN"], (*MEASURING, *MEASURING_TOO, ["--link", "100Gb/s"], ["--out", "x"])),
     ("compare", ["TRAINED", "TRAINED"], (["--fail-over", "5%"],)),
     ("compare", ["RUN", "RUN"], (["--by", "commit"],)),
     ("train", ["--wandb-online"], (["--wandb"],)),
@@ -208,10 +209,9 @@ ALWAYS: dict[str, dict[str, str]] = {
         "max_events": "every trace is read within it",
     },
     "calibrate": {
-        "link": "the measured rate is set beside it",
         "from_nccl_tests": "logs are read, and needed",
-        "out": WHAT,
-        "logs": "refused without --from-nccl-tests",
+        "predict": WHAT,
+        "logs": "refused without --from-nccl-tests and --predict",
     },
     "tensorboard": {"paths": WHAT, "host": "it is served there", "port": "it is served there"},
     "estimate": {

@@ -1,0 +1,64 @@
+"""What `dpscope calibrate --predict` prints: a table, or JSON with a row per collective, count and size."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+
+from dpscope.analysis.costs.collective_forecast import CollectiveForecast, cliff_findings, forecasts
+from dpscope.analysis.text.terminal import print_findings, print_table
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import NA, show_bytes, show_time
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.store.errors import DpscopeError
+
+_NOTES = (
+    "band: nine of ten times lie within it by the measured counts that the smaller ones predict; it grows with the distance",
+    "of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
+)
+
+
+def parse_counts(text: str) -> list[int]:
+    """``64,256`` as device counts; raises DpscopeError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 2 <= int(part) <= 1 << 20 for part in parts):
+        raise DpscopeError(f"--predict {text}: write device counts of 2 or more, such as 64,256")
+    return sorted({int(part) for part in parts})
+
+
+def print_forecasts(
+    calibration: Calibration, counts: Sequence[int], output_format: Literal["table", "json"], console: Console
+) -> None:
+    """Predictions of every collective and size, with findings about times that no law describes."""
+    if not calibration.points:
+        raise DpscopeError("--predict: the calibration holds no measured times; calibrate again")
+    said, cliffs = forecasts(calibration, counts), cliff_findings(calibration)
+    if output_format == "json":
+        content = {"predictions": [asdict(one) for one in said], "findings": msgspec.to_builtins(cliffs)}
+        console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        return
+    for collective in dict.fromkeys(one.collective for one in said):
+        print_table(console, _table(collective, [one for one in said if one.collective == collective]))
+    if cliffs:
+        print_findings(console, cliffs)
+
+
+def _table(collective: str, said: Sequence[CollectiveForecast]) -> TextTable:
+    sources = list(dict.fromkeys(f"{one.devices} devices: {one.source}" for one in said))
+    return TextTable(
+        f"{collective} on other counts, predicted",
+        ("devices", "nodes", "size", "time", "low", "high"),
+        tuple(
+            (
+                str(one.devices),
+                str(one.nodes),
+                show_bytes(one.size_bytes),
+                *(NA if us is None else show_time(us) for us in (one.time_us, one.low_us, one.high_us)),
+            )
+            for one in said
+        ),
+        (*sources, *_NOTES),
+    )
