@@ -1,6 +1,7 @@
 """Where a process of an attached script stands in its job, and the name that the processes of a job share."""
 
 import os
+import time
 import uuid
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from torch import distributed
 
 _KEY = "dpscope/attached"
+_LONGEST_WAIT_S = 10.0  # for processes that never communicate, and so need not begin together
 _COUNT = "dpscope/attached/processes"
 
 
@@ -72,8 +74,12 @@ def join_job(place: AttachedPlace) -> None:
 def missing_processes(place: AttachedPlace) -> int:
     """How many processes of a job that torchrun did not start run the script without dpscope; 0 where that is not known.
 
-    All of them have joined by the time that one has been traced: they trained together.
+    Those that train together have all joined by the time that one has been traced; others are waited for, some seconds at most.
     """
     if place.world_size == 1 or "TORCHELASTIC_RUN_ID" in os.environ or not distributed.is_initialized():
         return 0
-    return place.world_size - int(distributed.distributed_c10d._get_default_store().add(_COUNT, 0))
+    store = distributed.distributed_c10d._get_default_store()
+    given_up_s = time.monotonic() + _LONGEST_WAIT_S
+    while (missing := place.world_size - int(store.add(_COUNT, 0))) and time.monotonic() < given_up_s:
+        time.sleep(0.05)
+    return missing
