@@ -28,7 +28,7 @@ class LateRank:
 
     @property
     def certainty(self) -> str:
-        """Such as ``in 38 traced steps``."""
+        """Empty if the rank is shown, else how few steps were traced."""
         return (
             "" if self.shown else f" (of {self.steps} traced step{'s' * (self.steps > 1)}: too few to exclude chance)"
         )

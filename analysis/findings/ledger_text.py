@@ -5,6 +5,7 @@ from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+from dpscope.profiling.records.finding import counted
 
 _TRACED_APART = 0.1  # of the untraced step: a traced one that differs by more is set against it in the same sentence
 _NOTHING = 0.005  # of exposed communication: a smaller part is left out of the sentence
@@ -56,7 +57,8 @@ def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
         kinds = ledger.other_by_kind_us
         alone = set(kinds) <= {"copy", "broadcast", "reduce"}
         return "" if alone else ", not split into wait and transfer: no collective was matched across all ranks"
-    whom = f" ({late.share:.0%} of it for rank {late.rank})" if late is not None and late.wait_us else ""
+    few = "" if late is None or late.shown else f" in {counted(late.steps, 'traced step')}"
+    whom = f" ({late.share:.0%} of it for rank {late.rank}{few})" if late is not None and late.wait_us else ""
     parts = [f"{_time(wait, unit)} waiting for late ranks{whom}", f"{_time(transfer, unit)} transfer"]
     if other > _NOTHING * exposed:
         kinds = ledger.other_by_kind_us

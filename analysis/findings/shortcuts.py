@@ -1,6 +1,7 @@
 """What the two shortcuts would have said: the subtraction estimate and the ring formula, how far off each is, and why."""
 
 from dpscope.analysis.comparison.row import CellValues, interval_of, number
+from dpscope.analysis.costs.sources import RingRate
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import NA, show_time
@@ -11,9 +12,11 @@ _MOST = 0.5  # of a distance: a reason that explains as much is called most of i
 _CONCURRENT = 0.5  # of the time in which a collective transfers, another one does: it is named as the reason
 
 
-def shortcuts_text(values: CellValues, ledger: Ledger | None, data: CellData, reasons: dict[str, str]) -> str:
-    """Both estimates in a sentence each; `reasons` says by column why one is missing."""
-    return f"{_subtraction(values, ledger, data, reasons)} {_ring(values, data, reasons)}"
+def shortcuts_text(
+    values: CellValues, ledger: Ledger | None, data: CellData, reasons: dict[str, str], rate: RingRate | None = None
+) -> str:
+    """Both estimates, a sentence each; `reasons` has by column why one is missing, `rate` is what the ring formula divides by."""
+    return f"{_subtraction(values, ledger, data, reasons)} {_ring(values, data, reasons, rate)}"
 
 
 def _subtraction(values: CellValues, ledger: Ledger | None, data: CellData, reasons: dict[str, str]) -> str:
@@ -58,12 +61,13 @@ def _why(values: CellValues, ledger: Ledger, data: CellData, error_us: float) ->
     return f": {part} of the difference is {text} ({show_time(abs(value))})"
 
 
-def _ring(values: CellValues, data: CellData, reasons: dict[str, str]) -> str:
+def _ring(values: CellValues, data: CellData, reasons: dict[str, str], rate: RingRate | None) -> str:
     ring, transfer = number(values, "ring_us"), number(values, "transfer_us")
     if ring is None:
         return f"The ring formula does not apply: {reasons.get('ring_us', NA)}."
-    rate = "the link's rate" if values["ring_source"] == "specification" else "the calibrated rate"
-    said = f"The ring formula says {show_time(ring)} at {rate}"
+    of_link = values["ring_source"] == "specification"
+    known = "" if rate is None else f" {rate.gb_per_s:.3g} GB/s{' of the link' if of_link else ''}"
+    said = f"The ring formula says {show_time(ring)} at {'the' if of_link else 'the calibrated'}{known or ' rate'}"
     if transfer is None or number(values, "ring_error_us") is None:
         return f"{said}; the transfer itself is not known ({reasons.get('ring_error_us', 'ranks are missing')})."
     if abs(ring - transfer) <= CLOSE * transfer:

@@ -140,7 +140,9 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         which=which,
         cost=_cost(chosen, ledger, late),
         shortcuts=Answer(
-            shortcuts_text(chosen, ledger, data, _reasons(comparison, data)),
+            shortcuts_text(
+                chosen, ledger, data, _reasons(comparison, data), comparison.ring_rates.get(data.cell.devices)
+            ),
             "traced_means" if ledger else "not_measured",
         ),
         action=action,
@@ -184,9 +186,9 @@ def _of_traces(data: CellData, row: CellValues | None, ledger: Ledger | None, co
     reasons = _reasons(comparison, data) if comparison is not None else {}
     shortcuts = "T_N - T_1 needs a step on one device, which traces of one job do not hold."
     if row is not None and number(row, "ring_us") is not None:
-        shortcuts = shortcuts_text(
-            row, ledger, data, {**reasons, "same_local_batch_us": "traces of one job hold no step on one device"}
-        )
+        alone = {"same_local_batch_us": "traces of one job hold no step on one device"}
+        rate = comparison.ring_rates.get(data.cell.devices) if comparison is not None else None
+        shortcuts = shortcuts_text(row, ledger, data, {**reasons, **alone}, rate)
     return Verdict(
         which=which,
         cost=_cost(chosen, ledger, late),

@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
     "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
     "profiling/machine profiling/records profiling/store",
-    "analysis/findings": "analysis/comparison analysis/runs analysis/stats analysis/text analysis/traces/ranks "
+    "analysis/findings": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/records",
     "analysis/report": "analysis/comparison analysis/costs analysis/figures analysis/findings analysis/runs "
     "analysis/text analysis/traces/data_parallel analysis/traces/ranks analysis/traces/steps analysis/training "

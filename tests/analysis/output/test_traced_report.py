@@ -258,7 +258,7 @@ def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:
         write(folder, events, rank=rank, world_size=ranks, distributedInfo={"rank": rank, "world_size": ranks})
     console = Console(file=StringIO(), width=200)
     print_traces([folder], "table", DEFAULT_LIMITS, console, TraceRequest())
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return next(line for line in lines if line.startswith("Cost")).removeprefix("Cost").strip()
 
 

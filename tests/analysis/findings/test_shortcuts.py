@@ -1,0 +1,53 @@
+"""What the shortcuts would have said: the distance, and its largest reason from the ledger. Numbers by hand."""
+
+import pandas as pd
+
+from dpscope.analysis.comparison.columns import NAMES
+from dpscope.analysis.costs.sources import RingRate
+from dpscope.analysis.findings.shortcuts import shortcuts_text
+from dpscope.analysis.runs.run_data import CellData
+from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.profiling.records.run import Cell
+
+RATE = RingRate(1.08, "calibration", "calibrated")
+# Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB / 41 ms = 1.09 GB/s.
+VALUES: dict[str, object] = dict.fromkeys(NAMES) | {
+    "same_local_batch_us": 242.9e3, "added_idle_us": 10e3, "added_tracer_us": 20.4e3, "ring_us": 41.5e3,
+    "ring_error_us": -38.1e3, "ring_source": "calibration", "transfer_us": 79.6e3, "bytes_per_step": 44.7e6,
+    "algbw_gb_per_s": 44.7e6 / 41e3 / 1e3, "hidden_us": 0.0,
+}  # fmt: skip
+LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  # 32.5 ms exposed
+
+
+def text(ledger: Ledger = LEDGER, concurrent: int = 1, **values: object) -> str:
+    data = CellData(Cell("ddp", 2, 8), None, collectives=pd.DataFrame({"concurrent": [concurrent]}))
+    return shortcuts_text({**VALUES, **values}, ledger, data, {"ring_us": "no link is known"}, RATE)
+
+
+def test_how_far_off_and_why() -> None:
+    """242.9 / 32.5 = 7.5; 210.4 ms more, 180 of them slower compute. 38.1 ms more, 38.6 of them transferred at once."""
+    assert text() == (
+        "T_2 - T_1 would say 242.9 ms, 7.5 times the 32.5 ms measured as exposed: most of the difference is compute that runs "
+        "slower on shared cores (180.0 ms). The ring formula says 41.5 ms at the calibrated 1.08 GB/s; the transfers took "
+        "79.6 ms because two all-reduces were in flight at once."
+    )
+
+
+def test_a_negative_estimate_is_no_time() -> None:
+    faster = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=-60e3)
+    found = text(faster, same_local_batch_us=-5e3, added_idle_us=2e3)
+    assert found.startswith(
+        "T_2 - T_1 would say -5.00 ms, which cannot be a time, against the 32.5 ms measured as exposed: most of the difference "
+        "is compute that is shorter than on one device (60.0 ms)."
+    )
+
+
+def test_what_is_close_needs_no_reason() -> None:
+    assert text(same_local_batch_us=33e3, ring_us=80e3).startswith(
+        "T_2 - T_1 would say 33.0 ms, close to the 32.5 ms measured as exposed. The ring formula says 80.0 ms at the calibrated "
+        "1.08 GB/s, close to the 79.6 ms that the transfers took."
+    )
+
+
+def test_what_is_missing_has_its_reason() -> None:
+    assert text(ring_us=None).endswith("The ring formula does not apply: no link is known.")
