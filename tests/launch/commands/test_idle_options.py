@@ -152,11 +152,15 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
     ("train", ["--device", "cpu", "--workers-total", "2"], (["--workers", "1"], ["--pin-memory"])),
     ("train", ["--data", "fake"], (["--augment"], ["--data-dir", "x"], ["--transforms", "per-image"])),
     *(
-        (command, [], (["--node-rank", "1"], ["--rendezvous", "host0:29500"]))
+        (command, [], (["--node-rank", "1"], ["--rendezvous", "host0:29500"], ["--wait-for-nodes", "60"]))
         for command in ("run", "calibrate", "train", "equal")
     ),
     *(
-        (command, ["--nodes", "2", "--dry-run"], (["--node-rank", "1"], ["--rendezvous", "host0:29500"]))
+        (
+            command,
+            ["--nodes", "2", "--dry-run"],
+            (["--node-rank", "1"], ["--rendezvous", "host0:29500"], ["--wait-for-nodes", "60"]),
+        )
         for command in ("run", "train")
     ),
     ("calibrate", ["--from-nccl-tests", "TRACE"], (["--nodes", "2"],)),
