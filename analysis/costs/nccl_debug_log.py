@@ -1,0 +1,264 @@
+"""Reads what NCCL and RCCL write about their choices with NCCL_DEBUG=INFO: algorithm, protocol, channels, transports, cost table.
+
+Lines that are read, and the file of NCCL's sources that prints them (versions 2.4 to 2.30; RCCL has the same files):
+
+- init.cc: ``NCCL version 2.27.5+cuda12.9`` (RCCL: ``RCCL version``), ``16 coll channels, 16 nvls channels, 16 p2p channels``,
+  ``ncclCommInitRank comm 0x.. rank 0 nranks 24 .. commId 0x.. - Init COMPLETE`` (early versions have no ``commId``).
+- transport/*.cc: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, early versions ``Ring 00 : 0 -> 1 [send] via NET/Socket/0``;
+  ``NET/IB : Using [0]mlx5_0:1/IB``, ``Using network Socket``, ``GPU Direct RDMA Enabled``.
+- enqueue.cc, by rank 0 of a communicator: ``8 Bytes -> Algo 0 proto 0 time 25.200924``, later ``AllGather: 37756928 Bytes ->
+  Algo 1 proto 2 time 2860.208008``, later ``AllReduce: 8388608 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}``.
+- graph/tuning.cc, by rank 0: latencies and bandwidths below ``Latency/AlgBw | Tree/ LL | ...``, later below ``Algorithm | Tree |
+  Ring |`` and ``Protocol | LL | LL128 | Simple | ...``, in blocks of a few algorithms.
+
+Numbers stand for algorithms and protocols in the order of ``NCCL_ALGO_*`` and ``NCCL_PROTO_*`` in NCCL's headers.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dpscope.profiling.store.errors import DpscopeError, unreadable
+
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+_KINDS = {
+    "allreduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+}
+
+# A message begins with host:pid:tid [device], after whatever a launcher writes, or in the midst of another rank's line.
+_BEGIN = re.compile(r"([\w.-]+):(\d+):\d+ \[-?\d+\] (?:\S+ )?NCCL (?:INFO|WARN) ")
+_VERSION = re.compile(r"\b([NR]CCL) version ?:? ?v?(\d+\.\d+(?:\.\d+)?)")
+_CHANNELS = re.compile(r"(\d+) coll channels,(?: (\d+) collnet channels,)?(?: (\d+) nvls channels,)? \d+ p2p channels")
+_LINK = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[^\]]*\])? -> (\d+)(?:\[[^\]]*\])? (?:\[\w+\] )?via (\S+)"
+)
+_NETWORK = re.compile(r"Using network (\S+)|NET/(IB|Socket|OFI) ?: Using ")
+_GPU_DIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled)")
+_CALL = re.compile(
+    r"(?:(?P<kind>\w+): *)?(?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)"
+    r"(?: time (?P<time>[\d.]+)| channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})$"
+)
+_TABLE = re.compile(
+    r"\s*(Latency/AlgBw|Algorithm|Protocol|Max NThreads|Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) *\|"
+)
+_CELL = re.compile(r"(-?[\d.]+)/\s*(-?[\d.]+)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm chosen for calls of one size; `kind` None and `channels` None where that version does not print them.
+
+    `predicted_us` is NCCL's own estimate of the time, by its cost table.
+    """
+
+    kind: str | None
+    size_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int | None
+    predicted_us: float | None
+    calls: int
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator of `ranks` ranks; `cost_table` holds (latency in us, bandwidth in GB/s) by (kind, algorithm, protocol)."""
+
+    ranks: int
+    channels: int | None = None
+    collnet_channels: int | None = None
+    nvls_channels: int | None = None
+    cost_table: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+
+    def estimate_us(self, kind: str, size_bytes: float, algorithm: str, protocol: str) -> float | None:
+        """Latency + S/B by NCCL's cost table; None where the table has no such entry.
+
+        Source: ``ncclTopoGetAlgoTime`` in ``graph/tuning.cc``, without its correction factors for trees.
+        """
+        latency_us, bandwidth = self.cost_table.get((kind, algorithm, protocol), (0.0, 0.0))
+        return latency_us + size_bytes / bandwidth / 1e3 if bandwidth > 0 else None
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """What the logs of one job say. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``.
+
+    A call does not name its communicator: `choices` are those of all communicators together.
+    """
+
+    library: str | None  # "NCCL 2.27.5"
+    hosts: tuple[str, ...]
+    communicators: tuple[Communicator, ...]  # the largest first
+    choices: tuple[Choice, ...]
+    links: Mapping[str, int]
+    networks: tuple[str, ...]
+    infiniband: bool  # whether InfiniBand or RoCE devices were found
+    gpu_direct: bool | None  # GPU Direct RDMA, where the log says so
+    unread_lines: int  # of choices and tables, cut or of another form
+
+
+@dataclass
+class _Process:
+    """One process while its lines are read: `pending` holds what is printed before its communicator is complete."""
+
+    pending: dict[str, int] = field(default_factory=dict)
+    table: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    columns: list[tuple[str, str]] = field(default_factory=list)  # of the table's current block: algorithm, protocol
+    algorithms: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Reader:
+    """Collects what the lines say."""
+
+    library: str | None = None
+    hosts: dict[str, None] = field(default_factory=dict)
+    communicators: dict[str, Communicator] = field(default_factory=dict)
+    choices: Counter[tuple[str | None, int, str, str, int | None, float | None]] = field(default_factory=Counter)
+    links: dict[tuple[int, int, str], None] = field(default_factory=dict)
+    networks: dict[str, None] = field(default_factory=dict)
+    infiniband: bool = False
+    gpu_direct: bool | None = None
+    unread_lines: int = 0
+
+    def read(self, process: _Process, text: str) -> None:
+        """One message of one process."""
+        if named := _VERSION.search(text):
+            self.library = f"{named[1]} {named[2]}"
+        elif text.rstrip().endswith("Init COMPLETE"):
+            self._complete(process, text)
+        elif channels := _CHANNELS.search(text):
+            names = ("channels", "collnet_channels", "nvls_channels")
+            process.pending = {
+                name: int(one) for name, one in zip(names, channels.groups(), strict=True) if one is not None
+            }
+        elif link := _LINK.search(text):
+            self.links[int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+", r"\1", link[3])] = None
+        elif "Bytes -> " in text:
+            self._choice(text)
+        elif _TABLE.match(text):
+            self.unread_lines += not _read_table(process, text)
+        elif network := _NETWORK.search(text):
+            self.networks[network[1] or network[2]] = None
+            self.infiniband |= network[2] == "IB"
+        elif direct := _GPU_DIRECT.search(text):
+            self.gpu_direct = (direct[1] == "Enabled") and self.gpu_direct is not False
+
+    def _complete(self, process: _Process, text: str) -> None:
+        """A communicator that a process has finished to initialise; rank 0 alone has the table."""
+        ranks = re.search(r"nranks (\d+)", text)
+        identity = re.search(r"commId (0x[0-9a-f]+)", text)
+        if ranks is None:
+            self.unread_lines += 1
+            return
+        key = identity[1] if identity else f"{ranks[1]} ranks"
+        known = self.communicators.get(key, Communicator(int(ranks[1])))
+        self.communicators[key] = replace(known, cost_table=process.table or known.cost_table, **process.pending)
+        process.pending, process.table = {}, {}
+
+    def _choice(self, text: str) -> None:
+        call = _CALL.search(text)
+        algorithm = _name(call["algorithm"], ALGORITHMS) if call else None
+        protocol = _name(call["protocol"], PROTOCOLS) if call else None
+        if call is None or algorithm is None or protocol is None:
+            self.unread_lines += 1
+            return
+        kind = _KINDS.get((call["kind"] or "").lower())
+        channels = None if call["low"] is None else int(call["high"]) - int(call["low"]) + 1
+        time_us = None if call["time"] is None else float(call["time"])
+        self.choices[kind, int(call["bytes"]), algorithm, protocol, channels, time_us] += 1
+
+
+def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
+    """The logs of one job's processes, in any order; ranks may share a file, and a launcher may prefix its lines.
+
+    Raises DpscopeError with the file for one that cannot be read, or that has no line of NCCL.
+    """
+    reader, processes = _Reader(), dict[tuple[str, str], _Process]()
+    for path in paths:
+        empty = True
+        for host, process_id, text in _messages(path):
+            empty = False
+            reader.hosts[host] = None
+            reader.read(processes.setdefault((host, process_id), _Process()), text)
+        if empty:
+            raise DpscopeError(
+                f"{path} has no line of NCCL at INFO level; run the job with NCCL_DEBUG=INFO and "
+                "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,NET"
+            )
+    return NcclLog(
+        library=reader.library,
+        hosts=tuple(reader.hosts),
+        communicators=tuple(sorted(reader.communicators.values(), key=lambda one: -one.ranks)),
+        choices=tuple(
+            Choice(*key, calls)
+            for key, calls in sorted(reader.choices.items(), key=lambda one: (str(one[0][0]), one[0][1]))
+        ),
+        links=dict(Counter(transport for _, _, transport in reader.links)),
+        networks=tuple(reader.networks),
+        infiniband=reader.infiniband,
+        gpu_direct=reader.gpu_direct,
+        unread_lines=reader.unread_lines,
+    )
+
+
+def _messages(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Host, process id and text of each message; a line that several ranks wrote into is split where each one begins."""
+    hosts = set[str]()
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                begins = list(_BEGIN.finditer(line))
+                hosts.update(begin[1] for begin in begins[:1])
+                names = [next((host for host in hosts if begin[1].endswith(host)), begin[1]) for begin in begins]
+                ends = [begin.end(1) - len(name) for begin, name in zip(begins, names, strict=True)][1:]
+                for begin, name, end in zip(
+                    begins, names, [*ends, len(line)], strict=False
+                ):  # no end without a beginning
+                    yield name, begin[2], line[begin.end() : end].rstrip()
+    except OSError as error:
+        raise DpscopeError(unreadable(path, error)) from error
+
+
+def _name(text: str, names: Sequence[str]) -> str | None:
+    """A name by its number or by its spelling in any version: ``1``, ``RING``, ``CollNetDirect``, ``NVLS_TREE``."""
+    if text.isdecimal():
+        return names[int(text)] if int(text) < len(names) else None
+    wanted = text.lower().replace("_", "")
+    return next((name for name in names if name.replace("_", "") == wanted), None)
+
+
+def _read_table(process: _Process, text: str) -> bool:
+    """A line of the cost table; False if it cannot be read."""
+    head, *cells = (cell.strip() for cell in text.strip().strip("|").split("|"))
+    if head == "Latency/AlgBw":
+        process.columns = [_column(*cell.split("/")) for cell in cells if "/" in cell]
+    elif head == "Algorithm":
+        process.algorithms = [cell for cell in cells if cell]
+    elif head == "Protocol":
+        process.columns = [
+            _column(algorithm, protocol)
+            for algorithm, protocol in zip([one for one in process.algorithms for _ in PROTOCOLS], cells, strict=False)
+        ]
+    elif head != "Max NThreads":
+        values = [_CELL.fullmatch(cell) for cell in cells if cell]
+        if len(values) < len(process.columns) or not process.columns or not all(values):
+            return False
+        for (algorithm, protocol), value in zip(process.columns, values, strict=False):
+            assert value is not None
+            process.table[_KINDS[head.lower()], algorithm, protocol] = (float(value[1]), float(value[2]))
+    return True
+
+
+def _column(algorithm: str, protocol: str) -> tuple[str, str]:
+    return _name(algorithm.strip(), ALGORITHMS) or algorithm.strip(), _name(
+        protocol.strip(), PROTOCOLS
+    ) or protocol.strip()

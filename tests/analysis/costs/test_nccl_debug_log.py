@@ -1,0 +1,97 @@
+"""NCCL's own log: published lines of each version, and a job's log put together by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.costs.nccl_debug_log import Choice, read_nccl_logs
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import DATA
+
+LOGS = DATA / "nccl_debug"
+
+# Two ranks of one job as 2.27 prints them, with made-up values.
+RANK0 = (LOGS / "two_ranks_2_27_rank0.log").read_text()
+RANK1 = (LOGS / "two_ranks_2_27_rank1.log").read_text()
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / f"nccl{len(list(folder.iterdir()))}.log"
+    path.write_text(text)
+    return path
+
+
+def check_whole(paths: list[Path]) -> None:
+    log = read_nccl_logs(paths)
+    assert (log.library, log.hosts) == ("NCCL 2.27.5", ("node1",))
+    (world,) = log.communicators
+    assert (world.ranks, world.channels, world.nvls_channels, world.collnet_channels) == (2, 16, 0, 16)
+    assert log.choices == (
+        Choice("all_reduce", 1024, "tree", "ll", 1, None, 1),
+        Choice("all_reduce", 8_388_608, "ring", "ll128", 16, None, 2),
+    )
+    assert log.links == {"P2P/CUMEM": 1, "NET/IB/GDRDMA": 1}
+    assert (log.networks, log.infiniband, log.gpu_direct) == (("IB",), True, True)
+    # 15 us + 8388608 B / 20 GB/s = 15 + 419.43 us.
+    assert world.estimate_us("all_reduce", 8_388_608, "ring", "ll128") == pytest.approx(434.43, abs=0.01)
+    assert world.estimate_us("all_reduce", 1, "pat", "simple") is None
+    assert log.unread_lines == 0
+
+
+def test_a_file_for_each_process(tmp_path: Path) -> None:
+    check_whole([written(tmp_path, RANK0), written(tmp_path, RANK1)])
+    check_whole([written(tmp_path, RANK1), written(tmp_path, RANK0)])
+
+
+@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "node1: ", "[default0]:"])
+def test_one_file_with_a_launchers_prefix(tmp_path: Path, prefix: str) -> None:
+    check_whole([written(tmp_path, "".join(prefix + line for line in (RANK0 + RANK1).splitlines(keepends=True)))])
+
+
+def test_ranks_that_write_into_the_same_line(tmp_path: Path) -> None:
+    zero, one = RANK0.splitlines(), RANK1.splitlines()
+    mixed = [first + second for first, second in zip(zero, one, strict=False)] + zero[len(one) :]
+    check_whole([written(tmp_path, "\n".join(mixed))])
+
+
+def test_a_cut_line_is_counted_and_changes_nothing_else(tmp_path: Path) -> None:
+    cut = "node1:10:10 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RI"
+    log = read_nccl_logs([written(tmp_path, RANK0 + cut)])
+    assert log.unread_lines == 1
+    assert sum(choice.calls for choice in log.choices) == 3
+
+
+def test_garbage_around_the_lines_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "nccl.log"
+    path.write_bytes(b"\xff\xfe | AllReduce | Algo\n" + RANK0.encode() + b"\x00\x1b[31m Bytes -> Algo 1 proto 99\n")
+    assert sum(choice.calls for choice in read_nccl_logs([path]).choices) == 3
+
+
+def test_published_lines_of_earlier_versions() -> None:
+    numbers = read_nccl_logs([LOGS / "numbers_24_h100.log"])
+    assert numbers.choices == (
+        Choice(None, 8, "tree", "ll", None, 25.200924, 3),
+        Choice(None, 8_589_934_592, "ring", "simple", None, 86069.96875, 1),
+    )
+    sockets = read_nccl_logs([LOGS / "sockets_64_ranks.log"])
+    assert sockets.links == {"NET/Socket": 4}
+    assert [one.ranks for one in sockets.communicators] == [64]
+    blocks = read_nccl_logs([LOGS / "table_2_2x.log"])
+    assert blocks.unread_lines == 1  # the thread cuts the row of broadcasts
+
+
+def test_the_table_of_earlier_versions(tmp_path: Path) -> None:
+    complete = "h:9373:9456 [0] NCCL INFO comm 0x7 rank 0 nranks 4 cudaDev 0 busId 1000 - Init COMPLETE\n"
+    text = (LOGS / "table_2_1x.log").read_text().replace("autodl-container-035011a13c-c17b1392", "h")
+    (world,) = read_nccl_logs([written(tmp_path, text + complete)]).communicators
+    assert world.cost_table["broadcast", "ring", "simple"] == (18.0, 3.0)
+    assert world.estimate_us("reduce", 8e6, "ring", "ll") == pytest.approx(6.3 + 8e6 / 0.8 / 1e3)
+    assert world.estimate_us("broadcast", 8e6, "tree", "ll") is None  # no bandwidth: not available
+
+
+def test_what_is_no_log_of_nccl_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match="has no line of NCCL") as refused:
+        read_nccl_logs([written(tmp_path, "Epoch 1\n")])
+    assert "\n" not in str(refused.value)
+    with pytest.raises(DpscopeError, match="missing"):
+        read_nccl_logs([tmp_path / "missing.log"])
