@@ -31,13 +31,14 @@ CAPTIONS = {
     "measured there.",
     "waterfall": "What is taken away from and added to DDP's step to get the other's. The parts are means of traced steps, "
     "the ends medians of untraced ones; tracer is what lies between the two.",
-    "step_split": "Mean traced step of every cell. Exposed: communicating while not computing. Waiting: in a collective, for a "
-    "rank that comes later. Idle: neither.",
+    "step_split": "Mean traced step of each cell. Exposed: communication while nothing computes. Wait: a collective waits for a "
+    "late rank. Idle: neither compute nor communication.",
     "phases": "Compute time of each phase and the exposed communication, on 1 and on N devices.",
     "waits": "Mean waiting per traced step: the rank of the row waits in collectives for the column's, which comes last.",
     "wait_strip": "Left: how long each rank waits in each traced step. Right: how long the others wait for it, on average. A "
     "dark row on the right is a rank that makes all others wait.",
-    "communication": "What the traces show beside what each shortcut would have said; an estimate can be negative.",
+    "communication": "Measured: communication read from the traces, hidden behind compute or exposed. The subtraction can be "
+    "negative; the ring formula uses the calibrated bandwidth, else the link's.",
     "busbw": "Bus bandwidth of the collectives' transfers in the traces by message size, and what a calibration, the ring on the "
     "link and the link's specification say of such sizes, as far as they are known.",
     "scaling": "Speedup and efficiency from untraced step times; whiskers and bands are 95% intervals. Weak: same batch per "

@@ -1,4 +1,4 @@
-"""Where a step goes, as stacked bars: compute, exposed communication and idle; and its phases on 1 and on N devices."""
+"""Where a step goes, as stacked bars of its ledger; and its phases on 1 and on N devices."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
-from dpscope.analysis.figures.style import new_figure
+from dpscope.analysis.figures.style import NARROW, new_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import choose_unit
 
@@ -23,9 +23,9 @@ _PHASES = {  # column of the breakdown -> label and colour
 
 _PARTS = {  # column of the ledger -> label and colour; they add up to the traced step
     "compute_us": ("compute", COLOURS["compute"]),
-    "exposed_transfer_us": ("exposed transfer", COLOURS["exposed"]),
-    "exposed_other_us": ("other exposed communication", COLOURS["other"]),
-    "exposed_wait_us": ("exposed waiting for a late rank", COLOURS["late"]),
+    "exposed_wait_us": ("exposed wait", COLOURS["wait"]),
+    "exposed_transfer_us": ("exposed transfer", COLOURS["transfer"]),
+    "exposed_other_us": ("exposed other", COLOURS["exposed"]),
     "idle_us": ("idle", COLOURS["idle"]),
 }
 
@@ -41,7 +41,7 @@ def step_split(run: RunData, comparison: Comparison) -> Figure | None:
         f"{cell} (comm. unknown)" if missing else str(cell)
         for cell, missing in zip(table["cell"], unknown, strict=True)
     ]
-    figure, (axes,) = new_figure(len(table))
+    figure, (axes,) = new_figure(len(table), width=NARROW)
     values = {name: table[name].astype("Float64").fillna(0.0).astype(float) / unit.divisor for name in _PARTS}
     parts = {_PARTS[name][0]: (list(column), _PARTS[name][1]) for name, column in values.items() if column.any()}
     _stacked(axes, labels, parts, unit.label)
@@ -93,4 +93,4 @@ def _stacked(axes: Axes, labels: list[str], parts: dict[str, tuple[list[float], 
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"time per step [{unit}]")
-    axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 5))
+    axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 3))

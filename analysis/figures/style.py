@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dpscope.analysis.text.units import show_bytes
 
+WIDTH, NARROW = 7.5, 5.8  # inches: of a figure that has the page to itself, and of one next to another
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
     "axes.spines.top": False,
@@ -25,7 +26,9 @@ STYLE: Any = {
 }
 
 
-def new_figure(rows: int, width: float = 7.5, columns: int = 1, row_height: float = 0.34) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    rows: int, width: float = WIDTH, columns: int = 1, row_height: float = 0.34
+) -> tuple[Figure, list[Axes]]:
     """A figure as high as its rows need, with its axes side by side."""
     figure = Figure(figsize=(width, 1.5 + row_height * rows), layout="constrained")
     return figure, [figure.add_subplot(1, columns, index + 1) for index in range(columns)]

@@ -17,6 +17,7 @@ from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
 from dpscope.analysis.report.printed import PrintedReport, first_rows
+from dpscope.analysis.report.sections import FIRST_FIGURES
 from dpscope.analysis.report.setting import environment_facts, setting_of
 from dpscope.analysis.report.stamp import formats_there, replace_stamp
 from dpscope.analysis.report.timeline import timeline_views
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpscope.analysis.what_if.answers.chapter import WhatIfChapter
-
-FIRST_FIGURE = "step_split"  # beside the answers, and not again in its chapter
 
 
 @dataclass(frozen=True)
@@ -167,9 +166,9 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
     from dpscope.analysis.figures.draw import CAPTIONS, for_page
 
     drawn = {name: PageFigure(name, for_page(name, text), CAPTIONS[name]) for name, text in svg.items()}
-    views = timeline_views(report.run)
+    views = sorted(timeline_views(report.run), key=lambda view: view.cell != report.verdict.cell)
     shown = {**report.tables, **({"formulas": report.formulas} if report.formulas else {})}
-    first = drawn.pop(FIRST_FIGURE, None)
+    first = tuple(drawn.pop(name) for name in FIRST_FIGURES if name in drawn)
     return Page(
         name=report.run.path.name,
         headline="",
@@ -184,7 +183,7 @@ def make_page(report: Report, svg: dict[str, str]) -> Page:
         environment=tuple(environment_facts(report.run)),
         findings=report.findings,
         sections=tuple(page_sections(report.comparison, shown, drawn, views)),
-        timelines=views,
+        timelines=tuple(views),
         measures=(*MEASURES, *(LEARNING_MEASURES if report.run.training else ())),
         definitions=tuple((f"{column.heading} ({column.name})", column.meaning) for column in COLUMNS),
     )

@@ -6,12 +6,13 @@ A content security policy with the hashes of the page's own scripts keeps anythi
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.figures.colours import COLOURS
@@ -26,6 +27,7 @@ from dpscope.profiling.records.finding import Finding
 
 TEMPLATE = "page.html"
 _LONG = 16  # letters; no number takes so many
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])?)")
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,11 @@ class PageSection:
 
 @dataclass(frozen=True)
 class PageAnswers:
-    """What comes first: the verdict, the tables that it rests on and one figure."""
+    """What comes first: the verdict, the tables that it rests on, and FIRST_FIGURES."""
 
     verdict: Verdict
     tables: tuple[PageTable, ...]
-    figure: PageFigure | None
+    figures: tuple[PageFigure, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Page:
     environment: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
     sections: tuple[PageSection, ...]
-    timelines: tuple[TimelineView, ...]
+    timelines: tuple[TimelineView, ...]  # the first is shown
     measures: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
     data_file: str = "comparison.csv"  # beside the page, with every number
@@ -104,10 +106,20 @@ def page_sections(
         shown = tuple(
             PageTable(name, tables[name], meanings(name, tables[name], comparison))
             for name in section.tables
-            if name in tables
+            if name in tables and has_values(tables[name])
         )
         if drawn or shown or (section.block == "timeline" and timelines):
             yield PageSection(section, drawn, shown)
+
+
+def has_values(table: TextTable) -> bool:
+    """Whether any cell but those of the first column holds a value."""
+    return any(value not in (NA, "") for row in table.rows for value in row[1:]) or len(table.headings) == 1
+
+
+def unbroken(text: str) -> Markup:
+    """Text as HTML in which no option, such as --batch-size 8, breaks across lines."""
+    return Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(text))))
 
 
 def render_page(page: Page) -> str:
@@ -119,6 +131,7 @@ def render_page(page: Page) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(_source),
     )
+    environment.filters["unbroken"] = unbroken
     scripts = [_source("tables.js")] + ([_source("timeline.js")] if page.timelines else [])
     return environment.get_template(TEMPLATE).render(
         page=page,

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 from dpscope.analysis.training.tables import TRAINING_TABLES
 
+FIRST_FIGURES = ("communication", "step_split")
+"""Shown with the answers, in this order, and in no section."""
+
 
 @dataclass(frozen=True)
 class Section:
     """`figures` and `tables` are names of `figures.draw_all` and `report_tables`; what a run lacks is left out.
 
-    `block` names a part of the template that is drawn before them, `terms` the words of the glossary that it needs. A
-    section without anything is not shown.
+    `block` names a part of the template that is drawn before them, `terms` the words of the glossary that it needs. A section
+    that is not `open` is folded, with its title and question as the summary. A section without anything is not shown.
     """
 
     name: str
@@ -20,94 +23,97 @@ class Section:
     tables: tuple[str, ...] = ()
     block: str = ""
     terms: tuple[str, ...] = ()
+    open: bool = False
 
 
 SECTIONS = (
-    Section(
-        "time",
-        "Time and throughput",
-        "How long is a step, how many samples pass per second, and how does that change with the batch?",
-        ("batch",),
-        ("time",),
-        terms=("cell", "step", "repeat", "weak", "strong", "efficiency"),
-    ),
-    Section(
-        "strategies",
-        "Strategies compared",
-        "Which one is faster, in which part of the step is the difference, and how much memory does each take?",
-        ("waterfall",),
-        ("gap", "dp_phases", "costs", "memory"),
-        terms=("exposed", "idle", "strategy"),
-    ),
-    Section(
-        "breakdown",
-        "Where a step goes",
-        "How much of a step computes, communicates without computing, or does neither?",
-        ("step_split", "phases"),
-        ("breakdown", "phases", "traffic"),
-        terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
-    ),
     Section(
         "timeline",
         "One step, rank by rank",
         "What ran when, what was hidden behind compute, and who waited?",
         block="timeline",
         terms=("step", "hidden", "exposed", "wait", "transfer"),
+        open=True,
     ),
     Section(
         "waiting",
-        "Waiting",
-        "Who made whom wait, and how long?",
+        "Who waits for whom",
+        "Which rank makes the others wait, and how long?",
         ("waits", "wait_strip"),
-        ("waits",),
         terms=("wait", "straggler"),
-    ),
-    Section(
-        "estimates",
-        "Measured against estimated communication",
-        "What would the usual subtractions have said, how far off are they, and why?",
-        ("communication",),
-        ("estimates", "identity", "reasons", "epoch"),
-        terms=("exposed", "ring model"),
-    ),
-    Section(
-        "bandwidth",
-        "Bandwidth",
-        "How fast do messages move, beside a calibration, the ring's bound and the link's specification?",
-        ("busbw",),
-        ("bandwidth", "utilisation", "projection"),
-        terms=("transfer", "bus bandwidth", "calibration"),
-    ),
-    Section(
-        "models",
-        "Models, with the numbers put in",
-        "What should communication cost, and how far off is each model?",
-        (),
-        ("formulas", "predictions", "collectives"),
-        terms=("ring model", "calibration", "transfer"),
+        open=True,
     ),
     Section(
         "scaling",
         "Scaling",
         "What do more devices bring, and what do the fitted laws say of twice as many?",
         ("scaling",),
-        ("scaling", "laws"),
         terms=("weak", "strong", "efficiency"),
+        open=True,
+    ),
+    Section(
+        "learning",
+        "Accuracy and speed",
+        "Did the faster strategies learn as well, and how long did each take to get there?",
+        ("study", "training_accuracy", "training_loss"),
+        ("learning", *TRAINING_TABLES),
+        open=True,
+    ),
+    Section(
+        "numbers",
+        "Steps, ranks and waits as tables",
+        "Step times with their spread, pairs of ranks that wait for each other, speedups and fitted laws.",
+        ("batch",),
+        ("time", "waits", "scaling", "laws"),
+        terms=("cell", "step", "repeat", "weak", "strong", "efficiency"),
+    ),
+    Section(
+        "strategies",
+        "Strategies compared",
+        "In which part of the step is the difference, what does one option save, and how much memory does each take?",
+        ("waterfall",),
+        ("gap", "dp_phases", "costs", "memory"),
+        terms=("exposed", "idle", "strategy"),
+    ),
+    Section(
+        "breakdown",
+        "Phases and traffic of a step",
+        "How much time does each phase take, and what was moved?",
+        ("phases",),
+        ("breakdown", "phases", "traffic"),
+        terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
+    ),
+    Section(
+        "estimates",
+        "Every estimate and its error",
+        "What would each subtraction have said, per step and per epoch, how far off is it, and why?",
+        (),
+        ("estimates", "identity", "reasons", "epoch"),
+        terms=("exposed", "ring model"),
+    ),
+    Section(
+        "bandwidth",
+        "Bandwidth",
+        "How fast do messages move, compared with a calibration, the ring's bound and other links?",
+        ("busbw",),
+        ("bandwidth", "utilisation", "projection"),
+        terms=("transfer", "bus bandwidth", "calibration"),
+    ),
+    Section(
+        "models",
+        "Models with the numbers put in",
+        "What should communication cost, and how far off is each model?",
+        (),
+        ("formulas", "predictions", "collectives"),
+        terms=("ring model", "calibration", "transfer"),
     ),
     Section(
         "what_if",
         "What if",
-        "What would the step be on more devices, which change is worth most, and how far off is that on measured cells?",
+        "The step on more devices, the change that saves most, and the prediction's error on measured cells.",
         ("what_if",),
         ("what_if", "what_if_worth", "what_if_own_error"),
         terms=("step", "exposed", "efficiency"),
-    ),
-    Section(
-        "learning",
-        "Accuracy beside speed",
-        "Did the faster strategies learn as well, and how long did each take to get there?",
-        ("study", "training_accuracy", "training_loss"),
-        ("learning", *TRAINING_TABLES),
     ),
     Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),
 )

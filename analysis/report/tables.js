@@ -37,6 +37,18 @@
     for (const folded of opened) folded.open = false;
   });
 
+  // A link into a folded section unfolds it.
+  const unfold = () => {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    const inner = target.querySelector(":scope > details");
+    if (inner) inner.open = true;
+    for (let folded = target.closest("details"); folded; folded = folded.parentElement.closest("details")) folded.open = true;
+    target.scrollIntoView();
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
+
   const tip = document.getElementById("tip");
   let told = null;
   const hide = () => { told = null; tip.hidden = true; };

@@ -18,9 +18,11 @@ from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.comparison_tables import missing_reasons, views_by_name
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import meanings
-from dpscope.analysis.report.page import render_page, script_json
-from dpscope.analysis.report.sections import SECTIONS
+from dpscope.analysis.report.page import has_values, page_sections, render_page, script_json, unbroken
+from dpscope.analysis.report.sections import FIRST_FIGURES, SECTIONS, Section
 from dpscope.analysis.runs.run_data import CellData, load_run
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import NA
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell, CellResult
@@ -61,7 +63,7 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
 def test_every_figure_has_a_caption_and_a_section(example: Report) -> None:
     drawn = example.figures
     assert len(drawn) >= 6
-    named = [name for section in SECTIONS for name in section.figures]
+    named = [*FIRST_FIGURES, *(name for section in SECTIONS for name in section.figures)]
     assert set(drawn) <= set(named)
     assert set(named) == set(figures.CAPTIONS)
 
@@ -71,7 +73,7 @@ def test_the_page_escapes_what_it_is_given(example: Report) -> None:
     page = make_page(example, {})
     finding = msgspec.structs.replace(example.findings[0], message=hostile)
     view = replace(page.timelines[0], cell=hostile, notes=(hostile,))
-    section = page.sections[0]
+    place, section = next((place, one) for place, one in enumerate(page.sections) if one.tables)
     table = replace(section.tables[0].table, title=hostile, rows=((hostile,) * len(section.tables[0].table.headings),))
     tables = (replace(section.tables[0], table=table),)
     text = render_page(
@@ -83,7 +85,7 @@ def test_the_page_escapes_what_it_is_given(example: Report) -> None:
             environment=((hostile, hostile),),
             findings=(finding,),
             timelines=(view,),
-            sections=(replace(section, tables=tables), *page.sections[1:]),
+            sections=(*page.sections[:place], replace(section, tables=tables), *page.sections[place + 1 :]),
         )
     )
     assert hostile not in text
@@ -256,3 +258,35 @@ def test_reasons_of_missing_values_name_columns_and_cells_few_of_many(example: R
     (one,) = missing_reasons(lost)
     said = "samples/s, step, compute, idle, all waiting, exposed and 2 more"
     assert one == f"NA ({said}; ddp-d2-b8): the file was lost"
+
+
+def test_options_do_not_break_across_lines() -> None:
+    text = str(unbroken("Run dpscope run --batch-size 128,512 --overlap off, or --fresh (not a--b) <b>."))
+    assert '<span class="option">--batch-size 128,512</span>' in text
+    assert '<span class="option">--overlap off</span>, or' in text
+    assert '<span class="option">--fresh</span>' in text or '<span class="option">--fresh </span>' in text
+    assert "a--b" in text
+    assert "&lt;b&gt;" in text
+
+
+def test_a_table_without_values_is_not_drawn(example: Report) -> None:
+    empty = TextTable("Rates", ("cell", "rate", "of link"), (("a", NA, NA), ("b", NA, "")))
+    assert not has_values(empty)
+    assert has_values(replace(empty, rows=(("a", NA, "1.0"),)))
+    drawn = page_sections(
+        example.comparison, {"bandwidth": empty}, {}, (), (Section("s", "S", "?", tables=("bandwidth",)),)
+    )
+    assert list(drawn) == []
+
+
+def test_the_page_opens_on_the_answers(example: Report) -> None:
+    page = make_page(example, dict.fromkeys(example.figures, "<svg></svg>"))
+    assert page.answers is not None
+    assert [figure.name for figure in page.answers.figures] == ["communication", "step_split"]
+    assert page.timelines[0].cell == example.verdict.cell
+    assert {one.section.name for one in page.sections if one.section.open} <= {
+        "timeline",
+        "waiting",
+        "scaling",
+        "learning",
+    }
