@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison
+from dpscope.analysis.figures.style import WIDTH
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.waits import mean_waits
 from dpscope.analysis.text.units import Unit, choose_unit, show
@@ -14,6 +15,7 @@ from dpscope.analysis.text.units import Unit, choose_unit, show
 MOST_WAIT_PANELS = 4
 MOST_WAIT_RANKS = 32  # more are shown by `wait_strip`
 _MOST_NUMBERS = 8  # ranks up to which the values are written into the matrix
+_SMALL = 4  # ranks up to which two matrices fit side by side
 
 
 def waits(run: RunData, comparison: Comparison) -> Figure | None:
@@ -33,8 +35,10 @@ def waits(run: RunData, comparison: Comparison) -> Figure | None:
         return None
     shown = sorted(matrices.items(), key=lambda item: -float(item[1].max()))[:MOST_WAIT_PANELS]
     unit = choose_unit("time", [float(matrix.max()) for _, matrix in shown])
-    figure = Figure(figsize=(7.5, 2.6 * (-(-len(shown) // 2))), layout="constrained")
-    panels = figure.subplots(-(-len(shown) // 2), 2, squeeze=False).ravel()
+    columns = 1 if max(len(matrix) for _, matrix in shown) > _SMALL else 2
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(WIDTH, (5.0 if columns == 1 else 2.6) * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     highest = max(float(matrix.max()) for _, matrix in shown) / unit.divisor
     for axes, (cell, matrix) in zip(panels, shown, strict=False):
         _panel(axes, cell, matrix, unit, highest)
