@@ -11,7 +11,7 @@ from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
 from dpscope.analysis.report.link_projection import projection_table
 from dpscope.analysis.report.phase_table import run_phases
-from dpscope.analysis.report.wait_table import run_waits
+from dpscope.analysis.report.wait_table import rank_table, run_waits
 from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
@@ -60,6 +60,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "phases": views.get("phases"),
         "traffic": views.get("traffic"),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),
+        "ranks": rank_table(known),
         "waits": run_waits(known),
         "estimates": views.get("estimates"),
         "identity": identity_table(comparison),

@@ -239,9 +239,21 @@ _WHAT_IF = {
     },
 }
 
+_RANKS = {
+    **_CELL_MEANING,
+    "rank": "Rank of the process",
+    "device": "Its device",
+    "traced step": "Mean of the whole traced steps: the sum of the columns after it",
+    "compute": "At least one kernel or operator computes",
+    "wait": "Exposed communication in which collectives wait for a late rank and none transfers",
+    "transfer": "Exposed communication in which at least one matched collective transfers",
+    "other": "Exposed communication without a separate wait and transfer",
+    "idle": "Neither compute nor communication",
+}
 _OF_TABLE = {
     "gap": {**_GAP, **_INTERVAL},
     "dp_phases": _PHASES,
+    "ranks": _RANKS,
     "waits": _WAITS,
     "identity": _IDENTITY,
     "reasons": _REASONS,

@@ -40,6 +40,7 @@ SECTIONS = (
         "Who waits for whom",
         "Which rank makes the others wait, and how long?",
         ("waits", "wait_strip"),
+        ("ranks",),
         terms=("wait", "straggler"),
         open=True,
     ),

@@ -22,6 +22,7 @@ MOST_SPANS = 40_000  # of all cells together, so that the page stays small
 MOST_DRAWN_NAMES = 3_000
 MOST_DRAWN_COLLECTIVES = 300  # of a rank, the longest
 MOST_ROWS = 4  # that bars of one lane are stacked in where they overlap
+_PARTIAL = "the start of this step was not recorded: it is drawn from its first event"
 _INCOMPLETE = "the trace does not show everything the strategy must have moved: something may be missing here"
 _SHORTEST_SHARE = 1e-5  # of the step: what is shorter would be drawn nowhere
 
@@ -99,9 +100,17 @@ def timeline_view(
         lanes=tuple(_without_dust(lane, shortest) for lane in lanes),
         notes=(
             *_notes(repeat, step, ranks, clocks, data.cell.processes),
+            *((_PARTIAL,) if _is_partial(data, repeat, step) else ()),
             *(() if data.communication_known else (_INCOMPLETE,)),
         ),
     )
+
+
+def _is_partial(data: CellData, repeat: int, step: int | None) -> bool:
+    """Whether no rank's window of this step is whole."""
+    steps = data.steps[data.steps["repeat"] == repeat]
+    drawn = steps[steps["step"] == step] if step is not None else steps
+    return len(drawn) > 0 and bool(drawn["partial_window"].fillna(True).astype(bool).all())
 
 
 def _coarser(one: StepTimeline, most_spans: int, most_named: int) -> StepTimeline:

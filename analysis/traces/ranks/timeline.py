@@ -77,11 +77,12 @@ class StepTimeline:
 
 
 def step_timeline(attribution: Attribution) -> StepTimeline | None:
-    """The middle whole step of a trace; None for a trace without one."""
+    """The middle whole step of a trace, or the middle one of those without a recorded start; None for a trace without steps."""
     if not len(attribution.events):
         return None
     starts, ends, whole = _device_windows(attribution) if attribution.on_device else _cpu_windows(attribution)
-    candidates = np.flatnonzero(whole & np.isfinite(ends) & (ends > starts))
+    known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
+    candidates = np.flatnonzero(whole & known if (whole & known).any() else known)
     if not len(candidates):
         return None
     index = int(candidates[len(candidates) // 2])

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)"),
 ]
 
+UNFOLD = "document.querySelectorAll('.folded > details').forEach(section => section.open = true)"
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
 
 
@@ -46,7 +47,7 @@ def opened(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
     with browser(tmp_path_factory.mktemp("profile")) as chromium:
         chromium.show(1280)
         chromium.open(page)
-        chromium.run("document.querySelectorAll('.folded > details').forEach(section => section.open = true)")
+        chromium.run(UNFOLD)
         yield chromium
 
 
@@ -214,3 +215,12 @@ CONTRAST = """element => {
   const [one, other] = [light(parse(ink)), light(parse(paper))];
   return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
 }"""
+
+
+def test_before_anything_is_unfolded_the_page_is_short(opened: Browser, page: Path) -> None:
+    opened.open(page)
+    assert opened.run("document.documentElement.scrollHeight") <= 5000
+    opened.run("location.hash = 'word-step'")  # a word of the folded glossary
+    assert opened.run("document.getElementById('word-step').closest('details').open")
+    opened.open(page)
+    opened.run(UNFOLD)

@@ -8,7 +8,7 @@ import pandas as pd
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.phase_table import run_phases
-from dpscope.analysis.report.wait_table import run_waits
+from dpscope.analysis.report.wait_table import RANK_PARTS, rank_table, run_waits
 from dpscope.analysis.runs.run_data import CellData, load_run
 from dpscope.profiling.records.run import Cell
 from tests.helpers.paths import EXAMPLE_RUN
@@ -91,3 +91,17 @@ def test_the_example_run_tells_both_in_tables_and_json() -> None:
     assert {row["phase"] for row in told["dp_phases"]} >= {"replicate", "scatter", "gather", "gradient_reduce"}
     assert {(row["cell"], row["repeat"]) for row in told["waits"]} <= {("ddp-d2-b8", 0), ("ddp-d2-b8", 1)}
     assert sum(row["wait_us"] for row in told["waits"]) > 0
+
+
+def test_the_parts_of_a_ranks_row_add_up_to_its_step() -> None:
+    table = rank_table([data for data in load_run(EXAMPLE_RUN).measured if data.cell.processes > 1])
+    assert table is not None
+    assert [row[1] for row in table.rows if row[0] == "ddp-d2-b8"] == ["0", "1"]
+    for row in table.rows:
+        step, *parts = (0.0 if value == "NA" else float(value) for value in row[3:])
+        assert len(parts) == len(RANK_PARTS) - 1
+        assert abs(step - sum(parts)) <= 0.06 * len(parts)  # each is rounded to 0.1
+
+
+def test_a_job_of_one_rank_has_no_table_of_ranks() -> None:
+    assert rank_table([data for data in load_run(EXAMPLE_RUN).measured if data.cell.devices == 1]) is None
