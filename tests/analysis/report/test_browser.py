@@ -218,6 +218,7 @@ CONTRAST = """element => {
 
 
 def test_before_anything_is_unfolded_the_page_is_short(opened: Browser, page: Path) -> None:
+    opened.show(1280)
     opened.open(page)
     assert opened.run("document.documentElement.scrollHeight") <= 5000
     opened.run("location.hash = 'word-step'")  # a word of the folded glossary
