@@ -53,7 +53,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "time": views.get("time"),
         "gap": gap_table(comparison),
         "costs": cost_table(comparison.costs),
-        "memory": views.get("memory"),
+        "memory": memory if (memory := views.get("memory")) and len(memory.headings) > 2 else None,  # more than steps
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "breakdown": views.get("breakdown"),

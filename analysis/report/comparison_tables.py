@@ -33,7 +33,7 @@ _VIEWS = (
     ),
     View(
         "memory",
-        "Memory per device beside step time",
+        "Memory per device and step time",
         ("cell", "step_us", "state_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
     ),
     View(
