@@ -86,7 +86,7 @@ def test_the_figure_has_the_tables_parts(report: Report) -> None:
     traced = report.comparison.table["traced_step_us"].astype(float) / 1e3
     assert [sum(cell) for cell in zip(*widths.values(), strict=True)] == pytest.approx(list(traced))
     wait = report.comparison.table["exposed_wait_us"].astype("Float64").fillna(0.0).astype(float) / 1e3
-    assert widths["exposed waiting for a late rank"] == pytest.approx(list(wait))
+    assert widths["exposed wait"] == pytest.approx(list(wait))
 
 
 def test_what_an_action_saves_is_a_part_of_the_ledger(report: Report) -> None:
