@@ -4,6 +4,7 @@ Three bandwidths are never mixed: that of the link's specification, that which a
 implies. A fair prediction takes a calibration made before the run, and from the run the sizes alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
@@ -39,8 +40,41 @@ def ring_us(
     factor = bus_factor(kind, ranks)
     if factor is None:
         return None
-    hops = (2 if kind == "all_reduce" else 1) * (ranks - 1)
-    return hops * latency_us + factor * size_bytes / bandwidth_gb_per_s / 1e3
+    return ring_hops(kind, ranks) * latency_us + factor * size_bytes / bandwidth_gb_per_s / 1e3
+
+
+def ring_hops(kind: str, ranks: int) -> int:
+    """The hops of a collective on a ring: 2(N-1) for all-reduce, N-1 for the others."""
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1)
+
+
+def algorithm_us(
+    algorithm: str, kind: str, size_bytes: float, ranks: int, bandwidth_gb_per_s: float, latency_us: float = 0.0
+) -> float | None:
+    """A collective by the algorithm that NCCL chose; None for an algorithm or a kind without a formula.
+
+    - ring: `ring_us`;
+    - tree: 2 log2(N) alpha + 2(N-1)/N x S/B for all-reduce. Two trees that each carry half of the data use both directions of
+      every link, so the bandwidth bound is the ring's: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
+      broadcast, reduction and scan", 2009; NVIDIA, "Massively scale your deep learning training with NCCL 2.4", 2019;
+    - nvls: 2 alpha + S/B for all-reduce, which the switch adds up: every rank sends and receives its data once. Klenk et al.,
+      "An in-network architecture for accelerating shared-memory multiprocessor collectives", 2020;
+    - pat: log2(N) alpha + (N-1)/N x S/B for all-gather and reduce-scatter: NCCL 2.23's release notes.
+
+    `latency_us` is that of one hop. CollNet and NVLS over several nodes (nvls_tree) combine two levels and have no formula here.
+    """
+    factor = bus_factor(kind, ranks)
+    if algorithm == "ring" or factor is None:
+        return ring_us(kind, size_bytes, ranks, bandwidth_gb_per_s, latency_us)
+    hops, share = {
+        ("tree", "all_reduce"): (2 * math.log2(ranks), factor),
+        ("nvls", "all_reduce"): (2.0, 1.0),
+        ("nvls", "all_gather"): (1.0, factor),
+        ("nvls", "reduce_scatter"): (1.0, factor),
+        ("pat", "all_gather"): (math.log2(ranks), factor),
+        ("pat", "reduce_scatter"): (math.log2(ranks), factor),
+    }.get((algorithm, kind), (None, 0.0))
+    return None if hops is None else hops * latency_us + share * size_bytes / bandwidth_gb_per_s / 1e3
 
 
 def dp_transfer_us(

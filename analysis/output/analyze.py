@@ -52,6 +52,7 @@ class Targets:
     report: Path | None = None
     efficiency: float | None = None  # 0..1
     accuracy: float | None = None  # percent
+    nccl_logs: tuple[Path, ...] = ()  # of one of the run's jobs
 
 
 def load(path: Path, target_accuracy: float | None = None) -> "RunData":
@@ -86,7 +87,8 @@ def report_of(path: Path, targets: Targets) -> "Report":
     calibration = costs_at(targets.calibration) if targets.calibration is not None else own
     run = load(path, targets.accuracy)
     told = run.manifest.config.reporting
-    return make_report(run, targets.link, calibration, targets.efficiency or told.target_efficiency)
+    efficiency = targets.efficiency or told.target_efficiency
+    return make_report(run, targets.link, calibration, efficiency, targets.nccl_logs)
 
 
 def verdict_of(run: "RunData") -> "Verdict":
@@ -150,12 +152,17 @@ def show_run(
 
 
 def _asked(targets: Targets) -> str:
-    """All that a report depends on beside the run: a calibration from elsewhere by what it holds."""
-    if targets.calibration is None:
-        return repr(targets)
-    from dpscope.analysis.report.calibration import costs_at
+    """All that a report depends on in addition to the run: a calibration from elsewhere and NCCL's logs by their content."""
+    content = [repr(targets)]
+    if targets.calibration is not None:
+        from dpscope.analysis.report.calibration import costs_at
 
-    return f"{targets} {costs_at(targets.calibration)}"
+        content.append(str(costs_at(targets.calibration)))
+    if targets.nccl_logs:
+        from dpscope.analysis.costs.nccl_choices import read_logs
+
+        content.append(str(read_logs(targets.nccl_logs)))
+    return " ".join(content)
 
 
 def _print_everything(console: Console, report: PrintedReport, page: Path) -> None:

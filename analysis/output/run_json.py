@@ -27,7 +27,7 @@ UNKNOWN_WITH_COMMUNICATION = (
 
 
 def run_json(report: Report) -> str:
-    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, findings.
+    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, nccl, findings.
 
     And `training`, which is `training_content`, null where nothing was trained in the folder. Unknown is null. `cells` has
     the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat. `dp_phases` and
@@ -52,6 +52,7 @@ def run_json(report: Report) -> str:
             "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
             "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),
             "memory": memory_records(report),
+            "nccl": report.nccl.content(),
             "training": training_content(report.run.training) if report.run.training else None,
             "findings": msgspec.to_builtins(report.findings),
         },

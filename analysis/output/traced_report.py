@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.runs.run_data import RunData
     from dpscope.profiling.records.links import LinkRate
 
-_OF_MODELS = ("formulas", "predictions", "collectives", "bandwidth", "utilisation")
+_OF_MODELS = ("formulas", "predictions", "collectives", "nccl_choices", "nccl_job", "bandwidth", "utilisation")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,12 @@ class TraceRequest:
     figure_formats: Sequence[str] | None = None  # as in `write_report`
     open_page: bool = False  # in the user's browser, where there is one
     hosts: HostOptions = field(default_factory=HostOptions)
+    nccl_logs: tuple[Path, ...] = ()  # of the job
 
     @property
     def modelled(self) -> bool:
         """Whether models are asked for."""
-        return self.link is not None or self.calibration is not None
+        return self.link is not None or self.calibration is not None or bool(self.nccl_logs)
 
 
 def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> JobAnalyses:
@@ -73,7 +75,7 @@ def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: Tr
     from dpscope.analysis.runs.traced_run import traced_run
 
     calibration = costs_at(request.calibration) if request.calibration is not None else None
-    return make_report(traced_run(analysis, paths), request.link, calibration)
+    return make_report(traced_run(analysis, paths), request.link, calibration, nccl_logs=request.nccl_logs)
 
 
 def print_traces(
@@ -138,7 +140,9 @@ def _print_others(console: Console, findings: Sequence[Finding], modelled: "Repo
 
     said_of_models = (RunCode.PREDICTION_OFF, RunCode.CALIBRATION_INCOMPLETE)
     others = [*findings]
-    others += [one for one in modelled.findings if one.code in said_of_models] if modelled is not None else []
+    if modelled is not None:
+        others += [one for one in modelled.findings if one.code in said_of_models]
+        others += modelled.nccl.findings
     if others:
         print_findings(console, few_of_each_kind(others))
 
@@ -181,9 +185,11 @@ def traces_json(
     verdicts: Mapping[str, Verdict] = MappingProxyType({}),
 ) -> str:
     """`verdict` (of several jobs a list) and `job_content`; if models were requested also `cells`, a row with the comparison's
-    columns, and `predictions`."""
-    found = [{**({"job": name} if name else {}), **one.record()} for name, one in verdicts.items()]
-    content: dict[str, object] = {"verdict": found[0] if len(found) == 1 else found} if found else {}
+    columns, `predictions` and `nccl`."""
+    verdict_records = [{**({"job": name} if name else {}), **one.record()} for name, one in verdicts.items()]
+    content: dict[str, object] = {}
+    if verdict_records:
+        content["verdict"] = verdict_records[0] if len(verdict_records) == 1 else verdict_records
     content |= job_content(jobs, few)
     if modelled is not None:
         from dpscope.analysis.output.run_json import prediction_records
@@ -192,6 +198,10 @@ def traces_json(
         (cell,) = records(comparison.table, tuple(comparison.table.columns))
         missing = {column: why for (_, column), why in comparison.reasons.items()}
         content |= {"cells": [{**cell, "missing": missing}], "predictions": prediction_records(comparison)}
+        content["nccl"] = modelled.nccl.content()
+        found = content["findings"]
+        assert isinstance(found, list | tuple)
+        content["findings"] = [*found, *msgspec.to_builtins(modelled.nccl.findings)]
     return json.dumps(content, indent=2)
 
 

@@ -36,6 +36,8 @@ _MAIN = (
     "identity",
     "predictions",
     "collectives",
+    "nccl_choices",
+    "nccl_job",
     "learning",
     *TRAINING_TABLES,
     "checks",

@@ -15,6 +15,7 @@ from dpscope.analysis.report.all_tables import report_tables, terminal_tables
 from dpscope.analysis.report.comparison_tables import comparison_csv, first_tables, missing_reasons, summarised
 from dpscope.analysis.report.formulas import formula_table
 from dpscope.analysis.report.meanings import LEARNING_MEASURES, MEASURES, meanings
+from dpscope.analysis.report.nccl_tables import NcclChapter, run_chapter
 from dpscope.analysis.report.page import Page, PageAnswers, PageFigure, PageTable, page_sections, render_page
 from dpscope.analysis.report.printed import PrintedReport, first_rows
 from dpscope.analysis.report.sections import FIRST_FIGURES
@@ -56,6 +57,7 @@ class Report:
     formulas: TextTable | None
     missing: tuple[str, ...]
     what_if: "WhatIfChapter | None"
+    nccl: NcclChapter
 
     @property
     def sound(self) -> bool:
@@ -92,11 +94,16 @@ def make_report(
     link: LinkRate | None = None,
     calibration: Calibration | None = None,
     target_efficiency: float | None = None,
+    nccl_logs: Sequence[Path] = (),
 ) -> Report:
-    """Compare and conclude; nothing is written. What `link` and `calibration` are, `comparison.compare` tells."""
+    """Compare and conclude; nothing is written. For `link` and `calibration` see `comparison.compare`.
+
+    `nccl_logs` are NCCL's own logs of one of the jobs. Raises DpscopeError for a log of another job.
+    """
     comparison = compare(run, link, calibration, target_efficiency)
     sources = cost_sources(run.recorded, link, calibration)
-    findings = tuple(conclusions(run, comparison))
+    nccl = run_chapter(run, sources, nccl_logs)
+    findings = (*conclusions(run, comparison), *nccl.findings)
     what_if = _what_if(run)
     return Report(
         run=run,
@@ -106,10 +113,11 @@ def make_report(
         setting=setting_of(run),
         verdict=run_verdict(run, comparison),
         first=first_tables(comparison),
-        tables={**report_tables(run, comparison), **(what_if.tables if what_if else {})},
+        tables={**report_tables(run, comparison), **nccl.tables(), **(what_if.tables if what_if else {})},
         formulas=formula_table(run, comparison, sources),
         missing=(*missing_reasons(comparison), *_untrained(run)),
         what_if=what_if,
+        nccl=nccl,
     )
 
 

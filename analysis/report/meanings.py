@@ -188,6 +188,29 @@ _COLLECTIVES = {
     "calib.": "The slowest rank in the calibration, where all ranks start together, so none waits",
     "error": "Predicted over measured, minus 1",
 }
+_NCCL_CHOICES = {
+    "collective": "Kind of the collective",
+    "ranks": "Ranks of the job",
+    "size": "The larger of a rank's input and output buffer",
+    "algorithm": "The algorithm that NCCL chose",
+    "protocol": "The protocol that NCCL chose: LL, LL128 or Simple",
+    "channels": "Channels that carried the call",
+    "calls": "Calls in the log, which rank 0 of a communicator writes",
+    "NCCL's model": "What NCCL predicts for its choice, by the cost table that it prints",
+    "ring": "The ring formula with the latency of a hop in NCCL's cost table",
+    "formula": "The formula of the algorithm that ran",
+    "measured": "Median transfer in the traces, or median time in the calibration",
+}
+_NCCL_JOB = {
+    "ranks": "Ranks of the job",
+    "library": "NCCL or RCCL, with its version",
+    "channels": "Channels for collectives",
+    "NVLS channels": "Channels for reductions in the NVSwitch; 0: not available",
+    "CollNet channels": "Channels for reductions in the network; 0: not available",
+    "networks": "Networks that NCCL uses between hosts",
+    "connections by transport": "Pairs of ranks by transport",
+    "GPUDirect": "Whether the network reads and writes GPU memory directly",
+}
 _SCALING = {
     "series": "Strategy, weak (same batch b per device) or strong (same global batch G)",
     "devices": "Devices the step runs on",
@@ -258,6 +281,8 @@ _OF_TABLE = {
     "identity": _IDENTITY,
     "reasons": _REASONS,
     "collectives": _COLLECTIVES,
+    "nccl_choices": _NCCL_CHOICES,
+    "nccl_job": _NCCL_JOB,
     "scaling": _SCALING,
     "laws": _LAWS,
     "formulas": _FORMULAS,

@@ -10,6 +10,7 @@ from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.estimate_codes import ClaimCode, EstimateCode
 from dpscope.profiling.records.finding import FindingCode
 from dpscope.profiling.records.learning_codes import LearningCode
+from dpscope.profiling.records.nccl_codes import NcclCode
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -21,6 +22,7 @@ REGISTERED: dict[type[FindingCode], str] = {
     RunCode: "A run: `dpscope run`, `analyze`, `compare`",
     AttachCode: "Scripts measured as they are: `dpscope attach`",
     TraceCode: "Traces: `dpscope analyze`, `merge`",
+    NcclCode: "What NCCL chose: `dpscope analyze --nccl-log`, `calibrate`",
     LearningCode: "Trainings and equal strategies: `dpscope train`, `equal`",
     EstimateCode: "Epoch times without traces: `dpscope estimate`",
     ClaimCode: "Values derived from epoch times: `dpscope estimate --claims`",

@@ -118,6 +118,11 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             "the CSV of traces has the steps alone; use --format table or json",
         ),
         Idle(
+            ("nccl_log",),
+            lambda values: values["classic"] or values["output_format"] == "csv",
+            "what NCCL chose is in the report and its tables and in JSON; omit --tables and --format csv",
+        ),
+        Idle(
             ("report",),
             lambda values: _any_run(values) and (values["classic"] or values["output_format"] != "table"),
             "a run's tables are printed and nothing is written; omit --format and --tables",

@@ -137,6 +137,10 @@ CalibrationFile = Annotated[
     Path | None,
     typer.Option("--calibration", help="predict from it: calibration.json, a run folder, or nccl-tests' logs"),
 ]
+NcclLogs = Annotated[
+    list[Path] | None,
+    typer.Option("--nccl-log", help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated"),
+]
 ReportFolder = Annotated[Path | None, typer.Option("--report", help="where the report goes; a run's into its folder")]
 TargetEfficiency = Annotated[float | None, typer.Option(help="judged in the findings: 0.8 is 80%")]
 Published = Annotated[

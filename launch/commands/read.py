@@ -21,6 +21,7 @@ def analyze(
     classic: Annotated[bool, typer.Option("--tables", help="the tables of data-parallel studies")] = False,
     link: options.Link = None,
     calibration: options.CalibrationFile = None,
+    nccl_log: options.NcclLogs = None,
     report: options.ReportFolder = None,
     target_efficiency: options.TargetEfficiency = None,
     target_accuracy: options.TargetAccuracy = None,
@@ -51,11 +52,12 @@ def analyze(
         from dpscope.analysis.output.traced_report import TraceRequest, print_traces
 
         hosts = HostOptions(topology, hide_hosts)
-        request = TraceRequest(stated, calibration, report, figure_formats, open_page, hosts)
+        logs = tuple(nccl_log or ())
+        request = TraceRequest(stated, calibration, report, figure_formats, open_page, hosts, logs)
         raise typer.Exit(print_traces(paths, output_format, limits, console, request))
     from dpscope.analysis.output.analyze import Targets, print_run, show_run
 
-    targets = Targets(stated, calibration, report, target_efficiency, target_accuracy)
+    targets = Targets(stated, calibration, report, target_efficiency, target_accuracy, tuple(nccl_log or ()))
     if output_format == "table" and not classic:
         sound = show_run(runs[0], targets, console, detail, figure_formats, open_page)
     else:

@@ -10,6 +10,7 @@ import msgspec
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.matrix import Layout, parse_layout
+from dpscope.profiling.records.nccl_log import NcclLog
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.records.stored import Stored
 
@@ -128,6 +129,14 @@ class CollectiveFit(Stored, frozen=True):
     nodes: int | None = None  # as its points have it
 
 
+class CalibratedChoices(Stored, frozen=True):
+    """What NCCL chose in one call of each size, in a job in which nothing was timed."""
+
+    devices: int
+    nodes: int
+    log: NcclLog
+
+
 class Calibration(Stored, frozen=True):
     """`calibration.json`: written whole or not at all."""
 
@@ -151,6 +160,9 @@ class Calibration(Stored, frozen=True):
     nodes: dict[int, int] = msgspec.field(default_factory=dict)  # hosts that each device count spans, where it was told
     nccl_engine: str | None = None  # class that ran NCCL; None: gloo, logs, or an older version of dpscope
     hosts: tuple[Host, ...] = ()  # of a calibration over several nodes
+    nccl: tuple[
+        CalibratedChoices, ...
+    ] = ()  # by device count; none on gloo, in logs and in calibrations of older versions
 
     def nodes_of(self, devices: int) -> int | None:
         """Hosts that the ranks of a device count were on: one where dpscope measured, in a log as it tells; None: untold."""

@@ -19,7 +19,7 @@ PROGRAMS = {ROOT / "launch/cli.py", ROOT / "launch/worker.py"}
 MAY_IMPORT: dict[str, str] = {
     "profiling/records": "",
     "profiling/store": "profiling/records",
-    "profiling/machine": "profiling/records",
+    "profiling/machine": "profiling/records profiling/store",
     "profiling/instruments": "profiling/records profiling/store",
     "profiling/mirrors": "profiling/records profiling/store",
     "profiling/attached": "profiling/instruments profiling/machine profiling/records profiling/store",

@@ -3,6 +3,7 @@
 import pytest
 
 from dpscope.analysis.costs.formulas import (
+    algorithm_us,
     dp_nccl_us,
     dp_peer_copies_us,
     ring_us,
@@ -41,3 +42,20 @@ def test_dp_needs_both_collectives_calibrated() -> None:
 def test_dp_by_copies_serves_one_device_after_another() -> None:
     # 12 + 8 + 1 MB and 20 MB to each of 3 devices at 10 GB/s: 3 x 4,100 us; 4 chunks to each, 2 us: 3 x 4 x 2
     assert dp_peer_copies_us([12e6, 8e6, 1e6], [20e6], 4, 10.0, latency_us=2.0) == pytest.approx(12_300 + 24)
+
+
+def test_the_formula_of_each_algorithm() -> None:
+    # 1 MB on 8 ranks at 10 GB/s: 100 us for one pass; alpha 2 us; log2(8) = 3
+    def us(algorithm: str, kind: str) -> float | None:
+        return algorithm_us(algorithm, kind, 1e6, 8, 10.0, latency_us=2.0)
+
+    assert us("ring", "all_reduce") == pytest.approx(14 * 2 + 175)
+    assert us("tree", "all_reduce") == pytest.approx(6 * 2 + 175)
+    assert us("nvls", "all_reduce") == pytest.approx(2 * 2 + 100)
+    assert us("nvls", "all_gather") == pytest.approx(2 + 87.5)
+    assert us("pat", "reduce_scatter") == pytest.approx(3 * 2 + 87.5)
+    assert us("tree", "broadcast") is None  # NCCL runs no such tree
+    assert us("collnet_direct", "all_reduce") is None
+    assert us("ring", "barrier") is None
+    assert us("tree", "barrier") is None
+    assert algorithm_us("tree", "all_reduce", 1e6, 1, 10.0) is None

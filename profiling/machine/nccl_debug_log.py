@@ -4,6 +4,8 @@ Lines that are read, and the file of NCCL's sources that prints them (versions 2
 
 - init.cc: ``NCCL version 2.27.5+cuda12.9`` (RCCL: ``RCCL version``), ``16 coll channels, 16 nvls channels, 16 p2p channels``,
   ``ncclCommInitRank comm 0x.. rank 0 nranks 24 .. commId 0x.. - Init COMPLETE`` (early versions have no ``commId``).
+- graph/paths.cc: ``P2P is disabled between connected GPUs 0 and 1.``; misc/param.cc: ``NCCL_P2P_DISABLE set by environment
+  to 1.``
 - transport/*.cc: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``, early versions ``Ring 00 : 0 -> 1 [send] via NET/Socket/0``;
   ``NET/IB : Using [0]mlx5_0:1/IB``, ``Using network Socket``, ``GPU Direct RDMA Enabled``.
 - enqueue.cc, by rank 0 of a communicator: ``8 Bytes -> Algo 0 proto 0 time 25.200924``, later ``AllGather: 37756928 Bytes ->
@@ -16,10 +18,13 @@ Numbers stand for algorithms and protocols in the order of ``NCCL_ALGO_*`` and `
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from dpscope.profiling.records.nccl_log import Choice, Communicator, NcclLog, TableEntry
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
@@ -41,6 +46,10 @@ _LINK = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[^\]]*\])? -> (\d+)(?:\[[^\]]*\])? (?:\[\w+\] )?via (\S+)"
 )
 _NETWORK = re.compile(r"Using network (\S+)|NET/(IB|Socket|OFI) ?: Using ")
+_PORTS = re.compile(r"NET/IB ?: Using ((?: ?\[\d+\] ?[^\s\[]+)+)")
+_PEER_ACCESS_OFF = re.compile(
+    r"P2P is disabled between connected GPUs \d+ and \d+|NCCL_P2P_DISABLE set by environment to [1-9]"
+)
 _GPU_DIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled)")
 _CALL = re.compile(
     r"(?:(?P<kind>\w+): *)?(?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)"
@@ -52,65 +61,12 @@ _TABLE = re.compile(
 _CELL = re.compile(r"(-?[\d.]+)/\s*(-?[\d.]+)")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """An algorithm chosen for calls of one size; `kind` None and `channels` None where that version does not print them.
-
-    `predicted_us` is NCCL's own estimate of the time, by its cost table.
-    """
-
-    kind: str | None
-    size_bytes: int
-    algorithm: str
-    protocol: str
-    channels: int | None
-    predicted_us: float | None
-    calls: int
-
-
-@dataclass(frozen=True)
-class Communicator:
-    """A communicator of `ranks` ranks; `cost_table` holds (latency in us, bandwidth in GB/s) by (kind, algorithm, protocol)."""
-
-    ranks: int
-    channels: int | None = None
-    collnet_channels: int | None = None
-    nvls_channels: int | None = None
-    cost_table: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
-
-    def estimate_us(self, kind: str, size_bytes: float, algorithm: str, protocol: str) -> float | None:
-        """Latency + S/B by NCCL's cost table; None where the table has no such entry.
-
-        Source: ``ncclTopoGetAlgoTime`` in ``graph/tuning.cc``, without its correction factors for trees.
-        """
-        latency_us, bandwidth = self.cost_table.get((kind, algorithm, protocol), (0.0, 0.0))
-        return latency_us + size_bytes / bandwidth / 1e3 if bandwidth > 0 else None
-
-
-@dataclass(frozen=True)
-class NcclLog:
-    """What the logs of one job say. `links` counts pairs of ranks by transport, such as ``NET/IB/GDRDMA``.
-
-    A call does not name its communicator: `choices` are those of all communicators together.
-    """
-
-    library: str | None  # "NCCL 2.27.5"
-    hosts: tuple[str, ...]
-    communicators: tuple[Communicator, ...]  # the largest first
-    choices: tuple[Choice, ...]
-    links: Mapping[str, int]
-    networks: tuple[str, ...]
-    infiniband: bool  # whether InfiniBand or RoCE devices were found
-    gpu_direct: bool | None  # GPU Direct RDMA, where the log says so
-    unread_lines: int  # of choices and tables, cut or of another form
-
-
 @dataclass
 class _Process:
     """One process while its lines are read: `pending` holds what is printed before its communicator is complete."""
 
     pending: dict[str, int] = field(default_factory=dict)
-    table: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    table: list[TableEntry] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)  # of the table's current block: algorithm, protocol
     algorithms: list[str] = field(default_factory=list)
 
@@ -127,6 +83,8 @@ class _Reader:
     networks: dict[str, None] = field(default_factory=dict)
     infiniband: bool = False
     gpu_direct: bool | None = None
+    network_ports: int | None = None
+    peer_access_off: str | None = None
     unread_lines: int = 0
 
     def read(self, process: _Process, text: str) -> None:
@@ -141,7 +99,7 @@ class _Reader:
                 name: int(one) for name, one in zip(names, channels.groups(), strict=True) if one is not None
             }
         elif link := _LINK.search(text):
-            self.links[int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+", r"\1", link[3])] = None
+            self.links[int(link[1]), int(link[2]), re.sub(r"(NET/\w+)/\d+(?:\(\d+\))?", r"\1", link[3])] = None
         elif "Bytes -> " in text:
             self._choice(text)
         elif _TABLE.match(text):
@@ -149,6 +107,10 @@ class _Reader:
         elif network := _NETWORK.search(text):
             self.networks[network[1] or network[2]] = None
             self.infiniband |= network[2] == "IB"
+            if ports := _PORTS.search(text):
+                self.network_ports = max(self.network_ports or 0, ports[1].count("["))
+        elif peers := _PEER_ACCESS_OFF.search(text):
+            self.peer_access_off = self.peer_access_off or peers[0]
         elif direct := _GPU_DIRECT.search(text):
             self.gpu_direct = (direct[1] == "Enabled") and self.gpu_direct is not False
 
@@ -161,8 +123,9 @@ class _Reader:
             return
         key = identity[1] if identity else f"{ranks[1]} ranks"
         known = self.communicators.get(key, Communicator(int(ranks[1])))
-        self.communicators[key] = replace(known, cost_table=process.table or known.cost_table, **process.pending)
-        process.pending, process.table = {}, {}
+        table = tuple(process.table) or known.cost_table
+        self.communicators[key] = msgspec.structs.replace(known, cost_table=table, **process.pending)
+        process.pending, process.table = {}, []
 
     def _choice(self, text: str) -> None:
         call = _CALL.search(text)
@@ -207,6 +170,8 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
         infiniband=reader.infiniband,
         gpu_direct=reader.gpu_direct,
         unread_lines=reader.unread_lines,
+        network_ports=reader.network_ports,
+        peer_access_off=reader.peer_access_off,
     )
 
 
@@ -254,7 +219,9 @@ def _read_table(process: _Process, text: str) -> bool:
             return False
         for (algorithm, protocol), value in zip(process.columns, values, strict=False):
             assert value is not None
-            process.table[_KINDS[head.lower()], algorithm, protocol] = (float(value[1]), float(value[2]))
+            process.table.append(
+                TableEntry(_KINDS[head.lower()], algorithm, protocol, float(value[1]), float(value[2]))
+            )
     return True
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.costs.nccl_debug_log import Choice, read_nccl_logs
+from dpscope.profiling.machine.nccl_debug_log import read_nccl_logs
+from dpscope.profiling.records.nccl_log import Choice, TableEntry
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA
 
@@ -36,6 +37,7 @@ def check_whole(paths: list[Path]) -> None:
     assert world.estimate_us("all_reduce", 8_388_608, "ring", "ll128") == pytest.approx(434.43, abs=0.01)
     assert world.estimate_us("all_reduce", 1, "pat", "simple") is None
     assert log.unread_lines == 0
+    assert (log.network_ports, log.peer_access_off) == (2, None)
 
 
 def test_a_file_for_each_process(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_the_table_of_earlier_versions(tmp_path: Path) -> None:
     complete = "h:9373:9456 [0] NCCL INFO comm 0x7 rank 0 nranks 4 cudaDev 0 busId 1000 - Init COMPLETE\n"
     text = (LOGS / "table_2_1x.log").read_text().replace("autodl-container-035011a13c-c17b1392", "h")
     (world,) = read_nccl_logs([written(tmp_path, text + complete)]).communicators
-    assert world.cost_table["broadcast", "ring", "simple"] == (18.0, 3.0)
+    assert world.entry("broadcast", "ring", "simple") == TableEntry("broadcast", "ring", "simple", 18.0, 3.0)
     assert world.estimate_us("reduce", 8e6, "ring", "ll") == pytest.approx(6.3 + 8e6 / 0.8 / 1e3)
     assert world.estimate_us("broadcast", 8e6, "tree", "ll") is None  # no bandwidth: not available
 
@@ -95,3 +97,22 @@ def test_what_is_no_log_of_nccl_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
     with pytest.raises(DpscopeError, match="missing"):
         read_nccl_logs([tmp_path / "missing.log"])
+
+
+def test_peer_access_that_is_off_and_a_proxy_of_another_rank(tmp_path: Path) -> None:
+    lines = (
+        "node1:10:21 [0] NCCL INFO P2P is disabled between connected GPUs 1 and 0. You can repress this message with "
+        "NCCL_IGNORE_DISABLED_P2P=1.\n"
+        "node1:10:30 [0] NCCL INFO Channel 00/0 : 0[0] -> 9[1] [send] via NET/IB/0(1)/GDRDMA\n"
+    )
+    log = read_nccl_logs([written(tmp_path, RANK0 + lines)])
+    assert log.peer_access_off == "P2P is disabled between connected GPUs 1 and 0"
+    assert log.links == {"P2P/CUMEM": 1, "NET/IB/GDRDMA": 1}
+    forced = read_nccl_logs(
+        [written(tmp_path, RANK0 + "h:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n")]
+    )
+    assert forced.peer_access_off == "NCCL_P2P_DISABLE set by environment to 1"
+    kept = read_nccl_logs(
+        [written(tmp_path, RANK0 + "h:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 0.\n")]
+    )
+    assert kept.peer_access_off is None

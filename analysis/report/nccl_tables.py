@@ -1,0 +1,195 @@
+"""What NCCL chose, as tables, as JSON and as findings: of the logs that the user gives, else of the calibration."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from dpscope.analysis.costs.nccl_choices import JobChoices, MeasuredTimes, job_choices, job_log
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.findings.nccl_choices import nccl_findings
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import NA, choose_unit, show, show_bytes, text
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.links import Interconnect
+
+
+@dataclass(frozen=True)
+class NcclChapter:
+    """The choices of one or several jobs, and the findings about them."""
+
+    jobs: tuple[JobChoices, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def tables(self) -> dict[str, TextTable]:
+        """The tables by name; none without a log."""
+        if not self.jobs:
+            return {}
+        return {
+            "nccl_job": _job_table(self.jobs),
+            **({"nccl_choices": table} if (table := choices_table(self.jobs)) else {}),
+        }
+
+    def content(self) -> list[dict[str, object]]:
+        """Plain data, an object per job; unknown is None."""
+        return [_content(job) for job in self.jobs]
+
+
+def run_chapter(run: RunData, sources: CostSources, logs: Sequence[Path]) -> NcclChapter:
+    """The choices of a run or of traces, from logs of one of its jobs; without logs from its calibration.
+
+    Raises DpscopeError for a log of another job.
+    """
+    cells = [data for data in run.measured if data.cell.devices > 1]
+    if logs:
+        log = job_log(logs, sorted({data.cell.devices for data in cells}))
+        own = [data for data in cells if data.cell.devices == log.communicators[0].ranks]
+        nodes = max(len(log.hosts), *(data.nodes for data in own))
+        measured = measured_times(own[0].cell.devices, [data.collectives for data in own])
+        return _chapter([job_choices(log, sources.on_nodes(nodes), measured)], sources.interconnect)
+    calibration = sources.calibration
+    return calibration_chapter(calibration) if calibration is not None else NcclChapter()
+
+
+def calibration_chapter(calibration: Calibration) -> NcclChapter:
+    """The choices that a calibration recorded, next to the times that it measured; its findings hold what they mean."""
+    jobs = []
+    for one in calibration.nccl:
+        sources = CostSources(None, calibration, calibration.interconnect).on_nodes(one.nodes)
+        jobs.append(
+            job_choices(one.log, sources, calibrated_times(calibration, one.log.communicators[0].ranks, one.nodes))
+        )
+    return _chapter(jobs, calibration.interconnect)
+
+
+def _chapter(jobs: Sequence[JobChoices], interconnect: Interconnect | None) -> NcclChapter:
+    findings = (finding for job in jobs for finding in nccl_findings(job, interconnect))
+    return NcclChapter(tuple(jobs), tuple(dict.fromkeys(findings)))
+
+
+def measured_times(ranks: int, tables: Sequence[pd.DataFrame]) -> MeasuredTimes:
+    """Median transfer of the collectives of all ranks in traces."""
+    known = [table for table in tables if len(table)]
+    if not known:
+        return {}
+    rows = pd.concat(known, ignore_index=True)
+    rows = rows[rows["transfer_us"].notna() & rows["bytes"].notna() & rows["group_size"].eq(ranks).fillna(False)]
+    medians = rows.groupby(["kind", "bytes"])["transfer_us"].median().reset_index()
+    return {(str(row["kind"]), int(row["bytes"])): float(row["transfer_us"]) for row in medians.to_dict("records")}
+
+
+def calibrated_times(calibration: Calibration, ranks: int, nodes: int) -> MeasuredTimes:
+    """Median time of each collective and size of a calibration, on so many ranks and hosts."""
+    points = [one for one in calibration.points if one.devices == ranks and (one.nodes or 1) == nodes]
+    return {(one.collective, one.size_bytes): float(pd.Series(one.times_us).median()) for one in points}
+
+
+def choices_table(jobs: Sequence[JobChoices]) -> TextTable | None:
+    """A row per collective, size and choice; None where the logs name no choice."""
+    rows = [(job.ranks, row) for job in jobs for row in job.rows]
+    if not rows:
+        return None
+    times = [time for _, row in rows for time in (row.nccl_us, row.ring_us, row.formula_us, row.measured_us)]
+    unit = choose_unit("time", times)
+    headings = ("collective", "ranks", "size", "algorithm", "protocol", "channels", "calls")
+    named = (f"{what} [{unit.label}]" for what in ("NCCL's model", "ring", "formula", "measured"))
+    return TextTable(
+        "What NCCL chose",
+        (*headings, *named),
+        tuple(
+            (
+                text(row.kind),
+                str(ranks),
+                show_bytes(row.size_bytes),
+                row.algorithm,
+                row.protocol,
+                text(row.channels),
+                f"{row.calls:,}",
+                *(show(time, unit) for time in (row.nccl_us, row.ring_us, row.formula_us, row.measured_us)),
+            )
+            for ranks, row in rows
+        ),
+        (*map(ring_sentence, jobs), *_notes(jobs)),
+    )
+
+
+def ring_sentence(job: JobChoices) -> str:
+    """How many bytes the ring formula describes."""
+    share = f" ({job.ring_bytes / job.bytes_in_all:.0%})" if job.bytes_in_all else ""
+    return (
+        f"on {job.ranks} ranks the ring formula describes {show_bytes(job.ring_bytes)} of {show_bytes(job.bytes_in_all)}{share}: "
+        "the calls that ran on a ring"
+    )
+
+
+def _notes(jobs: Sequence[JobChoices]) -> Iterator[str]:
+    rows = [row for job in jobs for row in job.rows]
+    yield "NCCL's model: its prediction for the choice; ring: the ring formula; formula: that of the algorithm that ran"
+    if any(row.kind is None for row in rows):
+        yield "collective NA: this version of NCCL does not print it, and no measured collective alone has this size"
+    if any(row.kind is not None and row.ring_us is None for row in rows):
+        yield "ring and formula NA: no link or calibration is known (give --link or --calibration), or there is no formula"
+    if any(row.ring_us is not None and row.formula_us is None for row in rows):
+        yield "formula NA: no formula is known for this algorithm and collective (CollNet, NVLS over several hosts)"
+    if any(row.ring_us is not None for row in rows):
+        with_table = all(job.communicator.cost_table for job in jobs)
+        latency = (
+            "the ring's latency in NCCL's cost table over its hops"
+            if with_table
+            else "left out without NCCL's cost table"
+        )
+        yield f"latency of a hop in both formulas: {latency}"
+    if any(row.measured_us is None for row in rows):
+        yield "measured NA: no collective of this kind and size on all ranks was measured"
+
+
+_NCCL_JOB_HEADINGS = (
+    "ranks", "library", "channels", "NVLS channels", "CollNet channels", "networks", "connections by transport", "GPUDirect",
+)  # fmt: skip
+
+
+def _job_table(jobs: Sequence[JobChoices]) -> TextTable:
+    return TextTable(
+        "NCCL: version, channels, transports",
+        _NCCL_JOB_HEADINGS,
+        tuple(
+            (
+                str(job.ranks),
+                text(job.log.library),
+                *(
+                    text(count)
+                    for count in (
+                        job.communicator.channels,
+                        job.communicator.nvls_channels,
+                        job.communicator.collnet_channels,
+                    )
+                ),
+                ", ".join(job.log.networks) or NA,
+                ", ".join(f"{name} {pairs}" for name, pairs in sorted(job.log.links.items())) or NA,
+                {None: NA, True: "enabled", False: "disabled"}[job.log.gpu_direct],
+            )
+            for job in jobs
+        ),
+        ("connections: pairs of ranks in NCCL's log, each direction counted once",),
+    )
+
+
+def _content(job: JobChoices) -> dict[str, object]:
+    log, world = job.log, job.communicator
+    return {
+        "ranks": job.ranks,
+        "library": log.library,
+        "channels": world.channels,
+        "nvls_channels": world.nvls_channels,
+        "collnet_channels": world.collnet_channels,
+        "transports": log.links,
+        "networks": list(log.networks),
+        "infiniband": log.infiniband,
+        "gpu_direct": log.gpu_direct,
+        "ring_bytes": job.ring_bytes,
+        "bytes": job.bytes_in_all,
+        "choices": [asdict(row) for row in job.rows],
+    }

@@ -1,0 +1,110 @@
+"""What NCCL chose, next to the formulas and to what traces measured, for traces and for runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpscope.analysis.costs.nccl_choices import job_choices, job_log
+from dpscope.analysis.costs.sources import CostSources
+from dpscope.analysis.report.nccl_tables import choices_table, ring_sentence
+from dpscope.launch.cli import app
+from dpscope.profiling.machine.link_text import parse_link
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.nccl_logs import all_reduce, written_log
+from tests.helpers.paths import DATA, EXAMPLE_RUN
+
+DLRM = DATA / "v100x8_ddp_dlrm"  # 8 ranks; all-reduces of 1,576,964 B and 907,840 B
+LINES = (
+    all_reduce(1_576_964, "RING", "SIMPLE"),
+    all_reduce(1_576_964, "RING", "SIMPLE"),
+    all_reduce(907_840, "TREE", "LL128"),
+    all_reduce(64, "NVLS", "SIMPLE"),
+)
+
+
+def test_rows_hold_nccls_time_both_formulas_and_the_measurement(tmp_path: Path) -> None:
+    log = job_log([written_log(tmp_path, 8, *LINES)], [8])
+    sources = CostSources(parse_link("100GB/s"))
+    job = job_choices(log, sources, {("all_reduce", 907_840): 69.0})
+    nvls, tree, ring = job.rows
+    # NCCL: 12 us + S / 10 GB/s. Hop: LL128's ring has 28 us for 14 hops. Ring: 28 us + 2 x 7/8 S / 100 GB/s; tree: 6 hops.
+    assert tree.nccl_us == pytest.approx(12 + 90.784)
+    assert tree.ring_us == pytest.approx(28 + 15.8872)
+    assert tree.formula_us == pytest.approx(12 + 15.8872)
+    assert tree.measured_us == 69.0
+    # Simple's ring: 56 us for 14 hops.
+    assert ring.calls == 2
+    assert ring.ring_us == ring.formula_us == pytest.approx(56 + 1.75 * 15.76964)
+    assert ring.measured_us is None
+    assert nvls.nccl_us is None  # the table has no such column
+    assert nvls.formula_us == pytest.approx(2 * 4 + 64 / 1e5)
+    assert (job.ring_bytes, job.bytes_in_all) == (2 * 1_576_964, 2 * 1_576_964 + 907_840 + 64)
+    assert ring_sentence(job).startswith("on 8 ranks the ring formula describes 3.15 MB of 4.06 MB (78%)")
+
+
+def test_without_a_link_the_formulas_are_unknown(tmp_path: Path) -> None:
+    job = job_choices(job_log([written_log(tmp_path, 8, *LINES)], [8]), CostSources(), {})
+    table = choices_table([job])
+    assert table is not None
+    assert [row[8:] for row in table.rows] == [("NA", "NA", "NA")] * 3
+    assert any(note.startswith("ring and formula NA") for note in table.notes)
+
+
+def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
+    log = written_log(tmp_path, 16, *LINES)
+    with pytest.raises(DpscopeError, match=r"a log of another job, whose largest communicator has 16 ranks") as raised:
+        job_log([log], [2, 8])
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).endswith("give the log of the job with 2 or 8 ranks")
+    assert job_log([log], [2, 16]).communicators[0].ranks == 16
+
+
+def analyze(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["analyze", *map(str, arguments)])
+    if isinstance(result.exception, DpscopeError):
+        return 2, str(result.exception)
+    return result.exit_code, result.output
+
+
+def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    written_log(folder, 8, *LINES, "AllReduce: 4096 Bytes -> Algo RI")
+    status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s", "--format", "json")
+    content = json.loads(output)
+    assert status == 0
+    (job,) = content["nccl"]
+    assert (job["library"], job["ranks"], job["channels"], job["bytes"]) == ("NCCL 2.27.5", 8, 16, 4_061_832)
+    by_size = {row["size_bytes"]: row for row in job["choices"]}
+    measured = [
+        row["transfer_us"]
+        for row in content["collectives"]
+        if (row["kind"], row["bytes"]) == ("all_reduce", 907_840) and row["transfer_us"] is not None
+    ]
+    assert measured
+    assert min(measured) <= by_size[907_840]["measured_us"] <= max(measured)
+    assert by_size[907_840]["algorithm"] == "tree"
+    assert "nccl_log_incomplete" in {one["code"] for one in content["findings"]}
+    status, output = analyze(DLRM, "--nccl-log", folder)
+    assert status == 0
+    assert "What NCCL chose" in output
+    assert "the ring formula describes 3.15 MB of 4.06 MB (78%)" in output
+    assert "1 line of choices or cost tables is cut" in output.replace("\n", " ")
+
+
+def test_traces_with_the_log_of_another_job(tmp_path: Path) -> None:
+    status, message = analyze(DLRM, "--nccl-log", written_log(tmp_path, 64, *LINES))
+    assert status == 2
+    assert "a log of another job" in message
+
+
+def test_a_run_with_the_log_of_one_of_its_jobs(tmp_path: Path) -> None:
+    status, output = analyze(EXAMPLE_RUN, "--nccl-log", written_log(tmp_path, 2, *LINES), "--format", "json")
+    content = json.loads(output)
+    assert [job["ranks"] for job in content["nccl"]] == [2]
+    status, message = analyze(EXAMPLE_RUN, "--nccl-log", written_log(tmp_path, 64, *LINES), "--format", "json")
+    assert (status, "a log of another job" in message) == (2, True)
+    _, output = analyze(EXAMPLE_RUN, "--format", "json")
+    assert json.loads(output)["nccl"] == []
