@@ -11,6 +11,8 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from dpscope.profiling.records.strategies import STRATEGIES
+
 _HOME = re.compile(r"(?P<homes>/(?:home|Users|users|u|scratch|work)/)(?P<user>[^/\s\"':,;]+)")
 _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){3,7}(?![\w.:]))"
@@ -20,15 +22,13 @@ _HOST_KEYS = ("hostname", "host", "host_name")
 # A host of such a name is replaced where a field tells the host, and stays where the word may mean what it says.
 _USUAL_WORDS = frozenset(
     (
+        *STRATEGIES,
         *(
             "cpu",
             "gpu",
             "cuda",
             "nccl",
             "gloo",
-            "dp",
-            "ddp",
-            "single",
             "train",
             "test",
             "node",

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dpscope.analysis.comparison.columns import COLUMNS
 from dpscope.analysis.comparison.predicted import KEYS, by_nccl, model_sizes
-from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, NO_RINGS, has_rings, ring_loads
+from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, ratio
 from dpscope.analysis.comparison.subtraction import NO_SAME_BATCH
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
@@ -27,7 +27,7 @@ def wire_bytes(data: CellData) -> float | None:
     DP by NCCL: 2 S + S_buffers through every device. By copies: (N-1) times that through device 0, the busiest. None where
     the trace gives no sizes.
     """
-    if data.cell.strategy == "dp":
+    if data.cell.traits.peer_copies:
         sizes = model_sizes(data)
         if sizes is None:
             return None
@@ -55,7 +55,7 @@ def _sent_bytes(data: CellData, matched_only: bool = False) -> float | None:
 
 def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
     """Fill BANDWIDTH_COLUMNS of a multi-device cell with known communication, after its estimates and predictions."""
-    if data.cell.strategy == "dp-host":
+    if data.cell.traits.host_copies:
         row.clear(BANDWIDTH_COLUMNS, "host copies within one process: no link is used")
         return
     moved = wire_bytes(data)
@@ -86,7 +86,7 @@ def put_bandwidths(row: Row, data: CellData, sources: CostSources) -> None:
 def _ring_bytes(data: CellData) -> float | str:
     """Bytes that a rank sends in a step by the ring formula, of all gradients; else why it does not apply."""
     if not has_rings(data):
-        return NO_RINGS.get(data.cell.strategy, NO_ALL_REDUCE)
+        return data.cell.traits.no_rings or NO_ALL_REDUCE
     loads = ring_loads(data)
     if isinstance(loads, str):
         return loads
@@ -99,7 +99,7 @@ def _calibrated_gb_per_s(row: Row, data: CellData, sources: CostSources, moved: 
     predicted = row.number("predicted_transfer_us")
     if row.values["prediction_source"] != "calibration" or not predicted:
         return None
-    if data.cell.strategy == "dp":
+    if data.cell.traits.peer_copies:
         return _gb_per_s(moved, predicted)
     return _gb_per_s(_sent_bytes(data, matched_only=True), _alone_us(data, sources))
 

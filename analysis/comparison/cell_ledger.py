@@ -8,7 +8,6 @@ from dpscope.analysis.runs.repeats import PARTS, RunSpreads, parts_by_repeat
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval, half_width, pooled_median
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
-from dpscope.profiling.records.matrix import ONE_PROCESS
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
 CHANGES = ("idle", "tracer")
@@ -115,6 +114,6 @@ def _reason(name: str, data: CellData) -> str:
         return "one device: nothing to communicate"
     if not data.communication_known:
         return LOST
-    if data.cell.strategy in ONE_PROCESS:
+    if data.cell.traits.one_process:
         return "copies within one process: no collective to match"
     return "needs matched collectives of every rank"

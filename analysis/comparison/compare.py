@@ -44,7 +44,7 @@ class StrategyGap:
     ddp: str
     devices: int
     batch_size: int  # per device
-    stand_in: bool  # DP is dp-host
+    dp_label: str  # what DP is called next to DDP: its stand-in is dp-host
     ratio: Estimate
     gap_us: float | None
     exposed_us: float | None
@@ -52,11 +52,6 @@ class StrategyGap:
     compute_us: float | None
     idle_us: float | None
     tracer_us: float | None
-
-    @property
-    def dp_label(self) -> str:
-        """What DP is called beside DDP."""
-        return "dp-host" if self.stand_in else "DP"
 
     @property
     def largest_part(self) -> str | None:
@@ -238,7 +233,7 @@ def _gap(rows: dict[str, Row], dp: CellData, ddp: CellData, spread: Spread) -> S
         devices=dp.cell.devices,
         batch_size=dp.cell.batch_size,
         ratio=ratio,
-        stand_in=dp.cell.strategy == "dp-host",
+        dp_label=dp.cell.traits.label,
         gap_us=gap,
         tracer_us=gap - sum(known) if gap is not None and len(known) == len(parts) else None,
         **parts,
@@ -252,7 +247,7 @@ def _parts(row: Row, data: CellData) -> dict[str, float | None]:
     device to copy to: its host copies are 0 there by definition and not by measurement.
     """
     exposed, copies, idle = row.number("exposed_us"), row.number("host_copy_us"), row.number("idle_us")
-    if data.cell.strategy == "dp-host":
+    if data.cell.traits.host_copies:
         return {"exposed_us": 0.0, "host_copies_us": exposed, "compute_us": row.number("compute_us"), "idle_us": idle}
     if data.ranks and not data.ranks[0][1].memory:  # a CPU timeline has no copies apart from compute
         copies = 0.0

@@ -9,7 +9,7 @@ from dpscope.analysis.comparison.predicted import (
     predict_cell,
     relative_error,
 )
-from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, NO_RINGS, has_rings, ring_loads
+from dpscope.analysis.comparison.ring_load import NO_ALL_REDUCE, has_rings, ring_loads
 from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.comparison.subtraction import METHODS, NO_SAME_BATCH, subtraction_estimates
 from dpscope.analysis.costs.formulas import ring_us
@@ -18,7 +18,6 @@ from dpscope.analysis.runs.repeats import RunSpreads
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.traced_job import TRACES_ALONE
 from dpscope.analysis.stats.samples import NO_INTERVAL, difference_estimate, pooled_median
-from dpscope.profiling.records.matrix import SHARDED
 
 ESTIMATE_COLUMNS = tuple(
     column.name
@@ -103,17 +102,15 @@ def _put_evidence(row: Row, data: CellData, single: CellData | None) -> None:
     )
     shown_apart = len(per_device) == data.cell.devices
     row.put(
-        "the replicas share one process's timeline"
-        if data.cell.strategy == "dp-host"
-        else "not every device was traced",
+        "the replicas share one process's timeline" if data.cell.traits.host_copies else "not every device was traced",
         compute_spread=(max(per_device) - min(per_device)) / float(np.mean(per_device)) if shown_apart else None,
     )
     row.put(
         "only DataParallel gathers on its first device"
-        if data.cell.strategy != "dp"
+        if not data.cell.traits.peer_copies
         else "not every device was traced",
         first_device_excess_us=per_device[0] - float(np.mean(per_device[1:]))
-        if data.cell.strategy == "dp" and shown_apart
+        if data.cell.traits.peer_copies and shown_apart
         else None,
     )
 
@@ -135,7 +132,7 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     """
     columns = ("ring_us", "ring_error_us", "ring_source")
     if not has_rings(data):
-        row.clear(columns, NO_RINGS.get(data.cell.strategy, NO_ALL_REDUCE))
+        row.clear(columns, data.cell.traits.no_rings or NO_ALL_REDUCE)
         return
     loads = ring_loads(data)
     if isinstance(loads, str):
@@ -150,7 +147,7 @@ def _put_ring(row: Row, data: CellData, sources: CostSources) -> None:
     ring = sum(one for one in known if one is not None) if len(known) == len(loads) else None
     unknown = sources.no_source(loads[0].ranks)
     row.put(unknown, ring_us=ring, ring_source=rates[0].source if rates[0] is not None else None)
-    not_compared = "transfer is not known" if data.cell.strategy in SHARDED else _NOT_REDUCED_ALONE
+    not_compared = "transfer is not known" if data.cell.traits.sharded else _NOT_REDUCED_ALONE
     error = minus(ring, _transferred_us(row, data, {load.kind for load in loads}))
     row.put(unknown if ring is None else not_compared, ring_error_us=error)
 
@@ -171,7 +168,7 @@ def _put_predictions(row: Row, data: CellData, sources: CostSources) -> None:
         "no calibration tells what beside what slows it, or nothing overlaps",
         prediction_contention=prediction.contention or None,
     )
-    measured = row.number("communication_us" if data.cell.strategy == "dp" else "transfer_us")
+    measured = row.number("communication_us" if data.cell.traits.peer_copies else "transfer_us")
     for name, predicted, against, reason in (
         ("transfer", prediction.transfer_us, measured, prediction.transfer_reason),
         ("exposed", prediction.exposed_us, row.number("exposed_us"), prediction.exposed_reason),

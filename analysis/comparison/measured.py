@@ -197,7 +197,7 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spre
         _speedup_range(data, singles, cell.batch_size, spread),
         _speedup_range(data, singles, cell.global_batch_size, spread),
     )
-    few = "one device: 1 by definition" if cell.strategy == "single" else NO_INTERVAL
+    few = "one device: 1 by definition" if cell.traits.baseline else NO_INTERVAL
     row.put(
         NO_SAME_BATCH,
         weak_speedup=weak * cell.devices if weak is not None else None,
@@ -216,7 +216,7 @@ def _put_scaling(row: Row, data: CellData, singles: Mapping[int, CellData], spre
 def _speedup_range(data: CellData, singles: Mapping[int, CellData], batch_size: int, spread: Spread) -> Estimate:
     """t_1 at a batch over this cell's step, with its interval; unknown for a single device itself."""
     single = singles.get(batch_size)
-    if single is None or data.cell.strategy == "single":
+    if single is None or data.cell.traits.baseline:
         return UNKNOWN
     return ratio_estimate(single.step_samples(), data.step_samples(), spread)
 
@@ -238,7 +238,7 @@ def _put_breakdown(row: Row, data: CellData) -> None:
     row.put("the traces hold no range of this phase", **{column: means[column] for column in _PHASES})
     no_match = (
         "host copies within one process: no collective to match"
-        if data.cell.strategy in ("dp", "dp-host")
+        if data.cell.traits.threaded
         else "needs matched collectives of every rank"
     )
     row.put(no_match, **{column: means[column] for column in _MATCHED})
@@ -259,7 +259,7 @@ def _mean(column: pd.Series) -> float | None:
 
 def _put_bandwidth(row: Row, data: CellData) -> None:
     windows, table = data.whole_windows(), data.collectives
-    if data.cell.strategy == "dp" and table.empty and len(windows):
+    if data.cell.traits.peer_copies and table.empty and len(windows):
         _put_copies(row, data, windows)
         return
     if windows.empty or table.empty:

@@ -17,6 +17,7 @@ from dpscope.analysis.costs.sources import CostSources, Source
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import ParameterSizes
+from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES
 
 NO_SCHEDULE = "only DDP's schedule is modelled, and the traces do not show plain DDP"
 NOT_MATCHED = "needs matched collectives of every rank"
@@ -87,14 +88,14 @@ def _unknown(source: Source | None, reason: str) -> CellPrediction:
 
 def predict_cell(data: CellData, sources: CostSources) -> CellPrediction:
     """The prediction of one measured multi-device cell."""
-    if data.cell.strategy == "dp-host":
+    if data.cell.traits.host_copies:
         return _unknown(None, "host copies within one process: no link to model")
-    within = ("all_gather", "reduce_scatter") if data.cell.strategy == "hsdp" and data.nodes > 1 else ()
+    within = SHARDED_COLLECTIVES if data.cell.traits.hybrid and data.nodes > 1 else ()
     sources = sources.on_nodes(data.nodes, within)
     source = sources.source(data.cell.devices)
     if source is None:
         return _unknown(None, sources.no_source(data.cell.devices))
-    if data.cell.strategy == "dp":
+    if data.cell.traits.peer_copies:
         return _predict_dp(data, sources)
     windows = data.whole_windows()
     if windows.empty or data.collectives.empty:
@@ -118,7 +119,7 @@ def _predict_collectives(data: CellData, own: pd.DataFrame, sources: CostSources
     matched = own[own["transfer_us"].notna()]
     sums = matched.groupby(KEYS, dropna=False)["predicted_us"].sum()
     unknown_matched, unknown = _unknown_reason(matched, sources), _unknown_reason(own, sources)
-    if data.cell.strategy != "ddp":
+    if not data.cell.traits.reducer:
         unknown = unknown or NO_SCHEDULE
     exposed = [] if unknown else [exposed_us(step, load) for _, step in own.groupby(KEYS, dropna=False)]
     return CellPrediction(
@@ -147,7 +148,7 @@ def step_load(data: CellData, sources: CostSources, own: pd.DataFrame) -> Load:
     ratios = sources.contention(data.cell.devices)
     reduced = own[own["kind"] == "all_reduce"]
     several = len(reduced) > 0 and reduced.groupby(KEYS, dropna=False).size().max() > 1
-    if ratios is None or not several or data.cell.strategy != "ddp":
+    if ratios is None or not several or not data.cell.traits.reducer:
         return Load(servers(data))
     return Load(servers(data), ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.told)
 

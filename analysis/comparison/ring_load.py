@@ -6,17 +6,16 @@ from dpscope.analysis.comparison.predicted import KEYS, model_sizes
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.sharded_traffic import expected_bytes
 from dpscope.analysis.runs.traffic_check import reduced_bytes
-from dpscope.profiling.records.matrix import SHARDED, shard_groups
+from dpscope.profiling.records.strategies import shard_groups
 
-NO_RINGS = {"dp": "DataParallel runs no all-reduce", "dp-host": "dp-host runs no all-reduce"}
 NO_ALL_REDUCE = "the traces show no all-reduce"
 
 
 def runs_all_reduces(data: CellData) -> bool:
     """Whether a cell on several devices reduces gradients, or whatever else its traces show, by all-reduces."""
-    if data.cell.devices == 1 or data.cell.strategy in SHARDED:
+    if data.cell.devices == 1 or data.cell.traits.sharded:
         return False
-    if data.cell.strategy == "ddp":
+    if data.cell.traits.reducer:
         return True
     return len(data.collectives) > 0 and bool((data.collectives["kind"] == "all_reduce").any())
 
@@ -33,13 +32,13 @@ class RingLoad:
 
 def has_rings(data: CellData) -> bool:
     """Whether all that a cell on several devices moves goes by collectives of which there is a ring formula."""
-    return runs_all_reduces(data) or (data.cell.devices > 1 and data.cell.strategy in SHARDED)
+    return runs_all_reduces(data) or (data.cell.devices > 1 and data.cell.traits.sharded)
 
 
 def ring_loads(data: CellData) -> tuple[RingLoad, ...] | str:
     """All gradients of a run's cell, of FSDP the parameters too; of traces alone what they show. Else why it is not known."""
     sizes = model_sizes(data)
-    if data.cell.strategy in SHARDED and sizes is not None:
+    if data.cell.traits.sharded and sizes is not None:
         return _sharded_loads(data)
     if sizes is not None:
         return (RingLoad(reduced_bytes(data.planned, sizes), data.cell.devices, "all gradients"),)
@@ -59,7 +58,7 @@ def _sharded_loads(data: CellData) -> tuple[RingLoad, ...] | str:
     units = data.ranks[0][1].units
     if not units:
         return "a script's own FSDP: what it must move is not known"
-    if data.nodes > 1 and data.cell.strategy == "hsdp":
+    if data.nodes > 1 and data.cell.traits.hybrid:
         return "its collectives run within nodes and between them: no one link"
     groups, shards = shard_groups(data.cell.strategy, data.cell.devices, data.nodes)
     return tuple(

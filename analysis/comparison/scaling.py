@@ -19,13 +19,8 @@ from dpscope.analysis.stats.scaling_laws import (
     strong_speedup,
 )
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
-
-STRATEGY_NAMES: Mapping[CellStrategy, str] = {
-    "single": "single", "dp": "DP", "dp-host": "dp-host", "ddp": "DDP", "replicate": "replicate", "fsdp": "FSDP",
-    "fsdp-no-reshard": "FSDP without resharding", "hsdp": "HSDP", "custom": "custom",
-}  # fmt: skip
+from dpscope.profiling.records.strategies import CellStrategy, traits_of
 
 
 def devices_text(devices: int, nodes: int) -> str:
@@ -65,7 +60,7 @@ class ScalingSeries:
     @property
     def label(self) -> str:
         """Such as ``DDP weak, b = 32``."""
-        name = f"{STRATEGY_NAMES[self.strategy]} {self.variant}".strip()
+        name = f"{traits_of(self.strategy).label} {self.variant}".strip()
         return f"{name} {self.scaling}, {'b' if self.scaling == 'weak' else 'G'} = {self.batch_size}"
 
 

@@ -10,10 +10,8 @@ from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.variant_savings import shared_options
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
-from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run import Cell
-
-_BESIDE_DDP = SHARDED | {"replicate"}
+from dpscope.profiling.records.strategies import traits_of
 
 
 @dataclass(frozen=True)
@@ -57,13 +55,12 @@ def _pairs(measured: Sequence[CellData]) -> Iterator[tuple[Cell, CellData, CellD
 def _plainer(cell: Cell) -> Cell | None:
     """The cell that another is compared with, itself with DDP's defaults."""
     kept = shared_options(cell.options)
-    if cell.strategy in SHARDED:  # DDP's hook of the same type, in which both then reduce
+    if cell.traits.sharded:  # DDP's hook of the same type, in which both then reduce
         kept = msgspec.structs.replace(kept, comm_hook=cell.options.comm_hook)
-    if cell.strategy in _BESIDE_DDP:
-        return Cell(strategy="ddp", devices=cell.devices, batch_size=cell.batch_size, options=kept, nodes=cell.nodes)
-    if cell.strategy == "ddp" and cell.devices == 1:
-        return Cell(strategy="single", devices=1, batch_size=cell.batch_size, options=kept)
-    return None
+    plainer = cell.traits.plainer
+    if plainer is None or (traits_of(plainer).baseline and cell.devices > 1):
+        return None
+    return Cell(strategy=plainer, devices=cell.devices, batch_size=cell.batch_size, options=kept, nodes=cell.nodes)
 
 
 def _cost(cell: Cell, data: CellData, other: CellData, rows: Mapping[str, Row], spread: Spread) -> StrategyCost:

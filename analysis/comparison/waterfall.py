@@ -36,7 +36,7 @@ def gap_parts(run: RunData, comparison: Comparison, gap: StrategyGap) -> tuple[W
     exposed_us = {str(cell): plain(value) for cell, value in comparison.table[["cell", "exposed_us"]].to_numpy()}
     dp_us, ddp_us = as_number(exposed_us[gap.dp]), as_number(exposed_us[gap.ddp])
     # dp-host's own copying is its communication, and is counted by phase here.
-    own_copies_us = dp_us if run.cells[gap.dp].cell.strategy == "dp-host" else 0.0
+    own_copies_us = dp_us if run.cells[gap.dp].cell.traits.host_copies else 0.0
     copies_us = minus(gap.host_copies_us, own_copies_us)
     known = (gap.compute_us, gap.idle_us, gap.tracer_us, copies_us, dp_us, ddp_us)
     if any(value is None for value in known):

@@ -10,6 +10,7 @@ from dpscope.analysis.epoch_times.table import at, listed, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
 from dpscope.profiling.records.estimate_codes import ClaimCode
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.strategies import traits_of
 
 ClaimGroup = Sequence[AuditedClaim]
 
@@ -266,7 +267,7 @@ def _ring_for_dp(where: str, group: ClaimGroup) -> Iterator[Finding]:
     quantities = ("allreduce_volume", "elements_per_epoch", "theoretical_allreduce_seconds", "effective_bandwidth")
 
     def modelled(one: AuditedClaim) -> bool:
-        if one.reproduction.value is None or one.setting.any_row.strategy != "dp":
+        if one.reproduction.value is None or not traits_of(one.setting.any_row.strategy).peer_copies:
             return False
         ring = BYTES_PER_PARAMETER * one.setting.ring_elements
         if one.audit.quantity == "effective_bandwidth":

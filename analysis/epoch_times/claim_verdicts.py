@@ -17,6 +17,7 @@ from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEst
 from dpscope.analysis.epoch_times.table import EpochTime
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.links import LinkRate
+from dpscope.profiling.records.strategies import traits_of
 
 
 class ClaimAudit(NamedTuple):
@@ -157,7 +158,7 @@ def _traffic(setting: ClaimSetting) -> tuple[float, str]:
     step_bytes = moved_bytes_per_step(row)
     if step_bytes is None:
         raise NotComputable(f"it is unknown what {row.strategy} moves")
-    what = "DP moves parameters out and gradients back" if row.strategy == "dp" else "ring all-reduce"
+    what = "DP moves parameters out and gradients back" if traits_of(row.strategy).peer_copies else "ring all-reduce"
     if quantity == "allreduce_volume":
         return step_bytes, f"{what}, bytes of a step"
     if quantity == "elements_per_epoch":

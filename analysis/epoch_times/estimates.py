@@ -18,6 +18,7 @@ from dpscope.analysis.epoch_times.baselines import (
 )
 from dpscope.analysis.epoch_times.bounded_values import Bounded
 from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.records.strategies import traits_of
 
 UNITS = {
     "speedup": "1",
@@ -88,9 +89,9 @@ def moved_bytes_per_step(row: EpochTime) -> float | None:
     if row.parameters is None:
         return None
     model_bytes = BYTES_PER_PARAMETER * row.parameters
-    if row.strategy == "ddp":
+    if traits_of(row.strategy).reducer:
         return 2 * (row.devices - 1) / row.devices * model_bytes
-    return 2.0 * model_bytes if row.strategy == "dp" else None
+    return 2.0 * model_bytes if traits_of(row.strategy).peer_copies else None
 
 
 def same_local_batch_seconds(setting: Setting) -> EpochEstimate:

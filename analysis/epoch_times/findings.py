@@ -8,6 +8,7 @@ from dpscope.analysis.epoch_times.estimates import EpochEstimate
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, listed, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.strategies import traits_of
 
 COARSE_SHARE = 0.25  # of a value, from which on its clock's share is told
 RUNS_DIFFER_FROM = 0.05
@@ -212,7 +213,9 @@ def _cells(found: list[EpochEstimate]) -> str:
 
 
 def _strategies(table: _Table) -> Iterator[Finding]:
-    studies = dict.fromkeys(place(row.study, None) for row in table.rows if row.strategy == "dp" and row.devices > 1)
+    studies = dict.fromkeys(
+        place(row.study, None) for row in table.rows if traits_of(row.strategy).peer_copies and row.devices > 1
+    )
     if studies:
         yield EstimateCode.DP_IS_NO_ALL_REDUCE.finding(
             f"{', '.join(studies)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "

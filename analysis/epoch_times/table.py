@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
+from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
@@ -84,7 +85,7 @@ def read_epoch_times(path: Path) -> EpochTable:
 def _epoch_time(row: CsvRow) -> EpochTime:
     strategy = row.required_text("strategy").lower()
     devices = row.required_whole("devices")
-    if strategy == "single" and devices != 1:
+    if traits_of(strategy).baseline and devices != 1:
         raise row.error("devices", "for strategy single; single is one device, name the strategy of the others")
     meaning = row.text("batch_size_is")
     if meaning not in (None, "global", "per_device"):

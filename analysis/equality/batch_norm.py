@@ -30,7 +30,7 @@ def statistics_of(training: RecordedTraining, settings: EqualitySettings) -> Sco
     if not training.ranks[0].record.batch_norms:
         return "none"
     synchronised = settings.sync_batch_norm and training.cell.per_device
-    return "batch" if training.cell.strategy == "single" or synchronised else "share"
+    return "batch" if training.cell.traits.baseline or synchronised else "share"
 
 
 def first_output_apart(
@@ -79,8 +79,6 @@ def batch_norm_finding(
 
 
 def _is_single(training: RecordedTraining, pairs: list[JudgedPair]) -> bool:
-    if training.cell.strategy == "single":
+    if training.cell.traits.baseline:
         return True
-    return any(
-        pair.agree for pair in pairs if pair.reference.cell.strategy == "single" and pair.other.name == training.name
-    )
+    return any(pair.agree for pair in pairs if pair.reference.cell.traits.baseline and pair.other.name == training.name)

@@ -1,5 +1,7 @@
 """The colours of figures and page: the same for the same thing in all of them. Loads nothing that draws."""
 
+from dpscope.profiling.records.strategies import STRATEGIES
+
 # Okabe and Ito's palette, told apart by colour-blind readers; for DataParallel's phases others of 3:1 or more on white and
 # on the page's dark ground.
 COLOURS = {
@@ -13,7 +15,7 @@ COLOURS = {
     "optimizer": "#009E73",
     "data": "#999999",
     "scatter": "#C77C3A",
-    "replicate": "#B5366F",
+    "replicate": "#B5366F",  # the phase; the strategy of that name has the same colour
     "parallel_apply": "#4F97C4",
     "gather": "#7F8F2A",
     "loss_backward": "#0072B2",
@@ -21,14 +23,7 @@ COLOURS = {
     "host_copies": "#CC79A7",
     "wait": "#CC6677",
     "whole": "#777777",
-    "single": "#777777",
-    "dp": "#D55E00",
-    "dp-host": "#D55E00",
-    "ddp": "#0072B2",
-    "fsdp": "#E69F00",
-    "fsdp-no-reshard": "#A6761D",
-    "hsdp": "#117733",
-    "custom": "#8C6BD1",
+    **{name: traits.colour for name, traits in STRATEGIES.items()},
     "transfer": "#009E73",
     "same_local_batch": "#CC79A7",
     "ideal_split": "#8C6BD1",

@@ -75,7 +75,7 @@ def phase_split(run: RunData, comparison: Comparison) -> Figure | None:
 
 def host_note(run: RunData) -> str:
     """For titles: that what dp-host communicates are copies on the host."""
-    return " (dp-host: host copies)" if any(data.cell.strategy == "dp-host" for data in run.measured) else ""
+    return " (dp-host: host copies)" if any(data.cell.traits.host_copies for data in run.measured) else ""
 
 
 def _known(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.comparison.compare import Comparison
 from dpscope.analysis.comparison.row import as_number
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingSeries
+from dpscope.analysis.comparison.scaling import ScalingSeries
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
 from dpscope.profiling.records.finding import counted
-
-_NAMES = {str(strategy): name for strategy, name in STRATEGY_NAMES.items()}
+from dpscope.profiling.records.strategies import traits_of
 
 
 def study(run: RunData, comparison: Comparison) -> Figure | None:
@@ -103,7 +102,7 @@ def _accuracies(comparison: Comparison) -> list[tuple[str, str, float, float, fl
         if value is None or low is None or high is None:
             continue
         strategy, devices = str(row["strategy"]), int(row["devices"])
-        label = f"{_NAMES.get(strategy, strategy)}\n{counted(devices, 'device')}"
+        label = f"{traits_of(strategy).label}\n{counted(devices, 'device')}"
         found.setdefault((strategy, devices, value, low, high), (label, strategy, value, low, high))
     return list(found.values())
 

@@ -67,8 +67,7 @@ def _panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Waterfall
 
 
 def _title(gap: StrategyGap) -> str:
-    dp = "dp-host" if gap.dp.startswith("dp-host") else "DP"
-    said = f"From DDP's step to {dp}'s: {gap.devices} devices, batch {gap.batch_size}"
+    said = f"From DDP's step to {gap.dp_label}'s: {gap.devices} devices, batch {gap.batch_size}"
     return (
         said
         if gap.explained

@@ -12,7 +12,7 @@ from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.text.units import sentence, show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.not_split import NotSplit
-from dpscope.profiling.records.matrix import ONE_PROCESS
+from dpscope.profiling.records.strategies import is_known, traits_of
 
 WORTH_DOING = 0.02  # of a step: below it nothing stands out from what steps differ by anyway
 BATCH_GAIN = 1.1  # throughput of a larger batch over this one's before it is advised
@@ -145,9 +145,9 @@ def _idle_advice(situation: Situation, ledger: Ledger) -> str:
 
 def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     """Waiting, transfer and other communication, each with what removes it."""
-    late, strategy = situation.late, situation.chosen["strategy"]
+    late, strategy = situation.late, str(situation.chosen["strategy"])
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
-    if strategy in ONE_PROCESS:
+    if traits_of(strategy).one_process:
         advice = "Use DDP: DP moves the model in every step, and none of that is hidden."
         return [_Part(other, "exposed communication", advice)] if other is not None else []
     if wait is None or transfer is None:
@@ -165,7 +165,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
             transfer,
             "exposed transfer",
             "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, or a faster link."
-            if strategy != "other"  # whose parallelism the traces do not show
+            if is_known(strategy)  # whose parallelism the traces do not show
             else "Hide or shrink the transfers: larger batch or a faster link.",
         ),
     ]
@@ -178,7 +178,7 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
                     us,
                     "broadcasts of buffers",
                     f"Try DDP without broadcasts of buffers ({how}): each step waits for rank 0."
-                    if strategy != "other"
+                    if is_known(strategy)
                     else "See what the broadcasts carry: each step waits for their root.",
                 )
             )

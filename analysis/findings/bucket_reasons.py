@@ -6,7 +6,7 @@ import pandas as pd
 
 from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason
 from dpscope.analysis.text.units import choose_unit, show, show_time
-from dpscope.profiling.records.matrix import SHARDED
+from dpscope.profiling.records.strategies import is_known
 
 _LATE = 0.8  # of a step's computing: what is ready later has little left to hide behind
 _SMALL = 1 << 20  # bytes: DDP's own first bucket
@@ -14,7 +14,6 @@ _TOO_SMALL = (
     "so few bytes are bound by latency, whatever the bucket size: a larger batch or accumulation lowers its share"
 )
 _NAMED = 4  # buckets in a message
-REDUCES_EARLY = ("ddp", "replicate", *SHARDED)
 
 
 def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
@@ -86,7 +85,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         return
     first = evidence.buckets.iloc[0]
     graph = 0.0 if pd.isna(first["compiled_share"]) else float(first["compiled_share"])
-    of_ddp = evidence.data.cell.strategy != "other"  # nor of a job whose parallelism the traces do not show
+    of_ddp = is_known(evidence.data.cell.strategy)  # nor of a job whose parallelism the traces do not show
     text = f"its buckets are ready only when the step's compute is nearly done: {buckets_told(evidence)}"
     if float(first["done"]) - graph < _LATE:
         yield OverlapReason(
@@ -99,7 +98,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
             else "compile each block by itself",
             of_script=True,
         )
-    elif evidence.data.cell.strategy in REDUCES_EARLY or evidence.sharded:
+    elif evidence.data.cell.traits.reduces_early or evidence.sharded:
         yield OverlapReason(
             "late_buckets",
             text,

@@ -10,6 +10,7 @@ from dpscope.analysis.findings.slow_tracing import slowed_by_tracing, slowed_tex
 from dpscope.analysis.text.units import show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import traits_of
 
 
 def known_values(row: Mapping[Hashable, Any]) -> dict[str, Any]:
@@ -28,13 +29,14 @@ def communication_finding(values: Mapping[str, object]) -> Iterator[Finding]:
             "measure a larger batch or model, whose operations take longer",
         )
         return
-    what = "host copies take" if values["strategy"] == "dp-host" else "communication takes"
+    traits = traits_of(str(values["strategy"]))
+    what = f"{traits.communication} {'take' if traits.host_copies else 'takes'}"
     wait = as_number(values["exposed_wait_us"])
     waiting = f", {show_time(wait)} of that waiting for a late rank" if wait is not None else ""
     yield RunCode.COMMUNICATION_MEASURED.finding(
         f"{values['cell']}: {what} {show_time(total)} a step, {hidden / total:.0%} of it hidden behind compute, "
         f"{show_time(exposed)} exposed{waiting}",
         "copying within one process: no link is involved"
-        if values["strategy"] == "dp-host"
+        if traits.host_copies
         else "at most the exposed time can be saved, and a faster link does not shorten the waiting in it",
     )

@@ -6,6 +6,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.strategies import is_known, traits_of
 
 _TRACED_APART = 0.1  # of the untraced step: a traced one that differs by more is set against it in the same sentence
 _NOTHING = 0.005  # of exposed communication: a smaller part is left out of the sentence
@@ -15,8 +16,8 @@ def cost_text(name: str, strategy: str, ledger: Ledger, late: LateRank | None) -
     """What a cell's communication costs in a step; its exposed communication is known."""
     exposed, step = ledger.exposed_us or 0.0, ledger.traced_step_us
     unit = choose_unit("time", [exposed, step, ledger.exposed_wait_us, ledger.exposed_transfer_us])
-    who = "The job" if strategy == "other" else name
-    what = "host copies" if strategy == "dp-host" else "communication"
+    who = name if is_known(strategy) else "The job"
+    what = traits_of(strategy).communication
     text = f"{who} exposes {_time(exposed, unit)} of {what} in a {_time(step, unit)} traced step"
     text += f" ({exposed / step:.0%}{_interval(ledger, unit)})"
     return f"{text}{_parts(ledger, late, unit)}{_hidden(ledger, unit)}.{_device(ledger, unit)}{_untraced(ledger, unit)}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dpscope.analysis.findings.bucket_reasons import REDUCES_EARLY, bucket_reasons, buckets_told, little_computing
+from dpscope.analysis.findings.bucket_reasons import bucket_reasons, buckets_told, little_computing
 from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason, overlap_evidence
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
@@ -50,7 +50,7 @@ def _to_try(evidence: Evidence) -> str:
     """What may tell the reason where the traces do not."""
     if evidence.sharded:
         return "try blocks of other sizes for fully_shard, and prefetching (set_modules_to_forward_prefetch)"
-    if evidence.data.cell.strategy not in REDUCES_EARLY:
+    if not evidence.data.cell.traits.reduces_early:
         return "see what runs beside each collective on all ranks' timelines: dpscope merge makes one trace of them"
     if not evidence.data.knows_options:
         return "try several values of DDP's bucket_cap_mb"

@@ -6,7 +6,6 @@ import pandas as pd
 
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.steps.stalls import REDUCING
-from dpscope.profiling.records.matrix import ONE_PROCESS, SHARDED
 
 LITTLE_BESIDE = (
     0.01  # of the largest bucket's bytes: a metric, or the map of unused parameters, that no gradients travel in
@@ -52,7 +51,7 @@ class Evidence:
         """Whether gradients are reduced to shards, as FSDP does: known of a cell, else seen."""
         reduced = self.communication["kind"].isin(REDUCING)
         seen = bool(reduced.any()) and (self.communication.loc[reduced, "kind"] == "reduce_scatter").any()
-        return self.data.cell.strategy in SHARDED or bool(seen)
+        return self.data.cell.traits.sharded or bool(seen)
 
     @property
     def steps(self) -> int:
@@ -63,7 +62,7 @@ class Evidence:
 
 def overlap_evidence(data: CellData) -> Evidence | None:
     """The evidence of a cell of several processes whose communication is known; None of others."""
-    if data.cell.strategy in ONE_PROCESS or data.cell.devices < 2 or not data.communication_known:
+    if data.cell.traits.one_process or data.cell.devices < 2 or not data.communication_known:
         return None
     windows = data.whole_windows()
     if windows.empty or data.collectives.empty:

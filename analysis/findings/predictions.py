@@ -10,6 +10,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show, show_bytes, show_time
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import traits_of
 
 PREDICTION_TOLERANCE = 0.25
 SMALL_BYTES = 256 << 10  # below this an all-reduce's time is mostly latency
@@ -149,7 +150,9 @@ def _said(values: CellValues, name: str) -> str:
     error, predicted = number(values, f"predicted_{name}_error"), number(values, f"predicted_{name}_us")
     assert error is not None
     what = "exposed communication" if name == "exposed" else "transfers"
-    of_all = name == "transfer" and values["strategy"] == "dp"  # of whose communication no part is matched
+    of_all = (
+        name == "transfer" and traits_of(str(values["strategy"])).peer_copies
+    )  # of whose communication no part is matched
     measured = number(values, "communication_us" if of_all else f"{name}_us")
     return f"{what} {show_time(predicted)} a step, measured {show_time(measured)} ({error:+.0%})"
 

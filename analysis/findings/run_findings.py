@@ -26,6 +26,7 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.run import CellResult, CellStatus
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import any_reducer, traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
 TRACER_COST = 1.15
@@ -185,13 +186,18 @@ def _setting(run: RunData) -> Iterator[Finding]:
         yield RunCode.CPU_CONCURRENCY.finding(
             "on a CPU, computing and communicating share the cores: what counts as hidden ran at the same time and slowed both"
         )
-    if "dp-host" in strategies:
+    if any(traits_of(one).host_copies for one in strategies):
         yield RunCode.DP_HOST_STAND_IN.finding(
             "dp-host is not nn.DataParallel, which does nothing without a GPU: it is dpscope's stand-in that runs the same four "
             "phases on CPU threads; its communication is copying within one process"
         )
     workload, epochs = run.manifest.config.workload, run.manifest.config.measurement.epochs
-    if workload.data != "synthetic" and workload.workers_total is None and "ddp" in strategies and len(strategies) > 1:
+    if (
+        workload.data != "synthetic"
+        and workload.workers_total is None
+        and any_reducer(strategies)
+        and len(strategies) > 1
+    ):
         yield RunCode.LOADER_WORKERS.finding(
             f"each process has {workload.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, ScalingChoice, ScalingPoint, ScalingSeries
+from dpscope.analysis.comparison.scaling import ScalingChoice, ScalingPoint, ScalingSeries
 from dpscope.analysis.findings.strategy_gaps import range_said
 from dpscope.analysis.stats.samples import Estimate, verdict
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
@@ -12,6 +12,7 @@ from dpscope.analysis.text.units import NA, Unit, show
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import traits_of
 
 _RATIO, _SHARE, _FRACTION = Unit("x", 1.0, 2), Unit("%", 0.01, 1), Unit("", 1.0, 3)
 _SUPERLINEAR = 1.1  # times the number of devices: what few steps differ by anyway is no finding
@@ -126,7 +127,7 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:
     """Which way of reading the same batch number trains more samples per second, and by how much."""
-    name = f"{STRATEGY_NAMES[choice.strategy]} on {choice.devices} devices, batch {choice.batch_size}"
+    name = f"{traits_of(choice.strategy).label} on {choice.devices} devices, batch {choice.batch_size}"
     keeping = {
         "weak": f"keeping {choice.batch_size} samples per device",
         "strong": f"splitting {choice.batch_size} over all devices",

@@ -10,7 +10,6 @@ from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.stragglers import Straggler, find_straggler, waits_caused
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run_codes import RunCode
 
 LEAST_SHARE = 0.8  # of all waiting, caused by one rank (of two, one causes half of it by chance)...
@@ -37,7 +36,7 @@ class CellStraggler:
 
 def straggler_of(data: CellData) -> CellStraggler | None:
     """A rank that most waiting is for, in every repeat; ranks that take turns being late are noise, no straggler."""
-    if data.collectives.empty or data.cell.strategy in ONE_PROCESS:
+    if data.collectives.empty or data.cell.traits.one_process:
         return None
     windows = data.whole_windows()
     if windows.empty:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, devices_text
+from dpscope.analysis.comparison.scaling import devices_text
 from dpscope.analysis.comparison.strategy_costs import StrategyCost
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.stats.samples import unshown, verdict
@@ -12,9 +12,9 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import traits_of
 
 _MEMORY = {"peak": "of peak memory", "state": "of parameters, buffers and optimizer state"}
-_NAMES = {str(key): name for key, name in STRATEGY_NAMES.items()}
 
 
 def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Finding:
@@ -27,7 +27,7 @@ def strategy_cost_finding(cost: StrategyCost, of_script: bool = False) -> Findin
 def cost_sentence(cost: StrategyCost) -> str:
     """Such as: FSDP takes 7% more time per step than DDP (95% interval 5% to 9%, 60 steps); it saves 2.1 GB of
     peak memory per device."""
-    name, other = _NAMES[cost.strategy], "the unwrapped model" if cost.alone else "DDP"
+    name, other = traits_of(cost.strategy).label, "the unwrapped model" if cost.alone else "DDP"
     ratio, low, high = cost.ratio.value, cost.ratio.low, cost.ratio.high
     assert ratio is not None
     shown = verdict(cost.ratio)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
 from dpscope.analysis.comparison.row import CellValues, number
-from dpscope.analysis.comparison.scaling import STRATEGY_NAMES, devices_text
+from dpscope.analysis.comparison.scaling import devices_text
 from dpscope.analysis.findings.actions import Action, Confidence, Situation, best_action
 from dpscope.analysis.findings.late_rank import LateRank, late_rank
 from dpscope.analysis.findings.ledger_text import cost_text
@@ -23,6 +23,7 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, sentence, show, show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
+from dpscope.profiling.records.strategies import traits_of
 
 REPEATS_APART = 1.3  # largest median of a repeat over the smallest: from here on they are shown before any conclusion
 _MOST_LISTED = 3  # repeats whose medians are listed; of more the smallest and the largest
@@ -229,7 +230,7 @@ def _nothing_parallel(which: Answer, caveat: str | None, comparison: Comparison)
 def _caveat(run: RunData, comparison: Comparison) -> str | None:
     on_cpu = run.device_type == "cpu"
     if not comparison.of_script:
-        with_stand_in = "dp-host" in set(comparison.table["strategy"])
+        with_stand_in = any(traits_of(one).host_copies for one in comparison.table["strategy"])
         return (STAND_IN if with_stand_in else CPU_RUN) if on_cpu else None
     said = [SCRIPT_ON_CPU] if on_cpu else []
     if batches := comparison.batches_seen:
@@ -245,7 +246,9 @@ def _unsteady(run: RunData, comparison: Comparison, case: Sequence[CellValues]) 
     """The repeats' medians of the case's cells and their single devices, if those of one differ too much."""
     batches = {row["batch_size"] for row in case}
     cells = [
-        str(row["cell"]) for row in _rows(comparison) if row["strategy"] == "single" and row["batch_size"] in batches
+        str(row["cell"])
+        for row in _rows(comparison)
+        if traits_of(str(row["strategy"])).baseline and row["batch_size"] in batches
     ]
     told = []
     for name in (*cells, *(str(row["cell"]) for row in case)):
@@ -406,8 +409,7 @@ def _confidence(estimate: Estimate) -> Confidence:
 
 def strategy_name(row: CellValues) -> str:
     """What people call a cell's strategy."""
-    names: Mapping[str, str] = {str(key): value for key, value in STRATEGY_NAMES.items()}
-    return names.get(str(row["strategy"]), str(row["strategy"]))
+    return traits_of(str(row["strategy"])).label
 
 
 def _measured(row: CellValues, column: str) -> float:

@@ -16,6 +16,7 @@ from dpscope.analysis.runs.engine_check import SUSPECT
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.training.tables import TRAINING_TABLES, training_tables
+from dpscope.profiling.records.strategies import traits_of
 
 _SOURCES = {
     "calibration": "calibration, which measured the collectives alone",
@@ -90,7 +91,7 @@ def _with_sources(table: TextTable | None, comparison: Comparison, run: RunData)
     used = rows[rows["prediction_contention"].notna()]
     by_ratios = used.groupby("prediction_contention")["cell"].apply(lambda cells: ", ".join(map(str, cells)))
     notes += tuple(f"with contention as calibrated, {told}: {cells}" for told, cells in by_ratios.items())
-    idle = rows[rows["prediction_contention"].isna() & (rows["strategy"] == "ddp")]
+    idle = rows[rows["prediction_contention"].isna() & rows["strategy"].map(lambda one: traits_of(one).reducer)]
     if len(idle):
         notes += (f"without contention, as on an idle machine: {', '.join(map(str, idle['cell']))}",)
     notes += tuple(off_notes(comparison, shared_cores=run.device_type == "cpu"))

@@ -123,7 +123,7 @@ def make_report(
 
 def _what_if(run: RunData) -> "WhatIfChapter | None":
     """The chapter of predictions; what it needs is loaded only for a run that has a base for it."""
-    if run.recorded is None or not any(data.cell.strategy == "ddp" and data.cell.devices > 1 for data in run.measured):
+    if run.recorded is None or not any(data.cell.traits.reducer and data.cell.devices > 1 for data in run.measured):
         return None
     from dpscope.analysis.what_if.answers.chapter import chapter_of
 

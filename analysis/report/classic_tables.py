@@ -296,8 +296,9 @@ class _Builder:
     def _why(self, missing: Iterator[StudyQuantity]) -> Iterator[str]:
         """A line for each reason, with the quantities that it keeps from being shown."""
         by_reason: dict[str, list[str]] = {}
-        several = [data.cell.name for data in self._run.measured if data.cell.devices > 1]
-        several.sort(key=lambda name: name.startswith("dp-host"))  # which has no link whatever is told
+        cells = [data.cell for data in self._run.measured if data.cell.devices > 1]
+        cells.sort(key=lambda cell: cell.traits.host_copies)  # which has no link in any case
+        several = [cell.name for cell in cells]
         for one in missing:
             told = [self._comparison.reasons.get((name, one.column)) for name in several]
             reason = next((why for why in told if why), "no cell with several devices was measured")

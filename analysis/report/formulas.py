@@ -25,7 +25,6 @@ from dpscope.analysis.findings.estimate_gaps import comparison_rows
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
-from dpscope.profiling.records.matrix import SHARDED
 
 MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)
@@ -111,7 +110,7 @@ def _lines(data: CellData, values: CellValues, comparison: Comparison, sources: 
             one.predicted_us,
             one.measured_us,
         )
-    if data.cell.strategy == "dp" and number(values, "predicted_transfer_us") is not None:
+    if data.cell.traits.peer_copies and number(values, "predicted_transfer_us") is not None:
         yield FormulaLine(
             data.cell.name,
             "DataParallel, all that moves in a step",
@@ -149,7 +148,7 @@ def _one_ring(load: RingLoad, sources: CostSources) -> str:
 
 
 def _ring_name(data: CellData) -> str:
-    if data.cell.strategy in SHARDED:
+    if data.cell.traits.sharded:
         return _SHARDED_RINGS
     return f"{_RING} of all gradients" if data.ranks else _RING
 

@@ -48,11 +48,15 @@ def projection_table(run: RunData) -> TextTable | None:
     """
     known = {data.cell.name: sizes for data in run.measured if (sizes := model_sizes(data)) is not None}
     measured = [data for data in run.measured if data.cell.name in known]
-    cells = [data for data in measured if data.cell.devices > 1 and data.cell.strategy in ("ddp", "dp")]
+    cells = [
+        data
+        for data in measured
+        if data.cell.devices > 1 and (data.cell.traits.reducer or data.cell.traits.peer_copies)
+    ]
     if not cells:
         return None
-    data = max(cells, key=lambda one: (one.cell.strategy == "ddp", one.cell.devices))
-    sizes, devices, by_ring = known[data.cell.name], data.cell.devices, data.cell.strategy == "ddp"
+    data = max(cells, key=lambda one: (one.cell.traits.reducer, one.cell.devices))
+    sizes, devices, by_ring = known[data.cell.name], data.cell.devices, data.cell.traits.reducer
 
     def predicted_us(share: float, gb_per_s: float) -> float:
         if by_ring:

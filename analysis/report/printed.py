@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.strategies import traits_of
 
 MOST_ROWS, MOST_ANSWERED = 6, 9  # of a terminal's first table: if the verdict speaks of no cell, and if it does
 
@@ -48,7 +49,7 @@ def first_rows(
         cell, strategy, devices, batch = cells[index]
         if cell in answered or (cell == f"single-d1-b{batch}" and batch in batches):
             return 0
-        return 3 if devices == 1 and strategy != "single" else 2 if cell in variants else 1
+        return 3 if devices == 1 and not traits_of(strategy).baseline else 2 if cell in variants else 1
 
     ranked = sorted(range(len(cells)), key=rank)
     told = sum(rank(index) == 0 for index in ranked)

@@ -16,6 +16,7 @@ from dpscope.analysis.traces.ranks.clock_alignment import RankClock, align_clock
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, Spans, StepTimeline, coarser
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.strategies import traits_of
 
 MOST_RANKS = 8
 MOST_SPANS = 40_000  # of all cells together, so that the page stays small
@@ -201,7 +202,7 @@ def _communication(
     if not device.communication:
         return
     fills = (("hidden", _moved(device.communication, shift_us)), ("exposed", _moved(device.exposed, shift_us)))
-    if strategy == "dp-host":
+    if traits_of(strategy).host_copies:
         yield Lane(group, "host copies of DP", fills)
         return
     bars = [_copy_bar(mark, shift_us) for mark in device.copies]

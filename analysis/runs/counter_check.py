@@ -161,7 +161,7 @@ def counter_findings(cell: Cell, checks: Sequence[CounterCheck]) -> list[Finding
 def missing_counters(cell: Cell, ranks: Sequence[RankResult], checks: Sequence[CounterCheck]) -> list[Finding]:
     """An error where ranks lack the counters that they should have saved; scripts say themselves why they have none."""
     counting = [rank for rank in ranks if rank.attached is None or rank.attached.counters_missing is None]
-    if cell.strategy != "ddp" or cell.devices == 1 or len(checks) >= len(counting):
+    if not cell.traits.reducer or cell.devices == 1 or len(checks) >= len(counting):
         return []
     return [_not_compared(cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none")]
 

@@ -21,7 +21,7 @@ def engine_findings(
     In torch 2.15's library its `getFuture()` makes the current stream wait, which would put DDP's all-reduces one after another
     with its backward pass. Read from the library, not confirmed on hardware. `windows` are whole traced steps.
     """
-    if cell.strategy != "ddp" or cell.options.overlap == "off" or SUSPECT not in {rank.nccl_engine for rank in ranks}:
+    if not cell.traits.reducer or cell.options.overlap == "off" or SUSPECT not in {rank.nccl_engine for rank in ranks}:
         return []
     if windows.empty or collectives.empty or _buckets(collectives) < 2:
         return []  # the only bucket is complete when backward is over: nothing could be hidden

@@ -7,7 +7,6 @@ import pandas as pd
 
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run import Cell, Manifest, RankResult
 
 
@@ -22,7 +21,7 @@ def trained_alone(cell: Cell, steps: pd.DataFrame) -> Finding:
 def input_findings(cell: Cell, ranks: Sequence[RankResult]) -> list[Finding]:
     """A warning if processes of one job trained on the same samples, by the checksums of their first inputs."""
     attached = [rank.attached for rank in ranks if rank.attached is not None]
-    if cell.strategy in ONE_PROCESS or len(attached) < 2:
+    if cell.traits.one_process or len(attached) < 2:
         return []
     checksums = [one.inputs for one in attached if one.inputs is not None]
     distinct = len(set(checksums)) if len(checksums) == len(attached) else len(attached)
@@ -34,7 +33,7 @@ def input_findings(cell: Cell, ranks: Sequence[RankResult]) -> list[Finding]:
         ]
     if distinct == len(attached):
         return []
-    code = AttachCode.MODEL_PARALLEL if cell.strategy == "custom" else AttachCode.SAME_INPUTS
+    code = AttachCode.MODEL_PARALLEL if cell.traits.transport == "unknown" else AttachCode.SAME_INPUTS
     return [code.finding(f"{cell.name}: {_inputs(distinct, len(attached))}")]
 
 

@@ -14,8 +14,8 @@ import pandas as pd
 
 from dpscope.analysis.runs.incomplete import BYTES_TOLERANCE, check_ranks, incomplete
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import shard_groups
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import shard_groups
 from dpscope.profiling.records.wrapped import ShardedUnit
 
 HOOK_ELEMENT_BYTES = 2  # of fp16 and bf16, in which gradients travel if asked

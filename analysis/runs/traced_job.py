@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 
 TRACES_ALONE = "traces alone: their job tells nothing else"
 JobStrategy = CellStrategy | Literal["other"]
@@ -24,6 +24,11 @@ class TracedJob:
     processes: int
     options: CellOptions = field(default_factory=CellOptions)
     variant: str = ""
+
+    @property
+    def traits(self) -> StrategyTraits:
+        """What its strategy does."""
+        return traits_of(self.strategy)
 
     @property
     def batch_size(self) -> int:

@@ -17,7 +17,6 @@ from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduc
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import SHARDED
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.wrapped import ShardedUnit
@@ -70,24 +69,24 @@ def check_traffic(
     Of an `attached` script DDP's all-reduces are at least that: it may reduce more often than once a step, and more than
     gradients. Where what it must move cannot be told, every rank must communicate in every step.
     """
-    if cell.strategy == "single" or cell.devices == 1:
+    if cell.traits.baseline or cell.devices == 1:
         return TrafficCheck(True)
-    steps = steps if cell.strategy == "dp-host" else _closed(steps)
+    steps = steps if cell.traits.host_copies else _closed(steps)
     if steps.empty:
         missing = [incomplete(cell, "traced steps", "none", "the traced pass saved no steps")]
-    elif attached is not None and not (attached.reduction_known and cell.strategy in ("ddp", "dp")):
-        if cell.strategy == "custom" and collectives.empty and not check_ranks(cell, steps):
+    elif attached is not None and not (attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)):
+        if cell.traits.transport == "unknown" and collectives.empty and not check_ranks(cell, steps):
             return TrafficCheck(False, (trained_alone(cell, steps),))
         missing = _check_any(cell, steps, collectives)
-    elif cell.strategy in ("ddp", "replicate"):
+    elif cell.traits.all_reduces:
         missing = _check_ddp(cell, sizes, steps, collectives, at_least=attached is not None)
-    elif cell.strategy in SHARDED:
+    elif cell.traits.sharded:
         missing = check_sharded(cell, units, steps, collectives)
-    elif cell.strategy == "dp-host":
+    elif cell.traits.host_copies:
         missing = _check_dp_host(cell, steps, ranges)
     else:
         missing = _check_dp(cell, sizes, steps, collectives, copies)
-    if missing or cell.strategy != "ddp" or attached is not None:
+    if missing or not cell.traits.reducer or attached is not None:
         return TrafficCheck(not missing, tuple(missing))
     return TrafficCheck(True, tuple(_check_options(cell, sizes, collectives)))
 

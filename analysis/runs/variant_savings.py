@@ -157,7 +157,7 @@ def single_device_baselines(run: RunData, cell: AnyCell) -> dict[int, CellData]:
     if not knows_batch(cell):
         return {}
     options = shared_options(cell.options)
-    singles = [data for data in run.measured if data.cell.strategy == "single"]
+    singles = [data for data in run.measured if data.cell.traits.baseline]
     alike = [
         data
         for data in singles
@@ -190,9 +190,9 @@ def strategy_pairs(run: RunData) -> list[tuple[CellData, CellData]]:
     return [
         (dp, ddp)
         for dp in run.measured
-        if dp.cell.strategy in ("dp", "dp-host")
+        if dp.cell.traits.threaded
         for ddp in run.measured
-        if ddp.cell.strategy == "ddp"
+        if ddp.cell.traits.reducer
         and (ddp.cell.devices, ddp.nodes, ddp.cell.batch_size) == (dp.cell.devices, 1, dp.cell.batch_size)
         and msgspec.structs.replace(ddp.cell.options, overlap="on") == dp.cell.options
     ]

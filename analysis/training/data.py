@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import CellStrategy
+from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.training import TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order, read_json
@@ -90,6 +90,11 @@ class TrainedCell:
     global_batch_size: int | None
     trainings: tuple[Training, ...]
     missing: str = ""
+
+    @property
+    def traits(self) -> StrategyTraits:
+        """What its strategy does."""
+        return traits_of(self.strategy)
 
     @property
     def complete(self) -> list[Training]:

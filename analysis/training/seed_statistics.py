@@ -166,14 +166,14 @@ def _epoch_times(cell: TrainedCell) -> list[Samples]:
 @lru_cache(maxsize=4)
 def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
     """Every cell on several devices beside the single-device cell it is to learn like."""
-    pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if cell.strategy != "single"]
+    pairs = [(cell, single_like(data.trained, cell)) for cell in data.trained if not cell.traits.baseline]
     spread = epoch_spread(data.trained)
     return tuple(cell_difference(cell, single, spread) for cell, single in pairs if single is not None)
 
 
 def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
     """The single-device cell with the same global batch, else the same batch per device; of these one with the same options."""
-    singles = [other for other in cells if other.strategy == "single"]
+    singles = [other for other in cells if other.traits.baseline]
     return min(singles, key=lambda single: _distance(single, cell), default=None)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 Identity = tuple[tuple[str, str], ...]
@@ -98,13 +99,14 @@ def _measured(row: Mapping[str, str], where: str, times: bool) -> MeasuredStep:
             "milliseconds"
         )
     strategy = row.get("strategy", "").lower()
-    other = () if strategy in ("", "single", "ddp") else (("strategy", strategy),)
+    traits = traits_of(strategy)
+    other = () if not strategy or traits.baseline or traits.reducer else (("strategy", strategy),)
     return MeasuredStep(
         placement=_placement(row, ranks, where),
         batch_size=_count(row, "batch_per_rank", where) if _has(row, "batch_per_rank") else 0,
         step_us=step_ms * 1e3,
         sync_us=None if sync_ms is None else sync_ms * 1e3,
-        single=strategy == "single" or (ranks == 1 and not strategy),
+        single=traits.baseline or (ranks == 1 and not strategy),
         identity=(*other, *((name, value) for name, value in row.items() if name not in KNOWN)),
         placed=any(_has(row, name) for name in ("nodes", "ranks_per_node", "gpus_per_node")),
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.planning.cells import resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config, settings_told
-from dpscope.launch.planning.skip_reasons import uncompilable, unshardable
+from dpscope.launch.planning.skip_reasons import too_few_devices, uncompilable
 from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import RunConfig
@@ -17,9 +17,10 @@ from dpscope.profiling.records.equality import (
     Precision,
 )
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.matrix import PER_DEVICE, CompileMode, Strategy, layouts_of
+from dpscope.profiling.records.matrix import CompileMode, layouts_of
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.settings import with_settings
+from dpscope.profiling.records.strategies import Strategy, any_reducer, strategy_on, traits_of
 from dpscope.profiling.store.errors import DpscopeError
 
 EQUALITY_BATCH_SIZES: dict[DeviceType, int] = {"cuda": 32, "cpu": 8}
@@ -98,7 +99,7 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
             f"--strategy {config.matrix.strategies[0]}: one has nothing to be compared with; give two or three"
         )
     layouts = config.matrix.layouts
-    if layouts and "dp" in config.matrix.strategies:
+    if layouts and any(traits_of(one).threaded for one in config.matrix.strategies):
         raise DpscopeError(
             f"--devices {','.join(layouts)} with --strategy {','.join(config.matrix.strategies)}: DataParallel is one process "
             "and cannot span nodes; compare single with ddp"
@@ -116,7 +117,7 @@ def _check(config: EqualityConfig, kind: DeviceType, freeze_batch_norm: bool, sy
             f"--batch-size {batch_size}: the data set has {counted(config.workload.samples, 'sample')}; choose a smaller one"
         )
     for strategy in config.matrix.strategies:
-        if reason := unshardable(_cell(config, kind, strategy)):
+        if reason := too_few_devices(_cell(config, kind, strategy)):
             named = layouts[0] if layouts else counts[0]
             raise DpscopeError(f"--devices {named}: {reason}; ask for an even number of 4 or more, or leave hsdp out")
     if sync_batch_norm:
@@ -131,7 +132,7 @@ def _check_sync(strategies: tuple[Strategy, ...], kind: DeviceType, freeze_batch
         raise DpscopeError(
             "--sync-batch-norm with --freeze-batch-norm: frozen statistics need no synchronising; give one"
         )
-    if not {"single", "ddp"} <= set(strategies):
+    if not (any_reducer(strategies) and any(traits_of(one).baseline for one in strategies)):
         raise DpscopeError(
             f"--sync-batch-norm with --strategy {','.join(strategies)}: it makes DDP agree with single; add both"
         )
@@ -153,7 +154,7 @@ def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[Equal
         trainings = [EqualityTraining(kind="compared")]
         if index == 0:
             trainings.append(EqualityTraining(kind="rounding"))
-        if cell.strategy == "single" and cell.options.compile == "off" and not frozen:
+        if cell.traits.baseline and cell.options.compile == "off" and not frozen:
             trainings.append(EqualityTraining(kind="in_shares", shares=config.matrix.counts[0]))
             trainings.append(EqualityTraining(kind="rounding_in_shares", shares=config.matrix.counts[0]))
         jobs.append(EqualityJob(cell=cell, trainings=tuple(trainings)))
@@ -161,12 +162,12 @@ def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> tuple[Equal
 
 
 def _cell(config: EqualityConfig, kind: DeviceType, strategy: Strategy, mode: CompileMode = "off") -> Cell:
-    devices = 1 if strategy == "single" else config.matrix.counts[0]
+    devices = 1 if traits_of(strategy).baseline else config.matrix.counts[0]
     layouts = layouts_of(config.matrix)
     return Cell(
-        strategy="dp-host" if strategy == "dp" and kind == "cpu" else strategy,
+        strategy=strategy_on(strategy, kind),
         devices=devices,
         batch_size=config.matrix.batch_sizes[0] // devices,
         options=CellOptions(compile=mode),
-        nodes=layouts[0].nodes if strategy in PER_DEVICE and layouts else 1,
+        nodes=layouts[0].nodes if layouts and not traits_of(strategy).one_process else 1,
     )

@@ -23,9 +23,10 @@ from dpscope.profiling.records.calibration import (
 )
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.matrix import SHARDED, Layout, Matrix, shard_groups
+from dpscope.profiling.records.matrix import Layout, Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
+from dpscope.profiling.records.strategies import shard_groups
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there, write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -77,13 +78,11 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     pairs: set[Pair] = set()
     for cell in (planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1):
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
-        if cell.strategy in SHARDED:
+        if cell.traits.sharded:
             pairs |= _sharded_pairs(cell)
-        if cell.strategy in ("ddp", "replicate"):
-            pairs.add(("all_reduce", layout))
-        if cell.strategy == "dp":
-            pairs.add(("reduce", layout))
-        if cell.strategy == "dp" or (cell.strategy == "ddp" and cell.options.broadcast_buffers == "on"):
+        else:
+            pairs |= {(kind, layout) for kind in _ORDER if kind in cell.traits.collectives}
+        if cell.traits.reducer and cell.options.broadcast_buffers == "on":
             pairs.add(("broadcast", layout))
     return pairs
 

@@ -34,7 +34,7 @@ from dpscope.profiling.machine.environment import (
 from dpscope.profiling.machine.interfaces import interfaces_to_others
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.matrix import SHARDED, Amp
+from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
     Cell,
@@ -122,7 +122,7 @@ def _prepare(
     compiled = job.cell.options.compile != "off"
     flops = count_step_flops(built, job.cell.batch_size, workload.amp, compiled) if place.rank == 0 else None
     model = with_precision(built.model.to(devices[0]), workload.amp, devices[0])
-    units = sharded_units(model, job.cell.strategy) if job.cell.strategy in SHARDED else ()
+    units = sharded_units(model, job.cell.strategy) if job.cell.traits.sharded else ()
     wrapped = wrap_for(model.train(), job.cell, devices[0])
     data_rank = place.rank if job.cell.per_device else 0
     batches = open_stream(workload, job.cell, built, data_rank, devices[0])
@@ -233,4 +233,4 @@ def _environment_of_host(job: WorkerJob, place: TorchrunPlace) -> Environment | 
 def _device_names(cell: Cell, devices: tuple[torch.device, ...]) -> tuple[str, ...]:
     if devices[0].type == "cuda":
         return tuple(torch.cuda.get_device_name(device) for device in devices)
-    return ("cpu",) * (cell.devices if cell.strategy == "dp-host" else 1)
+    return ("cpu",) * (cell.devices if cell.traits.host_copies else 1)

@@ -87,7 +87,7 @@ def run_passes(process: CellProcess) -> PassResults:
         process.folder.trace_path(process.node, process.rank),
         process.devices[0],
         # DataParallel's replicas, and PowerSGD's second and third all-reduce, run on threads that the profiler does not see.
-        all_threads=process.cell.strategy in ("dp", "dp-host") or process.cell.options.comm_hook == "powersgd",
+        all_threads=process.cell.traits.threaded or process.cell.options.comm_hook == "powersgd",
         synchronise=process.synchronise,
     )
     if isinstance(process.model, DistributedDataParallel) and process.cell.devices > 1:

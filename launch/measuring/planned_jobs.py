@@ -148,7 +148,7 @@ def planned_cells(out: Path) -> list[SeveralNodesJob]:
 def _as_begun(plan: tuple[PlannedCell, ...], begun: Manifest) -> tuple[PlannedCell, ...]:
     """The plan without DDP on one device where the run has been begun without it, by an older version."""
     known = {planned.cell for planned in begun.plan}
-    return tuple(one for one in plan if one.cell in known or (one.cell.strategy, one.cell.devices) != ("ddp", 1))
+    return tuple(one for one in plan if one.cell in known or not (one.cell.traits.reducer and one.cell.devices == 1))
 
 
 def _planned_job(

@@ -15,7 +15,7 @@ from dpscope.launch.measuring.multi_host_manifest import manifest_containing, ma
 from dpscope.launch.planning.cells import resolve
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import flag_name, given_settings, load_config
-from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_large, uncompilable, unshardable
+from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_few_devices, too_large, uncompilable
 from dpscope.launch.planning.threads import check_threads, threads_by_default
 from dpscope.launch.planning.variants import strategy_options
 from dpscope.launch.planning.worker_command import WORKER_SETTINGS
@@ -23,9 +23,10 @@ from dpscope.launch.workload.data_files import check_data
 from dpscope.launch.workload.model_names import OWN_MODELS
 from dpscope.profiling.records.config import RunConfig, Workload
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.matrix import ONE_PROCESS, STRATEGY_LIST, SWITCHES, VARIANTS, Amp, Matrix
+from dpscope.profiling.records.matrix import SWITCHES, VARIANTS, Amp, Matrix
 from dpscope.profiling.records.run import Cell, CellOptions, Manifest, PlannedCell
 from dpscope.profiling.records.settings import setting_names, settings_of, with_settings
+from dpscope.profiling.records.strategies import STRATEGY_LIST, strategy_on, traits_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
@@ -122,14 +123,14 @@ def _job_by_hand(run: RunFolder, options: dict[str, object], repeat: int | None,
     devices = resolve_devices(given.workload.device)
     count = _device_count(given.matrix, place, devices.count)
     strategy = given.matrix.strategies[0]
-    on_this_host = place.local_world_size if strategy not in ONE_PROCESS else None
+    on_this_host = place.local_world_size if not traits_of(strategy).one_process else None
     config = resolve(with_settings(given, devices=(count,), scaling="weak"), devices, on_this_host)
     cell = Cell(
-        strategy="dp-host" if strategy == "dp" and devices.kind == "cpu" else strategy,
+        strategy=strategy_on(strategy, devices.kind),
         devices=count,
         batch_size=config.matrix.batch_sizes[0],
         options=_only_options(config.matrix, config.workload.amp),
-        nodes=place.nodes if strategy not in ONE_PROCESS else 1,
+        nodes=place.nodes if not traits_of(strategy).one_process else 1,
     )
     check_process_count(cell, place)
     _check_measurable(cell, config.workload)
@@ -186,9 +187,13 @@ def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
         )
     if matrix.batch_sizes is None:
         raise DpscopeError("--batch-size is missing: samples per device, such as --batch-size 128")
-    if "devices" in stated and matrix.strategies != ("dp",):
-        (strategy,) = matrix.strategies
-        why = "single has one" if strategy == "single" else f"{strategy} has one for each of torchrun's processes"
+    (strategy,) = matrix.strategies
+    if "devices" in stated and not traits_of(strategy).threaded:
+        why = (
+            f"{strategy} has one"
+            if traits_of(strategy).baseline
+            else f"{strategy} has one for each of torchrun's processes"
+        )
         raise DpscopeError(f"--devices does nothing here: {why}; omit it")
     if len(matrix.batch_sizes) != 1 or matrix.batch_growth is not None:
         growth = f"x{matrix.batch_growth}" if matrix.batch_growth else ""
@@ -198,9 +203,9 @@ def _check_one_cell(matrix: Matrix, stated: Container[str]) -> None:
 
 def _check_measurable(cell: Cell, workload: Workload) -> None:
     """Raise DpscopeError for what would fail in the middle of the job."""
-    if cell.strategy in ("dp", "dp-host") and cell.devices < 2:
+    if cell.traits.threaded and cell.devices < 2:
         raise DpscopeError(f"--devices {cell.devices} with --strategy dp: {PASS_THROUGH_REASON}; ask for 2 or more")
-    if reason := unshardable(cell):
+    if reason := too_few_devices(cell):
         raise DpscopeError(f"--strategy {cell.strategy}: {reason}; start more processes, or choose another strategy")
     if reason := uncompilable(cell):
         raise DpscopeError(f"--compile {cell.options.compile} with --strategy {cell.strategy}: {reason}; omit it")
@@ -228,9 +233,9 @@ def _only_options(matrix: Matrix, amp: Amp) -> CellOptions:
 
 def _device_count(matrix: Matrix, place: TorchrunPlace, gpus: int | None) -> int:
     strategy = matrix.strategies[0]
-    if strategy not in ONE_PROCESS:
+    if not traits_of(strategy).one_process:
         return place.world_size
-    if strategy == "single":
+    if traits_of(strategy).baseline:
         return 1
     if matrix.devices is None:
         return gpus or 2

@@ -15,7 +15,7 @@ from dpscope.launch.planning.device_counts import (
 )
 from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.run_config import settings_told
-from dpscope.launch.planning.skip_reasons import PASS_THROUGH_REASON, too_large, uncompilable, unshardable
+from dpscope.launch.planning.skip_reasons import too_few_devices, too_large, uncompilable
 from dpscope.launch.planning.variants import alone_options, other_options, strategy_options
 from dpscope.launch.workload.data_files import TRAINING_SAMPLES
 from dpscope.profiling.machine.environment import usable_cores
@@ -23,20 +23,24 @@ from dpscope.profiling.records.config import Measurement, ResolvedConfig, RunCon
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import (
     BY_CUDA_GRAPHS,
-    PER_DEVICE,
     Amp,
-    CellStrategy,
     CompileMode,
     Matrix,
     ResolvedMatrix,
-    Strategy,
     check_micro_batches,
     layouts_of,
     parse_layout,
-    strategy_order,
 )
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, CellOptions, PlannedCell
+from dpscope.profiling.records.strategies import (
+    Strategy,
+    any_reducer,
+    spans_nodes,
+    strategy_on,
+    strategy_order,
+    traits_of,
+)
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_BATCH_SIZES: dict[DeviceType, tuple[int, ...]] = {"cuda": (128, 512), "cpu": (4, 8)}
@@ -100,7 +104,7 @@ def resolved_matrix(
     counts, layouts = matrix.devices, matrix.layouts
     if counts is None:
         counts = default_device_counts(devices)
-        layouts = default_layouts(max(counts), nodes) if set(matrix.strategies) & set(PER_DEVICE) else ()
+        layouts = default_layouts(max(counts), nodes) if spans_nodes(matrix.strategies) else ()
     check_layouts(counts, layouts, matrix.strategies, nodes)
     if on_this_host is None:
         check_device_count("--devices", max((*counts, *(parse_layout(one).per_node for one in layouts))), devices)
@@ -163,8 +167,8 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
             _add(cells, matrix, kind, count, size, nodes)
         for size in _strong_sizes(matrix, samples, count) if matrix.scaling != "weak" else ():
             _add(cells, matrix, kind, count, size // count, nodes)
-            if "single" in matrix.strategies:
-                _add_each(cells, _cell("single", kind, 1, size // count), other_options(matrix))
+            for strategy in (one for one in matrix.strategies if traits_of(one).baseline):
+                _add_each(cells, _cell(strategy, kind, 1, size // count), other_options(matrix))
     planned = [PlannedCell(cell=cell, skip_reason=reason or too_large(cell, samples)) for cell, reason in cells.items()]
     if all(entry.skip_reason for entry in planned):
         raise DpscopeError(
@@ -207,20 +211,18 @@ def _add(
     cells: dict[Cell, str | None], matrix: ResolvedMatrix, kind: DeviceType, count: int, size: int, nodes: int
 ) -> None:
     only_one = max(matrix.counts) == 1
-    for strategy in (one for one in PER_DEVICE if one in matrix.strategies):
-        options = strategy_options(matrix, strategy)
-        if count > 1 or only_one:
+    for strategy in matrix.strategies:
+        traits = traits_of(strategy)
+        if traits.one_process and nodes > 1:
+            continue
+        if traits.baseline:
+            if count == 1:
+                _add_each(cells, _cell(strategy, kind, 1, size), other_options(matrix))
+        elif count > 1 or only_one:
             cell = _cell(strategy, kind, count, size, nodes)
-            _add_each(cells, cell, options, unshardable(cell))
-        elif strategy == "ddp" and matrix.ddp_alone:
-            _add_each(cells, _cell("ddp", kind, 1, size), alone_options(matrix))
-    if nodes > 1:
-        return
-    if count == 1 and "single" in matrix.strategies:
-        _add_each(cells, _cell("single", kind, 1, size), other_options(matrix))
-    if (count > 1 or only_one) and "dp" in matrix.strategies:
-        reason = PASS_THROUGH_REASON if only_one else None
-        _add_each(cells, _cell("dp", kind, count, size), other_options(matrix), reason)
+            _add_each(cells, cell, strategy_options(matrix, strategy), too_few_devices(cell))
+        elif traits.reducer and matrix.ddp_alone:
+            _add_each(cells, _cell(strategy, kind, 1, size), alone_options(matrix))
 
 
 def _add_each(
@@ -232,8 +234,7 @@ def _add_each(
 
 
 def _cell(strategy: Strategy, kind: DeviceType, devices: int, batch_size: int, nodes: int = 1) -> Cell:
-    named: CellStrategy = "dp-host" if strategy == "dp" and kind == "cpu" else strategy
-    return Cell(strategy=named, devices=devices, batch_size=batch_size, nodes=nodes)
+    return Cell(strategy=strategy_on(strategy, kind), devices=devices, batch_size=batch_size, nodes=nodes)
 
 
 def threads_per_process(matrix: ResolvedMatrix) -> int:
@@ -258,7 +259,7 @@ def plan_findings(
         )
     if kind == "cuda":
         findings += _few_cores(workload, here, cores)
-    if workload.data != "synthetic" and "ddp" in matrix.strategies and 0 < (workload.workers_total or 0) < largest:
+    if workload.data != "synthetic" and any_reducer(matrix.strategies) and 0 < (workload.workers_total or 0) < largest:
         findings.append(
             PlanCode.LOADER_WORKERS_UNEVEN.finding(
                 message=f"{counted(workload.workers_total or 0, 'loader worker')} in all for {largest} DDP processes: some of "

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dpscope.launch.jobs.devices import Devices
 from dpscope.profiling.machine.environment import usable_cores
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.matrix import PER_DEVICE, Layout, parse_layout
+from dpscope.profiling.records.matrix import Layout, parse_layout
+from dpscope.profiling.records.strategies import spans_nodes
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -26,7 +27,7 @@ def check_layouts(counts: Sequence[int], layouts: Sequence[str], strategies: Seq
     """Raise DpscopeError for cells over more nodes than there are, for none over the nodes that there are."""
     written = ",".join((*map(str, counts), *layouts))
     most = max((parse_layout(one).nodes for one in layouts), default=1)
-    if layouts and not set(strategies) & set(PER_DEVICE):
+    if layouts and not spans_nodes(strategies):
         raise DpscopeError(
             f"--devices {written}: only strategies with a process for each device span nodes, and --strategy "
             f"{','.join(strategies)} has none; add ddp"

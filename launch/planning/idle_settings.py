@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.matrix import Matrix
+from dpscope.profiling.records.strategies import any_reducer, traits_of
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -29,11 +30,11 @@ def idle_settings(workload: Workload, matrix: Matrix) -> dict[str, str]:
     one_device = matrix.devices == (1,) and not matrix.layouts
     if one_device:
         idle["scaling"] = "on one device weak and strong are the same"
-    if "ddp" not in matrix.strategies:
+    if not any_reducer(matrix.strategies):
         idle["ddp_alone"] = f"ddp is not in --strategy {','.join(matrix.strategies)}"
     elif matrix.devices is not None and (1 not in matrix.devices or one_device):
         idle["ddp_alone"] = "DDP on one device is measured only beside several, and --devices does not name both"
-    if one_device or matrix.strategies == ("single",):
+    if one_device or all(traits_of(one).baseline for one in matrix.strategies):
         idle |= dict.fromkeys(
             ("link", "target_efficiency", "calibrate"),
             "nothing is measured on several devices, so there is no link and no scaling",

@@ -31,7 +31,6 @@ _START_S = {"cuda": 15.0, "cpu": 6.5}  # torchrun, imports, process group, model
 _COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}  # small models; inductor less once its caches are there
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and the steps beside the traced ones
 _YARDSTICK = SIZES[CIFAR_RESNET]
-_MOVED = {"fsdp": 1.5, "fsdp-no-reshard": 1.25, "hsdp": 2.0}  # what a step communicates, over DDP's all-reduces
 _TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
 
 
@@ -86,7 +85,7 @@ def _steps(cell: Cell, config: ResolvedConfig) -> int:
 
 def _traced_passes(cell: Cell) -> int:
     """The traced one, and DDP's counters pass, which is traced as well."""
-    return 2 if cell.strategy == "ddp" and cell.devices > 1 else 1
+    return 2 if cell.traits.reducer and cell.devices > 1 else 1
 
 
 def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
@@ -95,9 +94,9 @@ def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSiz
     multiplications = (size.multiplications or _YARDSTICK.multiplications) / _YARDSTICK.multiplications
     several = cell.devices > 1
     if kind == "cuda":
-        moved = 0.01 * parameters * several * _MOVED.get(cell.strategy, 1.0)
+        moved = 0.01 * parameters * several * cell.traits.traffic
         return 0.014 + 0.001 * parameters + 5e-5 * multiplications * cell.batch_size + moved
     threads = threads_per_process(config.matrix)
     one_s = 0.01 + (0.09 * parameters + 0.026 * multiplications * cell.batch_size) / threads
     turns = max(1.0, cell.devices * threads / usable_cores())
-    return one_s * turns + (0.01 + 0.14 * parameters) * several * _MOVED.get(cell.strategy, 1.0)
+    return one_s * turns + (0.01 + 0.14 * parameters) * several * cell.traits.traffic

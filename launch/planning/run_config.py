@@ -17,15 +17,9 @@ from dpscope.launch.planning.idle_settings import check_idle, idle_settings
 from dpscope.launch.planning.published import read_published
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, RunConfig, Workload
-from dpscope.profiling.records.matrix import (
-    STRATEGY_LIST,
-    VARIANT_EXAMPLES,
-    Amp,
-    Matrix,
-    check_micro_batches,
-    parse_layout,
-)
+from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches, parse_layout
 from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
+from dpscope.profiling.records.strategies import STRATEGY_LIST
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _Part = TypeVar("_Part", bound=ConfigPart)

@@ -23,7 +23,7 @@ def check_threads(cell: Cell, processes_here: int, threads: int, where: str) -> 
     """
     if threads < 1:
         raise DpscopeError(f"{where}: must be 1 or more")
-    shares, cores = cell.devices if cell.strategy == "dp-host" else processes_here, usable_cores()
+    shares, cores = cell.devices if cell.traits.host_copies else processes_here, usable_cores()
     if threads > 1 and shares * threads > cores:
         raise DpscopeError(
             f"{where}: {cell.name} would compute with {shares} x {counted(threads, 'thread')} on the "

@@ -6,18 +6,9 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from dpscope.profiling.records.matrix import (
-    SHARDED,
-    SHARDED_HOOKS,
-    SWITCHES,
-    Amp,
-    CommHook,
-    CompileMode,
-    Matrix,
-    NcclEngine,
-    Strategy,
-)
+from dpscope.profiling.records.matrix import SHARDED_HOOKS, SWITCHES, Amp, CommHook, CompileMode, Matrix, NcclEngine
 from dpscope.profiling.records.run import CellOptions
+from dpscope.profiling.records.strategies import Strategy, traits_of
 
 CHOICES = {
     "comm_hook": ", ".join(get_args(CommHook)),
@@ -104,9 +95,9 @@ def sharded_options(matrix: Matrix) -> tuple[CellOptions, ...]:
 
 def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
     """The options of a strategy's cells on several devices."""
-    if strategy == "ddp":
+    if traits_of(strategy).reducer:
         return ddp_options(matrix)
-    return sharded_options(matrix) if strategy in SHARDED else other_options(matrix)
+    return sharded_options(matrix) if traits_of(strategy).sharded else other_options(matrix)
 
 
 def alone_options(matrix: Matrix) -> tuple[CellOptions, ...]:

@@ -26,9 +26,9 @@ def standalone_worker_command(config: ResolvedConfig, cell: Cell, repeat: int, o
 
     The threads are those of the whole run, which a worker that sees one cell cannot know.
     """
-    strategy = "dp" if cell.strategy == "dp-host" else cell.strategy
+    strategy = cell.traits.stands_for or cell.strategy
     flags = ["--strategy", strategy, "--batch-size", str(cell.batch_size)]
-    flags += ["--devices", str(cell.devices)] if strategy == "dp" else []
+    flags += ["--devices", str(cell.devices)] if cell.traits.threaded else []
     left_out = {*idle_settings(config.workload, config.matrix), *(["amp"] if cell.options.amp else [])}
     flags += _flags(config, RunConfig(), [name for name in WORKER_SETTINGS if name not in left_out])
     flags += _flags(cell.options, CellOptions(), CellOptions.__struct_fields__)

@@ -9,9 +9,9 @@ from dpscope.launch.planning.cells import make_plan, plan_findings, resolved_mat
 from dpscope.launch.training.learning_rate_scaling import batch_growth, scaled_learning_rate
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
-from dpscope.profiling.records.matrix import strategy_order
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.settings import shown
+from dpscope.profiling.records.strategies import strategy_order, traits_of
 from dpscope.profiling.records.training import PlannedTraining, ResolvedTrainConfig, TrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -39,12 +39,14 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     planned whether or not 1 is among the device counts. Raises DpscopeError when nothing is left to train.
     """
     matrix = config.matrix
-    with_single = matrix.devices if "single" not in matrix.strategies else (1, *matrix.devices)
+    with_single = (
+        matrix.devices if not any(traits_of(one).baseline for one in matrix.strategies) else (1, *matrix.devices)
+    )
     planned = make_plan(
         msgspec.structs.replace(matrix, devices=with_single, ddp_alone=False), config.workload.samples, kind
     )
     # Strong scaling measures single devices at every share as well; to learn from, the whole batch's is the one.
-    chosen = [one for one in planned if one.cell.strategy != "single" or one.cell.batch_size in matrix.batch_sizes]
+    chosen = [one for one in planned if not one.cell.traits.baseline or one.cell.batch_size in matrix.batch_sizes]
     chosen.sort(
         key=lambda one: (
             _listed_batch(config, one.cell),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dpscope.launch.workload.sharding import block_names
-from dpscope.profiling.records.matrix import SHARDED, CompileMode
+from dpscope.profiling.records.matrix import CompileMode
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.wrapped import Compilation
 
@@ -28,7 +28,7 @@ def compile_model(model: nn.Module, cell: Cell) -> None:
     mode = cell.options.compile
     if mode == "off":
         return
-    for name in block_names(model) if cell.strategy in SHARDED else ():
+    for name in block_names(model) if cell.traits.sharded else ():
         _compile_forward(model.get_submodule(name), mode)
     _compile_forward(model, mode)
 

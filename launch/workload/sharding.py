@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpscope.profiling.records.matrix import CommHook, shard_groups
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import shard_groups
 from dpscope.profiling.records.wrapped import ShardedUnit
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -17,9 +17,10 @@ from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.sharding import replicated, shard_model
 from dpscope.profiling.instruments.named_ranges import named_range
 from dpscope.profiling.records.ddp_arguments import POWERSGD_LEAST_COMPRESSION, POWERSGD_RANK, ddp_arguments
-from dpscope.profiling.records.matrix import SHARDED, CellStrategy, CommHook
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.errors import DpscopeError
 
 MIB = 1 << 20
@@ -72,7 +73,7 @@ def wrap_for(model: nn.Module, cell: Cell, device: torch.device) -> nn.Module:
     compile_model(model, cell)
     if cell.strategy == "replicate":
         replicated(model, device)
-    elif cell.strategy in SHARDED:
+    elif cell.traits.sharded:
         shard_model(model, cell, device)
     else:
         return wrap(model, cell.strategy, cell.devices, device, cell.options)

@@ -28,7 +28,6 @@ from dpscope.profiling.instruments.step_timer import save_samples
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.matrix import ONE_PROCESS
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, RankResult
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RepeatFolder
@@ -91,7 +90,7 @@ def save_process(seen: Seen, folder: RepeatFolder) -> SavedPart:
         write_json(folder.counters_path(place.node, place.rank), seen.counted.counters)
     save_samples(folder.samples_path(place.node, place.rank), (*timed, *traced))
     options = options_of(seen.told, seen.constructed, batches.micro_batches, seen.calls.precision)
-    nodes = min(place.nodes, seen.told.devices) if seen.told.strategy not in ONE_PROCESS else 1
+    nodes = min(place.nodes, seen.told.devices) if not seen.told.traits.one_process else 1
     cell = Cell(seen.told.strategy, seen.told.devices, batches.per_device, options=options, nodes=nodes)
     names = tuple(torch.cuda.get_device_name(index) for index in range(seen.told.devices)) if _on_gpus(seen) else ()
     result = RankResult(
@@ -124,7 +123,7 @@ def save_process(seen: Seen, folder: RepeatFolder) -> SavedPart:
 
 def _batches(seen: Seen) -> Batches:
     calls, option = seen.timed.calls, seen.settings.batch_size
-    devices = seen.told.devices if seen.told.strategy == "dp" else 1  # of this process
+    devices = seen.told.devices if seen.told.traits.peer_copies else 1  # of this process
     micro_batches = _micro_batches(seen)
     known = option is not None or any(step.first_samples for step in calls)
     samples = [_samples_of(step, micro_batches) if option is None else option * devices for step in calls]
@@ -193,7 +192,7 @@ def _findings(seen: Seen) -> list[Finding]:
         )
     wrapping = [inner_module(one) for one in seen.calls.modules]
     idle = [len(one.device_ids) for one in wrapping if isinstance(one, DataParallel)]
-    if idle and told.strategy == "single":
+    if idle and told.traits.baseline:
         found.append(
             AttachCode.DATA_PARALLEL_DID_NOTHING.finding(f"nn.DataParallel has {counted(max(idle), 'GPU')} here")
         )
@@ -239,7 +238,7 @@ def _counters_missing(seen: Seen) -> str | None:
 
 
 def _on_gpus(seen: Seen) -> bool:
-    return seen.device.type == "cuda" and seen.told.strategy == "dp"
+    return seen.device.type == "cuda" and seen.told.traits.peer_copies
 
 
 def _device_name(device: torch.device) -> str:

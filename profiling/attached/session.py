@@ -214,7 +214,7 @@ class Session:
         self._window.begin()
 
     def _trace_to(self, seen: Seen, path: Path) -> TracedWindow:
-        all_threads = seen.told.strategy == "dp"
+        all_threads = seen.told.traits.peer_copies
         return TracedWindow(self._settings.traced_steps, path, seen.device, all_threads, self._own_profiler)
 
     def _finish(self, how: str) -> None:

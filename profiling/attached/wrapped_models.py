@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dpscope.profiling.attached.own_frames import leave_out_frame
-from dpscope.profiling.records.matrix import Amp, CellStrategy, CommHook
+from dpscope.profiling.records.matrix import Amp, CommHook
 from dpscope.profiling.records.run import CellOptions
+from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 
 _HOOKS: dict[str, CommHook] = {
     "fp16_compress_hook": "fp16",
@@ -81,6 +82,11 @@ class ToldStrategy:
     group_size: int | None  # of the group in which gradients are reduced; None without one
     unknown_hook: str | None  # a communication hook whose bytes dpscope cannot tell
 
+    @property
+    def traits(self) -> StrategyTraits:
+        """What the strategy does."""
+        return traits_of(self.strategy)
+
 
 def tell_strategy(
     modules: Iterable[nn.Module],
@@ -112,7 +118,7 @@ def tell_strategy(
 def is_model_parallel(told: ToldStrategy, trained: Iterable[Any]) -> bool:
     """Whether parameters are sharded by something else than FSDP, as tensor parallelism does it."""
     placements = [one for tensor in trained for one in getattr(tensor, "placements", ())]
-    return told.strategy == "custom" and any(not one.is_replicate() for one in placements)
+    return told.traits.transport == "unknown" and any(not one.is_replicate() for one in placements)
 
 
 def is_fully_sharded(module: nn.Module) -> bool:

@@ -7,21 +7,8 @@ import msgspec
 
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
 from dpscope.profiling.records.settings import ConfigPart, SettingCheck, SettingError
+from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, traits_of
 
-Strategy = Literal["single", "dp", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp"]
-"""What users ask for."""
-CellStrategy = Literal["single", "dp", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp", "custom"]
-"""What a cell is. dp-host is dp on a CPU; custom is a script that was attached to, of several processes without a wrapper
-that dpscope knows."""
-
-STRATEGY_LIST = "single, dp, ddp, replicate, fsdp, fsdp-no-reshard, hsdp"
-ONE_PROCESS: frozenset[str] = frozenset({"single", "dp", "dp-host"})
-"""Those that drive all their devices from one process."""
-SHARDED: frozenset[str] = frozenset({"fsdp", "fsdp-no-reshard", "hsdp"})
-"""Those by `torch.distributed.fsdp.fully_shard`: a device holds its part of parameters, gradients and optimizer state."""
-PER_DEVICE: tuple[Strategy, ...] = ("ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp")
-"""Those with a process for each device."""
-HSDP_DEVICES = 4  # below, a group to shard over or one to replicate over would be of one rank
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 NcclEngine = Literal["default", "legacy", "nccl2"]
 Amp = Literal["off", "bf16", "fp16"]
@@ -37,35 +24,6 @@ SHARDED_HOOKS: tuple[CommHook, ...] = ("none", "fp16", "bf16")
 """What FSDP can be told of how gradients travel: the type in which it reduces them."""
 
 _LARGEST_BUCKET_MB = 1 << 20  # a TiB
-
-
-_ORDER: dict[str, int] = {
-    name: place
-    for place, names in enumerate(
-        (("single",), ("dp", "dp-host"), ("ddp",), ("replicate",), ("fsdp",), ("fsdp-no-reshard",), ("hsdp",))
-    )
-    for name in names
-}
-
-
-def strategy_order(strategy: str) -> int:
-    """The place of a strategy among others of the same devices and batch, in plans and tables."""
-    return _ORDER.get(strategy, len(_ORDER))
-
-
-def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]:
-    """How many groups hold a whole model, and over how many devices each of them shards it.
-
-    HSDP shards within a node and replicates over nodes; on one node it is halved.
-
-    >>> shard_groups("fsdp", 8), shard_groups("hsdp", 8), shard_groups("hsdp", 16, nodes=4), shard_groups("ddp", 2)
-    ((1, 8), (2, 4), (4, 4), (2, 1))
-    """
-    if strategy not in SHARDED:
-        return devices, 1
-    groups = (nodes if nodes > 1 else 2) if strategy == "hsdp" else 1
-    return groups, devices // groups
-
 
 _LAYOUT = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
 
@@ -213,13 +171,13 @@ class Matrix(Variants, frozen=True):
                 bucket_mb=self.bucket_mb,
                 overlap=self.overlap,
             )
-        if "ddp" in self.strategies:
+        if any_reducer(self.strategies):
             return
         named = ",".join(self.strategies)
         for name in DDP_VARIANTS:
             if getattr(self, name) == getattr(_NO_VARIANTS, name):
                 continue
-            if name != "comm_hook" or not SHARDED & set(self.strategies):
+            if name != "comm_hook" or not any(traits_of(one).sharded for one in self.strategies):
                 only = "only DDP and FSDP have" if name == "comm_hook" else "only DDP has"
                 raise SettingError(
                     f"{only} it, and ddp is not in --strategy {named}; add ddp, or omit it",

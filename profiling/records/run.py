@@ -13,8 +13,9 @@ from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig, Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import Interconnect
-from dpscope.profiling.records.matrix import ONE_PROCESS, Amp, CellStrategy, CommHook, CompileMode, NcclEngine, Switch
+from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
+from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.wrapped import Compilation, ShardedUnit
 
 SCHEMA_VERSION = 1
@@ -99,7 +100,12 @@ class Cell(Stored, frozen=True):
     @property
     def per_device(self) -> bool:
         """Whether each device has a process of its own."""
-        return self.strategy not in ONE_PROCESS
+        return not self.traits.one_process
+
+    @property
+    def traits(self) -> StrategyTraits:
+        """What its strategy does."""
+        return traits_of(self.strategy)
 
 
 def cell_workload(workload: Workload, cell: Cell) -> Workload:

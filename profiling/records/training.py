@@ -15,9 +15,10 @@ from typing import Literal
 
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.matrix import CellStrategy, Matrix, ResolvedMatrix
+from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
 from dpscope.profiling.records.run import Cell, CellStatus, Environment, Host, PlannedCell
 from dpscope.profiling.records.stored import Stored
+from dpscope.profiling.records.strategies import CellStrategy
 
 TRAIN_SCHEMA_VERSION = 1
 CHECKPOINT_FORMAT_VERSION = 1

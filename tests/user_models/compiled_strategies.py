@@ -14,8 +14,9 @@ from torch import distributed, nn
 
 from dpscope.launch.workload.compiling import compiled_so_far
 from dpscope.launch.workload.strategies import wrap_for
-from dpscope.profiling.records.matrix import CellStrategy, CompileMode
+from dpscope.profiling.records.matrix import CompileMode
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.wrapped import Compilation
 from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
 

@@ -16,8 +16,8 @@ from torch import Tensor, distributed, nn
 from dpscope.launch.training.whole_state import divided, divided_optimizer_state, whole
 from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_units
 from dpscope.launch.workload.strategies import wrap_for
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
 
 BATCH, FEATURES = 2, 6

@@ -91,7 +91,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         kinds=job.kinds,
         device_name=job.device_name,
         lateness=lateness(job.profiles),
-        largest=max(one.cell.devices for one in run.measured if one.cell.strategy == "ddp"),
+        largest=max(one.cell.devices for one in run.measured if one.cell.traits.reducer),
         parameter_bytes=tuple(tensors),
         buffer_bytes=sizes.buffer_bytes,
         lacks=job.lacks,
@@ -162,7 +162,7 @@ def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:
 
 
 def _chosen(run: RunData, name: str | None, path: Path) -> CellData:
-    usable = [one for one in run.measured if one.cell.strategy == "ddp" and one.cell.devices > 1 and len(one.steps)]
+    usable = [one for one in run.measured if one.cell.traits.reducer and one.cell.devices > 1 and len(one.steps)]
     if name is not None:
         found = run.cells.get(name)
         if found is None or not found.measured:
@@ -199,7 +199,7 @@ def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
     Where there are some, those with as many micro-batches as the base; else those with one.
     """
     alike = shared_options(data.cell.options)
-    singles = [one for one in run.measured if one.cell.strategy == "single" and one.step_samples()]
+    singles = [one for one in run.measured if one.cell.traits.baseline and one.step_samples()]
     return {
         one.cell.batch_size: float(np.median(np.concatenate(one.step_samples())))
         for options in (msgspec.structs.replace(alike, accumulate=1), alike)

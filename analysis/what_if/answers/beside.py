@@ -82,7 +82,7 @@ def _ddp_alone(run: RunData, data: CellData) -> CellData | None:
         (
             one
             for one in run.measured
-            if one.cell.strategy == "ddp"
+            if one.cell.traits.reducer
             and one.cell.devices == 1
             and (one.cell.batch_size, one.cell.options) == (cell.batch_size, cell.options)
         ),

@@ -114,7 +114,7 @@ def _others(question: AskedBase, measured: Sequence[CellData]) -> list[CellData]
     return [
         data
         for data in measured
-        if data.cell.strategy == "ddp"
+        if data.cell.traits.reducer
         and data.cell.devices > 1
         and data.cell.name != question.base.name
         and _unasked(data.cell.options) == _unasked(question.cell.cell.options)

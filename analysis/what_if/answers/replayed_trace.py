@@ -9,6 +9,7 @@ from dpscope.analysis.what_if.answers.output import RunAnswer
 from dpscope.analysis.what_if.replay.base import measured_conditions
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, CollectiveSpan, Prepared, Replayed, replay
 from dpscope.analysis.what_if.scenarios.inputs import inputs_of
+from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes
 from dpscope.profiling.store.ownership import check_overwritable, is_own_trace
@@ -34,7 +35,7 @@ def write_replayed(said: RunAnswer, path: Path) -> None:
     base, (words, scenario, prediction) = said.question.base, said.predictions[0]
     profile = base.profiles[0]
     inputs = inputs_of(base, profile, scenario, said.question.costs)
-    if isinstance(inputs, str) or prediction.step_us is None or scenario.strategy == "dp":
+    if isinstance(inputs, str) or prediction.step_us is None or traits_of(scenario.strategy or "").peer_copies:
         why = inputs if isinstance(inputs, str) else prediction.reason or "DataParallel is told by its formula"
         raise DpscopeError(f"no replay to write: {why}")
     measured = replay(base.prepared(profile, AS_IT_WAS), measured_conditions(profile), with_spans=True)

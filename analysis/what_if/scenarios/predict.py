@@ -26,6 +26,7 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     uneven,
 )
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
+from dpscope.profiling.records.strategies import traits_of
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
@@ -119,7 +120,7 @@ def _host_share(base: Base) -> float:
 
 def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
     """The scenario replayed on one profile."""
-    if scenario.strategy == "dp":
+    if traits_of(scenario.strategy or "").peer_copies:
         said = data_parallel(base, profile, scenario, costs, place_of(base, scenario).devices)
         return said if isinstance(said, str) else Answered(*said[:3], {"costs": (said[3], said[3])}, said[4])
     inputs = inputs_of(base, profile, scenario, costs)

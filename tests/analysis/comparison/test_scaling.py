@@ -25,8 +25,9 @@ from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup
-from dpscope.profiling.records.matrix import Amp, CellStrategy
+from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 

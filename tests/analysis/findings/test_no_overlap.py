@@ -10,8 +10,8 @@ import pytest
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.findings.straggler import straggler_of, waits_in_broadcasts_us
 from dpscope.analysis.runs.run_data import CellData
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import AttachedProcess, Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import all_reduces, cell_data, windows
 
 MB = 10**6

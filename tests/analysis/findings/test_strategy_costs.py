@@ -6,8 +6,8 @@ from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.strategy_costs import cost_sentence, cost_table
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import Estimate
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
+from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import cell_data, run_of, windows
 
 GB = 10**9

@@ -12,7 +12,7 @@ def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
     """A gap of 100 us of which the tracer's part is this; the rest is exposed communication and idle."""
     rest = 100.0 - exposed_us - tracer_us
     ratio = Estimate(1.5, 1.4, 1.6, 30)
-    return StrategyGap("dp-d2-b8", "ddp-d2-b8", 2, 8, False, ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us)
+    return StrategyGap("dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool
 def test_a_part_smaller_than_the_tracers_explains_nothing() -> None:
     """Exposed and idle are 9 us each of a gap of 99: the tracer's 10 are less than a quarter, and more than either."""
     small = StrategyGap(
-        "dp-d2-b8", "ddp-d2-b8", 2, 8, False, Estimate(1.5, 1.4, 1.6, 30), 99.0, 9.0, 0.0, 0.0, 9.0, 10.0
+        "dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", Estimate(1.5, 1.4, 1.6, 30), 99.0, 9.0, 0.0, 0.0, 9.0, 10.0
     )
     assert small.tracer_us is not None
     assert small.tracer_us < 0.25 * 99.0

@@ -15,8 +15,8 @@ from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import Estimate, Interval
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -55,7 +55,7 @@ def comparison(
         ScalingSeries(strategy(name), "", "weak", 32, (ScalingPoint(name, 4, speedup, 0.1),), None)
         for name, speedup in (speedups or {}).items()
     )
-    gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, False, ratio, *[None] * 6),) if ratio else ()
+    gap = (StrategyGap("dp-d4-b32", "ddp-d4-b32", 4, 32, "DP", ratio, *[None] * 6),) if ratio else ()
     ledgers = {str(row["cell"]): ledger(row) for row in rows if row["traced_step_us"] is not None}
     return Comparison(pd.DataFrame(list(rows)), {}, gap, series, ledgers=ledgers)
 

@@ -8,8 +8,8 @@ import pytest
 from dpscope.analysis.comparison.compare import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.runs.script_findings import input_findings
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import AttachedProcess, Cell, RankResult
+from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import cell_data, rank_result, run_of, windows
 
 

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.runs.sharded_traffic import check_sharded, expected_bytes, padded_bytes
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.wrapped import ShardedUnit
 
 BLOCK = ShardedUnit(name="0", shapes=((10, 3), (4,)), trained=(True, False), element_bytes=(4, 4), resharded=True)

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dpscope.launch.measuring import cell_passes
 from dpscope.launch.measuring.cell_passes import CellProcess
 from dpscope.profiling.records.config import Measurement, RunConfig
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 
 

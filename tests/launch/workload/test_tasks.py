@@ -16,8 +16,8 @@ from dpscope.launch.workload.nested import batch_size, called, joined_batches, l
 from dpscope.launch.workload.tasks import BuiltModel
 from dpscope.launch.workload.train_step import TrainStep
 from dpscope.profiling.records.config import Optimizer, Workload
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import USER_MODELS
 

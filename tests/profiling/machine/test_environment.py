@@ -26,8 +26,8 @@ from dpscope.profiling.machine.interconnect import group_rate, interconnect
 from dpscope.profiling.machine.nvml import driver_version
 from dpscope.profiling.machine.nvml_record import ReplayedNvml
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, DeviceState
+from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.store.folders import RepeatFolder
 from tests.helpers.nvml_records import TwoGpuNvml
 from tests.helpers.paths import DATA

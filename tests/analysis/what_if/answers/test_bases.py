@@ -13,8 +13,8 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.what_if.answers.bases import base_of_run, repeats_band, single_steps_us
 from dpscope.analysis.what_if.answers.beside import gamma_of
 from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors
-from dpscope.profiling.records.matrix import CellStrategy
 from dpscope.profiling.records.run import Cell, CellOptions
+from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.paths import EXAMPLE_RUN
 
 

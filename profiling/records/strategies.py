@@ -1,0 +1,193 @@
+"""The strategies of data-parallel training: a record for each, which everything else asks. Imports no torch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Strategy = Literal["single", "dp", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp"]
+"""What users request."""
+CellStrategy = Literal["single", "dp", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp", "custom"]
+"""What a cell is: also the stand-in `dp-host`, and `custom` for a script of several processes without a known wrapper."""
+STRATEGY_LIST = ", ".join(get_args(Strategy))
+Transport = Literal["nothing", "peer copies", "host copies", "collectives", "unknown"]
+SHARDED_COLLECTIVES = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyTraits:
+    """What distinguishes a strategy from the others."""
+
+    label: str  # in figures and series
+    colour: str  # of its lines in figures
+    transport: Transport  # how parameters and gradients travel between devices
+    collectives: tuple[str, ...] = ()  # kinds that a step on several GPUs runs
+    baseline: bool = False  # one device, which the others are compared with
+    one_process: bool = False  # drives all its devices from one process; else one process for each device
+    reducer: bool = False  # torch's DistributedDataParallel: buckets, options, counters; measured on one device, too
+    sharded: bool = (
+        False  # torch.distributed.fsdp.fully_shard: a device holds a part of parameters, gradients and state
+    )
+    reshards: bool = True  # where sharded: parameters are freed after forward and gathered again for backward
+    hybrid: bool = False  # where sharded: within groups of devices, and replicated between the groups
+    least_devices: int = 1  # fewer have nothing to do
+    on_cpu: CellStrategy | None = None  # its stand-in where there are no GPUs
+    stands_for: Strategy | None = None
+    plainer: Strategy | None = None  # which its cost is measured against
+    no_rings: str = ""  # why no ring formula describes what it moves
+    traffic: float = 1.0  # time of a step's communication on a CPU relative to DDP's all-reduces
+
+    @property
+    def threaded(self) -> bool:
+        """Whether one process drives several devices, by a thread for each."""
+        return self.one_process and not self.baseline
+
+    @property
+    def peer_copies(self) -> bool:
+        """Whether it is torch's nn.DataParallel, whose devices copy from and to the first one."""
+        return self.transport == "peer copies"
+
+    @property
+    def host_copies(self) -> bool:
+        """Whether its replicas share the host's memory, so that communicating means copying there."""
+        return self.transport == "host copies"
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether all that it moves is gradients, by all-reduces."""
+        return self.collectives == ("all_reduce",)
+
+    @property
+    def reduces_early(self) -> bool:
+        """Whether collectives reduce gradients while backward still computes others."""
+        return bool(self.collectives) and not self.one_process
+
+    @property
+    def communication(self) -> str:
+        """What its communication is called in sentences."""
+        return "host copies" if self.host_copies else "communication"
+
+
+STRATEGIES: dict[str, StrategyTraits] = {  # in the order of plans and tables
+    "single": StrategyTraits(label="single", colour="#777777", transport="nothing", baseline=True, one_process=True),
+    "dp": StrategyTraits(
+        label="DP",
+        colour="#D55E00",
+        transport="peer copies",
+        collectives=("broadcast", "reduce"),
+        one_process=True,
+        least_devices=2,
+        on_cpu="dp-host",
+        no_rings="DataParallel runs no all-reduce",
+    ),
+    "dp-host": StrategyTraits(
+        label="dp-host",
+        colour="#D55E00",
+        transport="host copies",
+        one_process=True,
+        least_devices=2,
+        stands_for="dp",
+        no_rings="dp-host runs no all-reduce",
+    ),
+    "ddp": StrategyTraits(
+        label="DDP",
+        colour="#0072B2",
+        transport="collectives",
+        collectives=("all_reduce",),
+        reducer=True,
+        plainer="single",
+    ),
+    "replicate": StrategyTraits(
+        label="replicate",
+        colour="#B5366F",
+        transport="collectives",
+        collectives=("all_reduce",),
+        least_devices=2,
+        plainer="ddp",
+    ),
+    "fsdp": StrategyTraits(
+        label="FSDP",
+        colour="#E69F00",
+        transport="collectives",
+        collectives=SHARDED_COLLECTIVES,
+        sharded=True,
+        least_devices=2,
+        plainer="ddp",
+        traffic=1.5,
+    ),
+    "fsdp-no-reshard": StrategyTraits(
+        label="FSDP without resharding",
+        colour="#A6761D",
+        transport="collectives",
+        collectives=SHARDED_COLLECTIVES,
+        sharded=True,
+        reshards=False,
+        least_devices=2,
+        plainer="ddp",
+        traffic=1.25,
+    ),
+    "hsdp": StrategyTraits(
+        label="HSDP",
+        colour="#117733",
+        transport="collectives",
+        collectives=(*SHARDED_COLLECTIVES, "all_reduce"),
+        sharded=True,
+        hybrid=True,
+        least_devices=4,  # below, a group to shard over or one to replicate over would have one rank
+        plainer="ddp",
+        traffic=2.0,
+    ),
+    "custom": StrategyTraits(label="custom", colour="#8C6BD1", transport="unknown"),
+}
+OTHER = StrategyTraits(label="other", colour="#8C6BD1", transport="unknown")
+"""A job of which traces show no strategy of these."""
+
+
+def traits_of(strategy: str) -> StrategyTraits:
+    """The record of a strategy; that of `OTHER` for a name that is none."""
+    return STRATEGIES.get(strategy, OTHER)
+
+
+def is_known(strategy: str) -> bool:
+    """Whether a strategy is one of these; traces of a foreign job may show none."""
+    return strategy in STRATEGIES
+
+
+def spans_nodes(strategies: Iterable[str]) -> bool:
+    """Whether at least one of the strategies can run on several nodes, with a process for each device."""
+    return any(not traits_of(one).one_process for one in strategies)
+
+
+def any_reducer(strategies: Iterable[str]) -> bool:
+    """Whether at least one of the strategies is torch's DistributedDataParallel."""
+    return any(traits_of(one).reducer for one in strategies)
+
+
+def strategy_order(strategy: str) -> int:
+    """The place of a strategy among others of the same devices and batch, in plans and tables; a stand-in's is the original's."""
+    names = list(STRATEGIES)
+    name = traits_of(strategy).stands_for or strategy
+    return names.index(name) if name in STRATEGIES else len(names)
+
+
+def strategy_on(strategy: Strategy, kind: str) -> CellStrategy:
+    """The strategy, or on a CPU its stand-in.
+
+    >>> strategy_on("dp", "cpu"), strategy_on("dp", "cuda"), strategy_on("ddp", "cpu")
+    ('dp-host', 'dp', 'ddp')
+    """
+    return (traits_of(strategy).on_cpu if kind == "cpu" else None) or strategy
+
+
+def shard_groups(strategy: str, devices: int, nodes: int = 1) -> tuple[int, int]:
+    """How many groups hold a whole model, and over how many devices each of them shards it.
+
+    HSDP shards within a node and replicates over nodes; on one node it is halved.
+
+    >>> shard_groups("fsdp", 8), shard_groups("hsdp", 8), shard_groups("hsdp", 16, nodes=4), shard_groups("ddp", 2)
+    ((1, 8), (2, 4), (4, 4), (2, 1))
+    """
+    traits = traits_of(strategy)
+    if not traits.sharded:
+        return devices, 1
+    groups = (nodes if nodes > 1 else 2) if traits.hybrid else 1
+    return groups, devices // groups

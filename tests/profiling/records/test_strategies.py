@@ -1,0 +1,61 @@
+"""The strategies' records: complete, and consistent with each other."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from dpscope.profiling.records.strategies import (
+    OTHER,
+    STRATEGIES,
+    CellStrategy,
+    Strategy,
+    strategy_on,
+    strategy_order,
+    traits_of,
+)
+from tests.helpers.paths import ROOT
+
+FOLDERS_THAT_NAME_STRATEGIES = ("profiling/records", "launch/workload")
+
+
+def test_every_strategy_has_a_record() -> None:
+    """In the order in which users read them; a stand-in runs where its original does not."""
+    assert tuple(STRATEGIES) == get_args(CellStrategy)
+    assert [name for name in STRATEGIES if name in get_args(Strategy)] == list(get_args(Strategy))
+    assert {strategy_on(one, "cuda") for one in get_args(Strategy)} == set(get_args(Strategy))
+    assert [strategy_on(one, "cpu") for one in get_args(Strategy)] == [
+        "single", "dp-host", "ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp",
+    ]  # fmt: skip
+    assert traits_of("pipeline") is OTHER
+
+
+def test_a_stand_in_takes_the_place_of_its_original() -> None:
+    """What no record knows comes last."""
+    assert strategy_order("dp-host") == strategy_order("dp") < strategy_order("ddp") < strategy_order("hsdp")
+    assert strategy_order("hsdp") < strategy_order("custom") < strategy_order("pipeline")
+
+
+@pytest.mark.parametrize("top", ["profiling", "launch", "analysis"])
+def test_no_other_code_compares_the_name_of_a_strategy(top: str) -> None:
+    """Whoever needs to distinguish strategies asks the record."""
+    found = []
+    for path in sorted((ROOT / top).rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        if not relative.as_posix().startswith(FOLDERS_THAT_NAME_STRATEGIES):
+            found += [f"{relative}:{line}" for line in _comparisons(path)]
+    assert not found
+
+
+def _comparisons(path: Path) -> list[int]:
+    """Lines that compare something called strategy with the literal name of one."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            texts = [ast.unparse(one) for one in operands]
+            names = [one.value for operand in operands for one in ast.walk(operand) if isinstance(one, ast.Constant)]
+            if any("strateg" in text for text in texts) and any(name in {*STRATEGIES, "other"} for name in names):
+                lines.append(node.lineno)
+    return lines
