@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -112,9 +113,12 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
     if missing:
         found = ", ".join(headings)
         shown = found if len(found) <= 120 else found[:117] + "..."
+        meant = {name: near[0] for name in missing if (near := nearest(name, set(headings) - set(required)))}
+        hints = " and ".join(f"{heading!r} for {name}" for name, heading in meant.items())
         raise DpscopeError(
             f"{path}, row 1: no column {', '.join(missing)} (found: {shown!r}); "
-            f"name the columns {', '.join(required)}, separated by commas"
+            + (f"did you mean {hints}? Name" if hints else "name")
+            + f" the columns {', '.join(required)}, separated by commas"
         )
     repeated = sorted({name for name in headings if name and headings.count(name) > 1})
     if repeated:

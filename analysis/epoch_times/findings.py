@@ -9,6 +9,7 @@ from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, listed
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.records.typed_text import nearest
 
 COARSE_SHARE = 0.25  # of a value, from which on its clock's share is told
 RUNS_DIFFER_FROM = 0.05
@@ -39,9 +40,14 @@ def _grouped(items: Iterable[_Item]) -> Iterator[tuple[str, list[_Item]]]:
     return iter(groups.items())
 
 
+def _with_hint(column: str, absent: Sequence[str]) -> str:
+    meant = nearest(column, absent)
+    return f"{column!r} (did you mean {meant[0]}?)" if meant else repr(column)
+
+
 def _columns(table: _Table) -> Iterator[Finding]:
     if table.unknown_columns:
-        names = ", ".join(repr(name) for name in table.unknown_columns)
+        names = ", ".join(_with_hint(name, table.absent_columns) for name in table.unknown_columns)
         yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {names}")
     if "resolution_s" in table.absent_columns:
         yield EstimateCode.RESOLUTION_UNKNOWN.finding(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
 from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 REQUIRED_COLUMNS = ("strategy", "batch_size", "devices", "epoch_seconds")
@@ -89,7 +90,10 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         raise row.error("devices", "for strategy single; single is one device, name the strategy of the others")
     meaning = row.text("batch_size_is")
     if meaning not in (None, "global", "per_device"):
-        raise row.error("batch_size_is", "is neither global nor per_device; leave it empty if it is unknown")
+        advice = choose_from(meaning, ("global", "per_device"))
+        raise row.error(
+            "batch_size_is", f"is neither global nor per_device; {advice}, or leave it empty if it is unknown"
+        )
     shortest, longest = _SECONDS_RANGE
     return EpochTime(
         study=row.text("study"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 Identity = tuple[tuple[str, str], ...]
@@ -20,6 +21,7 @@ Identity = tuple[tuple[str, str], ...]
 NUMBERS = ("ranks", "step_ms", "batch_per_rank", "nodes", "ranks_per_node", "sync_ms")
 KNOWN = frozenset((*NUMBERS, "gpus_per_node", "strategy", "busbw_gb_per_s"))
 _MISSING = ("", "na", "n/a", "nan", "none", "null", "-")
+_MISSPELT = 0.85  # likeness of a column to a known one from which it is taken for that
 _MOST_PER_NODE = 32  # devices on one node
 _LARGEST = {"ms": 1e9, "count": 1e7}
 
@@ -72,9 +74,12 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
     if missing:
         other = [name for name in columns if name.lower() in ("step_s", "step_us", "step_time", "step")]
         unit = f"; give {other[0]} as step_ms, in milliseconds" if other and "step_ms" in missing else ""
+        meant = [f"{near[0]!r} for {name}" for name in missing if (near := nearest(name, set(columns) - KNOWN))]
+        hint = f"; did you mean {' and '.join(meant)}?" if meant and not unit else ""
         raise DpscopeError(
-            f"{path} has no column {' and no '.join(missing)}; its columns are {', '.join(columns)}{unit}"
+            f"{path} has no column {' and no '.join(missing)}; its columns are {', '.join(columns)}{unit}{hint}"
         )
+    _check_misspelt(path, columns)
     if not rows:
         raise DpscopeError(f"{path} has no rows: give at least one measured step time")
     found = []
@@ -87,6 +92,15 @@ def read_step_table(path: Path, times: bool = True) -> list[MeasuredStep]:
             row |= {name: row[name].replace(",", ".") for name in NUMBERS if name in row}
         found.append(_measured(row, where, times))
     return found
+
+
+def _check_misspelt(path: Path, columns: Sequence[str]) -> None:
+    """Raise DpscopeError for a column that is nearly a known one, which would be read as a setting that divides the rows."""
+    for name in columns:
+        if name not in KNOWN and (meant := nearest(name, KNOWN - set(columns), cutoff=_MISSPELT)):
+            raise DpscopeError(
+                f"{path}: column {name} is no measure; did you mean {meant[0]}? If it is a setting, rename it"
+            )
 
 
 def _measured(row: Mapping[str, str], where: str, times: bool) -> MeasuredStep:

@@ -1,6 +1,5 @@
 """The command that is attached to: checked before anything starts; where it cannot be, what its user probably meant is told."""
 
-import difflib
 import os
 import re
 import shlex
@@ -9,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
 
 _UNDER_TORCHRUN = "-m dpscope.launch.attach --out runs/mine"
@@ -109,7 +109,7 @@ def _similar(word: str) -> str:
     if "/" not in word and not word.endswith(".py") and _module_spec(word) is not None:
         return f"for a module write -m {word}"
     scripts = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    if found := difflib.get_close_matches(path.name, scripts, n=1):
+    if found := nearest(path.name, scripts):
         return f"did you mean {path.parent / found[0]}?"
     return "name the Python script that trains, with the path to it"
 

@@ -1,7 +1,6 @@
 """What `dpscope calibrate` is asked for, checked at once. Imports torch only where GPUs may be."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
@@ -9,6 +8,7 @@ from dpscope.launch.jobs.devices import Devices, resolve_devices
 from dpscope.profiling.records.calibration import MEASURED_COLLECTIVES, CalibrationSettings, Collective
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout, parse_layout
+from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -18,10 +18,6 @@ TYPICAL_BUCKET_BYTES = 25 << 20  # DistributedDataParallel's, at which contentio
 CONTENDED_CALLS = (
     5  # about as many calls' time an iteration of it takes: alone, two at once, beside compute as long again
 )
-
-_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
-_DECIMAL = re.compile(r".*[KMG]B", re.IGNORECASE)  # 1 MB is 1e6 bytes to some and 2**20 to others
-_FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
 def contended_bytes(sizes: Sequence[int]) -> int:
@@ -46,8 +42,9 @@ def calibration_settings(
 
     `devices` None takes 2, 4, 8, ... up to the GPUs there are, on the CPU 2 processes; then all of 2, 4, ... `nodes`.
     """
-    _check("--dtype", dtype, dtype in ITEM_BYTES, f"give one of {', '.join(ITEM_BYTES)}")
-    _check("--device", device, device in ("auto", "cuda", "cpu"), "give auto, cuda or cpu")
+    _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
+    kinds = ("auto", "cuda", "cpu")
+    _check("--device", device, device in kinds, choose_from(device, kinds))
     _check("--iterations", iterations, iterations >= 1, "give 1 or more; from 5 on there are intervals")
     _check("--warmup", warmup_iterations, warmup_iterations >= 1, "give 1 or more: the first call sets up connections")
     _check("--timeout", timeout_s, timeout_s > 0, "give the seconds the job may take")
@@ -78,12 +75,10 @@ def _check(flag: str, value: object, holds: bool, advice: str) -> None:
 
 
 def _bytes(flag: str, text: str) -> int:
-    """4096, 4K, 4KiB: powers of 1024, as in nccl-tests."""
-    found = _SIZE.fullmatch(text.strip())
-    decimal = _DECIMAL.fullmatch(text.strip())
-    if found is None or decimal is not None or int(found[1]) == 0:
-        raise DpscopeError(f"{flag} {text}: give bytes, such as 4096, 4KiB or 256MiB (powers of 1024)")
-    return int(found[1]) * _FACTORS[found[2].lower()]
+    try:
+        return max(1, round(parse_size(text)))
+    except ValueError as error:
+        raise DpscopeError(f"{flag} {error}") from error
 
 
 def _collectives(text: str | None) -> tuple[Collective, ...]:
@@ -93,7 +88,7 @@ def _collectives(text: str | None) -> tuple[Collective, ...]:
         return measured
     names = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [name for name in names if name not in measured]
-    _check("--collectives", text, bool(names) and not unknown, f"give some of {','.join(measured)}")
+    _check("--collectives", text, bool(names) and not unknown, choose_from(next(iter(unknown), ""), measured))
     return tuple(name for name in measured if name in names)
 
 

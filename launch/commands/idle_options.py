@@ -236,6 +236,7 @@ IDLE: dict[str, tuple[Idle, ...]] = {
             (
                 *(
                     "cell",
+                    "link",
                     "inter",
                     "intra",
                     "bucket_mb",

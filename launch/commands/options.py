@@ -1,6 +1,7 @@
 """Options that several commands of `dpscope` share: type and help text of each flag. Imports typer alone."""
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from dpscope.launch.commands.idle_options import check_options
+from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -79,7 +81,9 @@ DdpArgs = Annotated[
     str | None,
     typer.Option(help="more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE"),
 ]
-BucketMb = Annotated[str | None, typer.Option(help="DDP's bucket cap in MiB, or default, or several")]
+BucketMb = Annotated[
+    str | None, typer.Option(help="DDP's bucket cap in MiB, or with a unit (25MB), or default, or several")
+]
 Overlap = Annotated[str | None, typer.Option(help="on, off (one bucket, after backward), or on,off")]
 GradientAsBucketView = Annotated[
     bool | None,
@@ -165,7 +169,10 @@ WaitForNodes = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="measure every cell again")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, its estimates and commands only")]
-MaxBytes = Annotated[int | None, typer.Option(help="read no more of a trace than this, uncompressed; default: 16 GiB")]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="read no more of a trace than this, uncompressed, such as 4GB; default: 16 GiB"),
+]
 MaxEvents = Annotated[int | None, typer.Option(help="refuse a trace with more events than this; default: 10 million")]
 
 
@@ -184,7 +191,13 @@ class DefaultsInHelp(TyperCommand):
         for name in (one.partition("=")[0] for one in before_files):
             if name in _REPLACED:
                 raise DpscopeError(f"{name}: {_REPLACED[name]}")
-        return super().parse_args(ctx, args)
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            if wrong := re.search(r"'([^']*)' is not one of (.*)\.$", error.message):
+                known = re.findall(r"'([^']*)'", wrong[2])
+                error.message = f"{wrong[1]!r}: {choose_from(wrong[1], known)}"
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """As typer does, of options that say what they are by default."""
@@ -324,8 +337,9 @@ def read_figures(text: str | None) -> tuple[str, ...] | None:
     if text is None or text == "none":
         return None if text is None else ()
     formats = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [one for one in formats if one not in ("png", "svg", "pdf")]:
-        raise DpscopeError(f"--figures {text}: {unknown[0]!r} is no format; choose from png, svg and pdf, or none")
+    known = ("png", "svg", "pdf", "none")
+    if unknown := [one for one in formats if one not in known[:3]]:
+        raise DpscopeError(f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}")
     return formats
 
 
@@ -335,14 +349,26 @@ def check_seconds(option: str, seconds: float | None) -> None:
         raise DpscopeError(f"{option} {seconds:g}: must be above 0 seconds")
 
 
-def read_limits(max_bytes: int | None, max_events: int | None) -> "ReadLimits":
+def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | None:
+    """The bytes of a size such as ``4096``, ``4 MB`` or ``4MiB``; raises DpscopeError for a text that states none."""
+    if text is None:
+        return None
+    try:
+        return parse_size(text, unit_bytes)
+    except ValueError as error:
+        raise DpscopeError(f"{option} {error}") from error
+
+
+def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":
     """The limits of one trace file; raises DpscopeError for one that leaves nothing to read."""
     from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
 
-    for option, value in (("--max-bytes", max_bytes), ("--max-events", max_events)):
-        if value is not None and value < 1:
-            raise DpscopeError(f"{option} {value}: must be 1 or more")
-    return ReadLimits(max_bytes or DEFAULT_LIMITS.max_bytes, max_events or DEFAULT_LIMITS.max_events)
+    size = read_size("--max-bytes", max_bytes)
+    if max_events is not None and max_events < 1:
+        raise DpscopeError(f"--max-events {max_events}: must be 1 or more")
+    return ReadLimits(
+        max(1, round(size)) if size else DEFAULT_LIMITS.max_bytes, max_events or DEFAULT_LIMITS.max_events
+    )
 
 
 OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]

@@ -1,12 +1,13 @@
 """`dpscope whatif`: the step of a configuration that nobody has run, with its error shown."""
 
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dpscope.launch.commands.options import read_size
+from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -23,11 +24,19 @@ def whatif(
     cell: Annotated[_Text, typer.Option(help="the cell of a run to predict from, such as ddp-d2-b32")] = None,
     devices: Annotated[_Text, typer.Option(help="device counts to predict, such as 32,64")] = None,
     per_node: Annotated[_Text, typer.Option(help="devices on a node; unless given, as measured")] = None,
-    inter: Annotated[
-        _Text, typer.Option(help='the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"')
+    link: Annotated[
+        _Text,
+        typer.Option(
+            help="the link that limits: between nodes if there are several, else within the node; "
+            'such as 100Gb/s, "NVLink 4", "reached 11GB/s"'
+        ),
     ] = None,
-    intra: Annotated[_Text, typer.Option(help='the link within a node, such as "NVLink 4"')] = None,
-    bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 or default")] = None,
+    inter: Annotated[
+        _Text,
+        typer.Option(help='of two levels the link between nodes, such as 100Gb/s, "InfiniBand HDR", "reached 11GB/s"'),
+    ] = None,
+    intra: Annotated[_Text, typer.Option(help='of two levels the link within a node, such as "NVLink 4"')] = None,
+    bucket_mb: Annotated[_Text, typer.Option(help="DDP's bucket_cap_mb, such as 5,50 (MiB), 25MB or default")] = None,
     comm_hook: Annotated[_Text, typer.Option(help="how gradients travel: none, fp16, bf16")] = None,
     batch_size: Annotated[_Text, typer.Option(help="per device and step, such as 32,128")] = None,
     accumulate: Annotated[_Text, typer.Option(help="micro-batches of a step, of the measured size")] = None,
@@ -38,7 +47,7 @@ def whatif(
     ] = None,
     jitter: Annotated[_Text, typer.Option(help="how late a rank is, of the step, such as 3%")] = None,
     solve: Annotated[
-        _Text, typer.Option(help="find: inter, intra, faster, devices (with --need), bucket-mb, strategy")
+        _Text, typer.Option(help="find: link (or inter, intra), faster, devices (with --need), bucket-mb, strategy")
     ] = None,
     need: Annotated[_Text, typer.Option(help="the target of --solve: efficiency=0.95 or step-ms=100")] = None,
     measured: Annotated[
@@ -46,8 +55,10 @@ def whatif(
     ] = None,
     base_devices: Annotated[int | None, typer.Option(min=1, help="of a trace: devices of its job")] = None,
     base_batch_size: Annotated[int | None, typer.Option(min=1, help="of a trace: its batch per device")] = None,
-    base_bucket_mb: Annotated[float | None, typer.Option(help="of a trace: its bucket_cap_mb")] = None,
-    gradient_bytes: Annotated[float | None, typer.Option(help="of a trace or a table: bytes of all gradients")] = None,
+    base_bucket_mb: Annotated[_Text, typer.Option(help="of a trace: its bucket_cap_mb, such as 25")] = None,
+    gradient_bytes: Annotated[
+        _Text, typer.Option(metavar="SIZE", help="of a trace or a table: size of all gradients, such as 44.7MB")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="write the first scenario's step as a Chrome trace")] = None,
     figure: Annotated[Path | None, typer.Option(help="draw efficiency over devices, *.png or *.svg")] = None,
     output_format: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="what to print")] = "table",
@@ -56,20 +67,34 @@ def whatif(
     from dpscope.analysis.what_if.answers.asked import AskedText
 
     asked = AskedText(
-        devices, per_node, inter, intra, bucket_mb, comm_hook, batch_size, accumulate, overlap, strategy, faster, jitter
+        devices,
+        per_node,
+        link,
+        inter,
+        intra,
+        bucket_mb,
+        comm_hook,
+        batch_size,
+        accumulate,
+        overlap,
+        strategy,
+        faster,
+        jitter,
     )
+    gradients = read_size("--gradient-bytes", gradient_bytes)
+    bucket = read_size("--base-bucket-mb", base_bucket_mb, MIB)
     for path in paths:
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, traces of one job, or a CSV table")
     if paths[0].suffix.lower() in _TABLES:
-        _of_table(paths, asked, measured, gradient_bytes, output_format)
+        _of_table(paths, asked, measured, gradients, output_format)
         return
     from dpscope.launch.commands.what_if_runs import RunQuestion, of_run_or_traces
 
     of_run_or_traces(
         paths,
         RunQuestion(asked, cell, solve, need, trace, figure, output_format),
-        (base_devices, base_batch_size, base_bucket_mb, gradient_bytes),
+        (base_devices, base_batch_size, None if bucket is None else bucket / MIB, gradients),
     )
 
 
@@ -82,8 +107,6 @@ def _of_table(
         raise DpscopeError(f"{table} is a table: give it alone")
     if (asked.devices is None) == (measured is None):
         raise DpscopeError("say what to predict: --devices 32,64, or --measured OTHER.csv, one of them")
-    if gradient_bytes is not None and not 0 < gradient_bytes < math.inf:
-        raise DpscopeError(f"--gradient-bytes {gradient_bytes:g}: give a number of bytes above 0")
     if not table.is_file():
         raise DpscopeError(f"{table} is not a file; give a CSV table")
     from rich.console import Console

@@ -1,11 +1,12 @@
 """`dpscope whatif` of a run folder or of traces: the replay's answers, printed, drawn and written."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscope.analysis.what_if.answers.asked import AskedText, check_links, need_of, scenarios_of
+from dpscope.analysis.what_if.answers.asked import AskedText, check_links, need_of, scenarios_of, with_link
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def of_run_or_traces(
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if.answers import bases, output
     from dpscope.analysis.what_if.answers.own_error import with_own_error
+    from dpscope.analysis.what_if.scenarios.inputs import place_of
     from dpscope.profiling.store.folders import is_run_folder
 
     if is_run_folder(paths[0]):
@@ -48,6 +50,10 @@ def of_run_or_traces(
     else:
         found = bases.base_of_traces(paths, bases.Told(*told))
     check_links(question.asked, found.base, [one for _, one in scenarios])
+    scenarios = with_link(question.asked, found.base, scenarios)
+    if question.solve == "link":
+        several = place_of(found.base, scenarios[0][1]).nodes > 1
+        question = replace(question, solve="inter" if several else "intra")
     found, own = with_own_error(found)
     said = output.run_answer(found, own, scenarios)
     if question.output_format == "json":
@@ -68,8 +74,9 @@ def of_run_or_traces(
 def _check(question: RunQuestion, scenarios: int) -> None:
     from dpscope.analysis.what_if.answers.questions import SOLVABLE
 
-    if question.solve is not None and question.solve not in SOLVABLE:
-        raise DpscopeError(f"--solve {question.solve!r}: choose from {', '.join(SOLVABLE)}")
+    known = ("link", *SOLVABLE)
+    if question.solve is not None and question.solve not in known:
+        raise DpscopeError(f"--solve {question.solve!r}: {choose_from(question.solve, known)}")
     targets = question.solve is not None and question.solve not in ("bucket-mb", "strategy")
     if targets and question.need is None:
         raise DpscopeError(f"--solve {question.solve} needs a target: --need efficiency=0.95 or --need step-ms=100")

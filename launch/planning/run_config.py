@@ -1,6 +1,5 @@
 """From a TOML file and flags to a RunConfig, validated at once. Imports no torch."""
 
-import difflib
 import os.path
 import re
 import tomllib
@@ -20,6 +19,7 @@ from dpscope.profiling.records.config import Measurement, Optimizer, Reporting, 
 from dpscope.profiling.records.matrix import VARIANT_EXAMPLES, Amp, Matrix, check_micro_batches, parse_layout
 from dpscope.profiling.records.settings import ConfigPart, SettingError, setting_names, shown
 from dpscope.profiling.records.strategies import STRATEGY_LIST
+from dpscope.profiling.records.typed_text import choose_from, nearest
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 _Part = TypeVar("_Part", bound=ConfigPart)
@@ -149,7 +149,7 @@ def _field_name(key: str, origin: str, fields: Sequence[str]) -> str:
         raise DpscopeError(f"{origin}: {_REPLACED[name]}")
     if field not in fields:
         known = sorted(_FLAG_OF_FIELD.get(name, name) for name in fields)
-        if close := difflib.get_close_matches(name, known, n=1):
+        if close := nearest(name, known):
             raise DpscopeError(f"{origin}: no such setting; did you mean {close[0]}?")
         raise DpscopeError(f"{origin}: no such setting; known are {', '.join(known)}")
     return field
@@ -161,6 +161,8 @@ def build_part(kind: type[_Part], given: dict[str, object], origins: dict[str, s
     counts = values.get("devices")
     if isinstance(counts, list) and any("x" in str(count) for count in counts):  # a file's, layouts among them
         values["devices"] = ",".join(map(str, counts))
+    if isinstance(sizes := values.get("bucket_mb"), list) and any(isinstance(size, str) for size in sizes):
+        values["bucket_mb"] = ",".join(map(str, sizes))  # a file's, with units
     for field, parse in _TEXT_PARSERS.items():
         if isinstance(values.get(field), str | int | float):
             _parse_text(values, field, parse, origins)
@@ -260,10 +262,16 @@ def conversion_message(
     field = where[1] if where else ""
     reason = error.partition(" - at ")[0]
     if "Invalid enum value" in reason:
-        reason = f"unknown; choose from {choices.get(field, 'the documented values')}"
+        reason = f"unknown; {_choice(choices[field].split(', '), values.get(field))}"
     elif kinds := [one.type for one in msgspec.structs.fields(kind) if one.name == field]:
         reason = f"must be {_in_words(kinds[0])}"
     return f"{origins.get(field, flag_name(field))} {shown(values.get(field))}: {reason}"
+
+
+def _choice(known: Sequence[str], value: object) -> str:
+    """What to give in place of the first value that is not known."""
+    given = value if isinstance(value, list | tuple) else (value,)
+    return choose_from(next((one for one in given if one not in known), value), known)
 
 
 def _in_words(kind: object) -> str:

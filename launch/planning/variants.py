@@ -1,5 +1,6 @@
 """Variants of the strategies: read from text, and combined into the options of cells. Imports no torch."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import TypeVar, get_args
@@ -9,6 +10,7 @@ import msgspec
 from dpscope.profiling.records.matrix import SHARDED_HOOKS, SWITCHES, Amp, CommHook, CompileMode, Matrix, NcclEngine
 from dpscope.profiling.records.run import CellOptions
 from dpscope.profiling.records.strategies import Strategy, traits_of
+from dpscope.profiling.records.typed_text import MIB, parse_size
 
 CHOICES = {
     "comm_hook": ", ".join(get_args(CommHook)),
@@ -30,7 +32,17 @@ def _switches(text: str) -> tuple[str, ...]:
 
 
 def _bucket_sizes(text: str) -> tuple[float | str, ...]:
-    return tuple(part if part == "default" else _number(part, float, "a number") for part in _split(text))
+    return tuple(part if part == "default" else _mebibytes(part) for part in _split(text))
+
+
+def _mebibytes(text: str) -> float:
+    """A bare number is MiB; a size with a unit is converted, to four decimals, since cells are named after it."""
+    with contextlib.suppress(ValueError):
+        return float(text)  # its range is checked with the other settings
+    try:
+        return round(parse_size(text, MIB) / MIB, 4)
+    except ValueError as error:
+        raise ValueError(f"{text or 'nothing'} is not a number of MiB, nor a size such as 25MB") from error
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

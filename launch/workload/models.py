@@ -1,6 +1,5 @@
 """The models dpscope can train: CIFAR's ResNet-18 and ResNet-8, GPTs, torchvision's classification models, the user's own."""
 
-import difflib
 import importlib
 import traceback
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from dpscope.launch.workload.gpt import build_gpt
 from dpscope.launch.workload.model_names import CIFAR_RESNET, GPTS, OWN_MODELS, SMALL_RESNET
 from dpscope.launch.workload.small_resnet import SmallResNet
 from dpscope.launch.workload.tasks import BuiltModel, checked_count, checked_shape, told_model
+from dpscope.profiling.records.typed_text import nearest
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -84,7 +84,7 @@ def classification_models() -> list[str]:
 def _check_torchvision_name(name: str) -> None:
     known = classification_models()
     if name not in known:
-        close = difflib.get_close_matches(name, [*OWN_MODELS, *known], n=3)
+        close = nearest(name, [*OWN_MODELS, *known], most=3)
         hint = f"did you mean {', '.join(close)}? Otherwise" if close else f"{CIFAR_RESNET} is the default;"
         raise DpscopeError(
             f"--model {name}: no such model; {hint} name a torchvision classification model or your own "

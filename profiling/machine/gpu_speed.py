@@ -3,10 +3,11 @@
 Dense rates: data sheets of newer GPUs print twice of them, for sparse matrices.
 """
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from dpscope.profiling.records.typed_text import nearest
 
 MEMORY, FP32, TF32, HALF, HOST_LINK = BOUNDS = range(5)
 """What bounds a kernel: memory; products of matrices in single precision, TF32, half precision (fp16, bf16); the link to the
@@ -65,4 +66,4 @@ def like_names(name: str) -> list[str]:
     titles = [one.title for one in GPU_SPEEDS]
     word = max(re.findall(r"\w+", name), key=len, default="").lower()
     family = [title for title in titles if word and word in title.lower()]
-    return family or difflib.get_close_matches(name, titles, n=4, cutoff=0.4) or titles
+    return family or nearest(name, titles, most=4, cutoff=0.4) or titles

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder
 
@@ -35,7 +36,9 @@ def traces_of_run(path: Path, cell_name: str | None = None, repeat: int | None =
         )
     name = cell_name or _only_cell(path, [cell for cell, _ in traced.values()])
     if name not in traced:
-        raise DpscopeError(f"{path} holds no traces of a cell {name}; name one of {_listed(traced)} with --cell")
+        raise DpscopeError(
+            f"{path} holds no traces of a cell {name}; {choose_from(name, traced, 'name one of')} with --cell"
+        )
     cell, repeats = traced[name]
     chosen = min(repeats) if repeat is None else repeat
     if chosen not in repeats:

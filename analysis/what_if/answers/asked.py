@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -13,6 +13,7 @@ from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Sc
 from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed, like_names
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
+from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
 _MOST = 10_000_000
@@ -26,6 +27,7 @@ class AskedText:
 
     devices: str | None = None
     per_node: str | None = None
+    link: str | None = None
     inter: str | None = None
     intra: str | None = None
     bucket_mb: str | None = None
@@ -38,12 +40,23 @@ class AskedText:
     jitter: str | None = None
 
 
+Asked = tuple[dict[str, str], Scenario]
+"""A scenario, and the words of the options that make it."""
+
+
 def option_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def scenarios_of(asked: AskedText) -> list[tuple[dict[str, str], Scenario]]:
-    """Every combination of the lists, each with what it says of itself. Raises DpscopeError that names the option."""
+def scenarios_of(asked: AskedText) -> list[Asked]:
+    """Every combination of the lists, each with what it says of itself. Raises DpscopeError that names the option.
+
+    `--link` is on both levels until the base is known: `with_link`.
+    """
+    if asked.link is not None and (level := "inter" if asked.inter is not None else "intra" if asked.intra else None):
+        raise DpscopeError(
+            f"--link and --{level} state the same link; give --link, or --inter and --intra for two levels"
+        )
     lists = [[(name, word, value) for word, value in _values(name, asked)] for name in _READERS]
     if math.prod(map(len, lists)) > _MOST_SCENARIOS:
         raise DpscopeError(
@@ -52,13 +65,27 @@ def scenarios_of(asked: AskedText) -> list[tuple[dict[str, str], Scenario]]:
     found = []
     for chosen in product(*lists):
         values: dict[str, Any] = {name: value for name, _, value in chosen if value is not None}
-        links = Links(intra=values.pop("intra", None), inter=values.pop("inter", None))
+        link = values.pop("link", None)
+        links = Links(intra=values.pop("intra", link), inter=values.pop("inter", link))
         if isinstance(values.get("faster"), GpuSpeed):
             values["gpu"] = values.pop("faster")
         if "comm_hook" in values:
             values["hook"] = values.pop("comm_hook")
         found.append(({name: word for name, word, _ in chosen if word is not None}, Scenario(links=links, **values)))
     return found
+
+
+def with_link(asked: AskedText, base: Base, scenarios: Sequence[Asked]) -> list[Asked]:
+    """`--link` on the level that limits a ring over all devices: between nodes if there are several, else within the node."""
+    if asked.link is None:
+        return list(scenarios)
+    return [
+        (words, replace(one, links=_on_one_level(one.links, place_of(base, one).nodes))) for words, one in scenarios
+    ]
+
+
+def _on_one_level(links: Links, nodes: int) -> Links:
+    return replace(links, intra=None) if nodes > 1 else replace(links, inter=None)
 
 
 def check_links(asked: AskedText, base: Base, scenarios: Sequence[Scenario]) -> None:
@@ -124,7 +151,12 @@ def _device(word: str, option: str) -> float | GpuSpeed:
 
 
 def _bucket(word: str, option: str) -> float | str:
-    return DEFAULT_BUCKET if word == DEFAULT_BUCKET else positive(word, option, "25 (MiB), or default")
+    if word == DEFAULT_BUCKET:
+        return DEFAULT_BUCKET
+    try:
+        return parse_size(word, MIB) / MIB
+    except ValueError as error:
+        raise DpscopeError(f"{option} {error}") from error
 
 
 def _share(word: str, option: str) -> float:
@@ -139,7 +171,7 @@ def _share(word: str, option: str) -> float:
 def _one_of(*known: str) -> Callable[[str, str], str]:
     def read(word: str, option: str) -> str:
         if word not in known:
-            raise DpscopeError(f"{option} {word!r}: choose from {', '.join(known)}")
+            raise DpscopeError(f"{option} {word!r}: {choose_from(word, known)}")
         return word
 
     return read
@@ -152,6 +184,7 @@ def _switch(word: str, option: str) -> bool:
 _READERS: dict[str, Callable[[str, str], object]] = {
     "devices": _whole,
     "per_node": _whole,
+    "link": _link,
     "inter": _link,
     "intra": _link,
     "bucket_mb": _bucket,
@@ -169,7 +202,9 @@ def need_of(text: str) -> tuple[str, float]:
     """Such as ``efficiency=0.95`` or ``step-ms=100``. Raises DpscopeError for another."""
     name, _, value = text.partition("=")
     if name not in NEEDS:
-        raise DpscopeError(f"--need {text!r}: give efficiency=0.95 or step-ms=100")
+        meant = nearest(name, NEEDS)
+        hint = f"did you mean {meant[0]}? Give" if meant else "give"
+        raise DpscopeError(f"--need {text!r}: {hint} efficiency=0.95 or step-ms=100")
     number = positive(value, "--need " + name, "0.95" if name == "efficiency" else "100")
     if name == "efficiency" and number > 1:
         raise DpscopeError(f"--need {text!r}: an efficiency is at most 1, such as efficiency=0.95")

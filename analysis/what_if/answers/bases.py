@@ -26,6 +26,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json_if_there
 
@@ -166,9 +167,8 @@ def _chosen(run: RunData, name: str | None, path: Path) -> CellData:
     if name is not None:
         found = run.cells.get(name)
         if found is None or not found.measured:
-            raise DpscopeError(
-                f"{path} has no measured cell {name}; it has {', '.join(one.cell.name for one in run.measured)}"
-            )
+            measured = [one.cell.name for one in run.measured]
+            raise DpscopeError(f"{path} has no measured cell {name}; {choose_from(name, measured, 'it has')}")
         if found not in usable:
             raise DpscopeError(f"{name} cannot be the base: take a traced DDP cell of several devices")
         return found

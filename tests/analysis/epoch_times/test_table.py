@@ -6,7 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.table import read_epoch_times
+from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import PUBLISHED
 
@@ -106,3 +108,11 @@ def test_any_text_is_a_table_or_one_line_of_error(tmp_path: Path, tail: str) -> 
     except DpscopeError as error:
         rows, message = 0, str(error)
     assert (rows > 0) != (len(message.splitlines()) == 1)
+
+
+def test_a_misspelt_column_is_answered_with_the_one_meant(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match="did you mean 'epoch_secs' for epoch_seconds"):
+        read_epoch_times(write(tmp_path, "strategy,batch_size,devices,epoch_secs\nddp,32,2,5\n"))
+    path = write(tmp_path, "strategy,batch_size,devices,epoch_seconds,samples_per_epch,note\nddp,32,2,5,100,x\n")
+    (finding,) = [one for one in table_findings(read_epoch_times(path), []) if one.code == EstimateCode.UNKNOWN_COLUMN]
+    assert finding.message == "unknown columns, not used: 'samples_per_epch' (did you mean samples_per_epoch?), 'note'"

@@ -115,3 +115,23 @@ def test_a_strategy_of_its_own_is_a_series_of_its_own(tmp_path: Path) -> None:
     found = series_of(rows)
     assert sorted(dict(name).get("strategy", "ddp") for name in found) == ["ddp", "fsdp"]
     assert all(mine[0].step_us == 100e3 for mine in found.values())
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("rank,step_ms", "has no column ranks; its columns are rank, step_ms; did you mean 'rank' for ranks?"),
+        ("ranks,step_ms,batch_per_rnk", "column batch_per_rnk is no measure; did you mean batch_per_rank?"),
+        ("ranks,step_ms,ranks_pr_node", "did you mean ranks_per_node?"),
+    ],
+)
+def test_a_misspelt_column_is_answered_with_the_one_meant(tmp_path: Path, header: str, expected: str) -> None:
+    path = table(tmp_path, f"{header}\n{','.join('1' for _ in header.split(','))}\n")
+    with pytest.raises(DpscopeError) as refused:
+        read_step_table(path)
+    assert expected in str(refused.value)
+
+
+def test_a_setting_that_resembles_no_measure_stays_one(tmp_path: Path) -> None:
+    path = table(tmp_path, "ranks,step_ms,network,batch_policy\n1,5,eth,a\n")
+    assert dict(read_step_table(path)[0].identity) == {"network": "eth", "batch_policy": "a"}

@@ -13,7 +13,7 @@ from dpscope.profiling.store.errors import DpscopeError
         ({"collectives": "all_reduce,gossip"}, "--collectives all_reduce,gossip"),
         ({"devices": "1,2"}, "--devices 1,2"),
         ({"devices": "two"}, "--devices two"),
-        ({"min_bytes": "4MB"}, "--min-bytes 4MB: give bytes"),
+        ({"min_bytes": "4QB"}, "--min-bytes 4QB: give a size above 0"),
         ({"min_bytes": "0"}, "--min-bytes 0"),
         ({"min_bytes": "4"}, "--min-bytes 4: give 8 or more"),
         ({"min_bytes": "2M", "max_bytes": "1M"}, "--max-bytes 1M"),
@@ -30,4 +30,5 @@ def test_mistakes_name_flag_and_value(flags: dict[str, str], message: str) -> No
 def test_sizes() -> None:
     chosen = calibration_settings(device="cpu", min_bytes="4KiB", max_bytes="256MiB")
     assert (len(chosen.sizes), chosen.sizes[0], chosen.sizes[-1]) == (17, 4096, 268435456)
+    assert calibration_settings(device="cpu", min_bytes="1 MB", max_bytes="4MB").sizes == (1000000, 2000000, 4000000)
     assert calibration_settings(device="cpu", min_bytes="3000", max_bytes="12001").sizes == (3000, 6000, 12000)

@@ -73,6 +73,7 @@ SITUATIONS: list[tuple[str, list[str], tuple[list[str], ...]]] = [
         (
             *(
                 ["--cell", "ddp-d2-b8"],
+                ["--link", "1Gb/s"],
                 ["--inter", "1Gb/s"],
                 ["--intra", "1Gb/s"],
                 ["--bucket-mb", "5"],

@@ -126,11 +126,11 @@ def test_bytes_of_gradients_tell_the_rate_of_the_link(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
     steps = "".join(f"{n},{n},{40 + 400 * (n - 1) / n},{400 * (n - 1) / n - 60}\n" for n in (2, 4, 8))
     table.write_text(f"nodes,ranks,step_ms,sync_ms\n1,1,100,\n{steps}")
-    said = json.loads(whatif(table, "--devices", "16", "--gradient-bytes", "1e8", "--format", "json").stdout)
+    said = json.loads(whatif(table, "--devices", "16", "--gradient-bytes", "100MB", "--format", "json").stdout)
     (rate,) = said["link_rates"]
     assert rate["link"] == "between nodes"
     assert rate["gb_per_s"] == pytest.approx(0.5, rel=0.2)
     table.write_text("ranks,step_ms\n1,100\n2,101\n4,101\n")
     assert "hides under compute" in printed(table, "--devices", "8", "--gradient-bytes", "1e8")
     ended = whatif(table, "--devices", "8", "--gradient-bytes", "0")
-    assert "--gradient-bytes 0: give a number of bytes above 0" in str(ended.exception)
+    assert "--gradient-bytes 0: give a size above 0" in str(ended.exception)

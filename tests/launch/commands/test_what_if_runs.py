@@ -82,6 +82,24 @@ def test_the_inverse_is_answered_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
+    ("placed", "level"), [(["--devices", "2"], "intra"), (["--devices", "4", "--per-node", "1"], "inter")]
+)
+def test_one_link_is_that_between_nodes_if_there_are_several_else_that_within_the_node(
+    placed: list[str], level: str
+) -> None:
+    def predicted(*arguments: str) -> dict[str, object]:
+        answer = json.loads(whatif(EXAMPLE_RUN, *placed, *arguments, "--format", "json").stdout)
+        return {name: value for name, value in answer["predictions"][0].items() if name != "scenario"}
+
+    assert predicted("--link", "1GB/s") == predicted(f"--{level}", "1GB/s") != predicted("--link", "2GB/s")
+
+
+def test_the_link_that_limits_is_solved_for() -> None:
+    need = ("--need", "efficiency=0.01")
+    assert whatif(EXAMPLE_RUN, "--solve", "link", *need).stdout == whatif(EXAMPLE_RUN, "--solve", "intra", *need).stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--inter", "100Gb/s"], "--inter changes nothing: all of it is on one node; add --per-node"),
@@ -90,17 +108,22 @@ def test_the_inverse_is_answered_in_a_sentence() -> None:
             "--intra changes nothing: every node has one device",
         ),
         (["--inter", "100"], "--inter: '100' has no unit: write 100GB/s"),
+        (["--link", "100"], "--link: '100' has no unit: write 100GB/s"),
+        (["--link", "1GB/s", "--inter", "1GB/s"], "--link and --inter state the same link"),
+        (["--overlap", "offf"], "--overlap 'offf': did you mean off? Choose from on, off"),
+        (["--solve", "buckt-mb"], "did you mean bucket-mb?"),
+        (["--need", "step_ms=3", "--solve", "faster"], "did you mean step-ms?"),
         (["--jitter", "3"], "--jitter '3' has no unit: write 3%"),
         (["--devices", "0"], "--devices '0': give whole numbers of 1 or more"),
-        (["--bucket-mb", "-1"], "--bucket-mb '-1': give a number above 0"),
+        (["--bucket-mb", "-1"], "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
         (["--overlap", "maybe"], "--overlap 'maybe': choose from on, off"),
-        (["--solve", "luck"], "--solve 'luck': choose from inter"),
+        (["--solve", "luck"], "--solve 'luck': choose from link, inter"),
         (["--solve", "inter"], "--solve inter needs a target"),
         (["--solve", "inter", "--need", "efficiency=95"], "an efficiency is at most 1"),
         (["--solve", "inter", "--need", "speed=2"], "give efficiency=0.95 or step-ms=100"),
         (["--solve", "bucket-mb", "--bucket-mb", "5"], "--solve bucket-mb finds that itself: leave --bucket-mb out"),
         (["--solve", "bucket-mb", "--devices", "2,4"], "--solve answers for one scenario"),
-        (["--cell", "ddp-d8-b8"], "has no measured cell ddp-d8-b8; it has"),
+        (["--cell", "ddp-d8-b8"], "has no measured cell ddp-d8-b8; did you mean ddp-d2-b8? It has"),
         (["--cell", "single-d1-b8"], "cannot be the base"),
         (["--trace", "step.txt"], "must end in .json"),
         (["--figure", "nowhere/x.png"], "nowhere does not exist"),

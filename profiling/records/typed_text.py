@@ -1,0 +1,56 @@
+"""What users type: sizes with a unit, and words of which only some are known. Imports no torch."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+
+MIB = 1 << 20
+_SIZE = re.compile(
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?:(?P<scale>[KMGT])(?P<binary>i?)(?P<byte>B?)|B|bytes?)?",
+    re.IGNORECASE,
+)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str, unit_bytes: int = 1) -> float:
+    """The bytes that a text such as ``4096``, ``4 MB``, ``4MiB`` or ``4M`` states.
+
+    `unit_bytes` is the unit of a bare number. MB is 1e6 bytes, as reports print it; MiB, and M as nccl-tests write it, are
+    2**20. Raises ValueError, which names what to write, for a text that is no size and for one that is not above 0.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    bare = "25 (MiB)" if unit_bytes == MIB else "4096"
+    advice = f"give a size above 0, such as {bare}, 4MB (1e6 bytes each) or 4MiB (2^20 bytes each)"
+    if found is None:
+        raise ValueError(f"{text}: {advice}")
+    factor: float = unit_bytes
+    if found["scale"]:
+        base = 1000 if found["byte"] and not found["binary"] else 1024
+        factor = base ** _POWERS[found["scale"].lower()]
+    elif not found[0][-1].isdigit() and found[0][-1] != ".":
+        factor = 1  # a number of bytes, with the word
+    size = float(found["number"]) * factor
+    if not 0 < size < math.inf:
+        raise ValueError(f"{text}: {advice}")
+    return size
+
+
+def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Those of the known words that a mistyped one most resembles, whatever the case of its letters."""
+    by_lower = {name.lower(): name for name in known}
+    return [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=most, cutoff=cutoff)]
+
+
+def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -> str:
+    """What to give in place of an unknown word.
+
+    >>> choose_from("ddb", ("dp", "ddp"))
+    'did you mean ddp? Choose from dp, ddp'
+    >>> choose_from("x", ("dp", "ddp"))
+    'choose from dp, ddp'
+    """
+    words = list(known)
+    advice = f"{verb} {', '.join(words)}"
+    meant = nearest(str(word), words)
+    return f"did you mean {meant[0]}? {advice[0].upper()}{advice[1:]}" if meant else advice

@@ -1,0 +1,92 @@
+"""Sizes and words as users type them, read in every option that takes one."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpscope.analysis.text.units import show_bytes
+from dpscope.launch.cli import app
+from dpscope.launch.commands.options import read_limits
+from dpscope.launch.planning.run_config import load_config
+from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
+from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.paths import EXAMPLE_RUN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        ("4MB", 4_000_000),
+        ("4 MB", 4_000_000),
+        ("4 MiB", 4_194_304),
+        ("4M", 4_194_304),
+        ("8k", 8192),
+        ("44.7 MB", 44_700_000),
+        ("1e3", 1000),
+        ("512 B", 512),
+        ("1.5GiB", 1_610_612_736),
+    ],
+)
+def test_a_size_has_the_unit_that_it_names(text: str, expected: float) -> None:
+    assert parse_size(text) == expected
+
+
+def test_a_bare_number_has_the_unit_of_its_option() -> None:
+    assert parse_size("25", MIB) == 26_214_400
+    assert parse_size("25 B", MIB) == 25
+    assert parse_size("25MB", MIB) == 25_000_000
+
+
+@pytest.mark.parametrize("size", [4096, 44_700_000, 3_200_000_000, 7])
+def test_sizes_are_read_as_reports_print_them(size: int) -> None:
+    assert parse_size(show_bytes(size)) == pytest.approx(size, rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "4XB", "MB", "4 4", "nan", "1e999", "4Mb/s"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="give a size above 0, such as 4096, 4MB"):
+        parse_size(text)
+
+
+def test_a_near_word_is_proposed_and_a_far_one_is_not() -> None:
+    assert nearest("DPP", ("single", "ddp")) == ["ddp"]
+    assert choose_from("ddb", ("single", "ddp")) == "did you mean ddp? Choose from single, ddp"
+    assert choose_from("x", ("single", "ddp")) == "choose from single, ddp"
+
+
+def test_a_bucket_cap_is_read_with_its_unit_from_a_flag_and_from_a_file(tmp_path: Path) -> None:
+    assert load_config(None, {"bucket_mb": "4MB,default,25"}).matrix.bucket_mb == ("default", 3.8147, 25.0)
+    (tmp_path / "run.toml").write_text('bucket_mb = ["8MiB", 25]\n')
+    assert load_config(tmp_path / "run.toml", {}).matrix.bucket_mb == (8.0, 25.0)
+
+
+def test_the_limit_of_a_trace_is_a_size() -> None:
+    assert read_limits("4GB", None).max_bytes == 4_000_000_000
+    with pytest.raises(DpscopeError, match="--max-bytes 4 parsecs: give a size above 0"):
+        read_limits("4 parsecs", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["run", "--dry-run", "--strategy", "single,ddb"],
+            "--strategy single,ddb: unknown; did you mean ddp? Choose from",
+        ),
+        (["run", "--dry-run", "--scaling", "weka"], "did you mean weak?"),
+        (["train", "--dry-run", "--learning-rate-scaling", "liner"], "did you mean linear?"),
+        (["run", "--dry-run", "--comm-hook", "fp61"], "did you mean fp16?"),
+        (["calibrate", "--device", "cpu", "--collectives", "all_redcue"], "did you mean all_reduce?"),
+        (["analyze", str(EXAMPLE_RUN), "--figures", "sgv"], "did you mean svg?"),
+        (["analyze", str(EXAMPLE_RUN), "--format", "jsno"], "'jsno': did you mean json? Choose from table, json"),
+        (["run", "--transforms", "per-imag"], "did you mean per-image?"),
+    ],
+)
+def test_a_mistyped_choice_is_answered_with_the_nearest_one(arguments: list[str], expected: str) -> None:
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code != 0
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", f"{ended.output} {ended.exception}").split())
+    assert expected in text
