@@ -3,7 +3,7 @@
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,11 @@ class Bundle:
 
 
 def collect(
-    run: Path, findings: Sequence[Finding], notes: Mapping[str, object], most_bytes: int = MOST_BYTES
+    run: Path,
+    findings: Sequence[Finding],
+    notes: Mapping[str, object],
+    most_bytes: int = MOST_BYTES,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
     """Everything of a run that goes into its bundle, in at most `most_bytes`.
 
@@ -69,6 +73,7 @@ def collect(
     traces = _Traces(run, names, most_bytes - size)
     with tempfile.TemporaryDirectory(prefix="dpscope-bundle-") as scratch:
         for repeat in repeats_with_traces(run):
+            progress(repeat.path.relative_to(run).as_posix())
             traces.take(repeat, Path(scratch))
     return Bundle(
         names.text(run.absolute().name), (*members, *traces.taken), tuple(traces.in_part), tuple(traces.left_out)

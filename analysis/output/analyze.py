@@ -22,7 +22,7 @@ from dpscope.analysis.text.terminal import (
     print_missing,
     print_table,
     print_tables,
-    reading,
+    progress,
 )
 from dpscope.analysis.text.text_table import OutputFormat
 from dpscope.profiling.records.links import LinkRate
@@ -59,7 +59,7 @@ def load(path: Path, target_accuracy: float | None = None) -> "RunData":
     """Load a run, telling on standard error which cell is being read."""
     from dpscope.analysis.runs.run_data import load_run
 
-    with reading() as tell:
+    with progress() as tell:
         return load_run(path, tell, target_accuracy)
 
 
@@ -88,7 +88,8 @@ def report_of(path: Path, targets: Targets) -> "Report":
     run = load(path, targets.accuracy)
     told = run.manifest.config.reporting
     efficiency = targets.efficiency or told.target_efficiency
-    return make_report(run, targets.link, calibration, efficiency, targets.nccl_logs)
+    with progress("Comparing cells"):
+        return make_report(run, targets.link, calibration, efficiency, targets.nccl_logs)
 
 
 def verdict_of(run: "RunData") -> "Verdict":
@@ -139,7 +140,8 @@ def show_run(
         from dpscope.analysis.report.build import write_report
 
         report = report_of(path, targets)
-        page, printed = write_report(report, figure_formats, made_from, folder), report.printed
+        with progress("Writing the report"):
+            page, printed = write_report(report, figure_formats, made_from, folder), report.printed
     if detail == "path":
         console.print(str(page), highlight=False, soft_wrap=True)
     elif detail == "summary":

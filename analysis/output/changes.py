@@ -24,7 +24,7 @@ from dpscope.analysis.runs.changes import (
     undecided_findings,
 )
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables
+from dpscope.analysis.text.terminal import Trimmed, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import OutputFormat, TextTable
 from dpscope.analysis.training.comparison import compare_trained_cells, training_setting_findings
 from dpscope.analysis.training.data import TrainingData, load_training
@@ -96,7 +96,8 @@ def _judge(
     if before.recorded is not None and after.recorded is not None:
         _check_models(before.path, after.path, before.recorded.config.workload, after.recorded.config.workload, force)
     share = DEFAULT_SHARE if share is None else share
-    changes = mark_unseen(compare_runs(before, after), share)
+    with progress(f"Comparing {before.path} with {after.path}"):
+        changes = mark_unseen(compare_runs(before, after), share)
     worse = regressions(changes, share)
     differ = setting_findings(before, after)
     unjudged = [*lost_findings(before, after), *undecided_findings(changes)]
@@ -104,7 +105,8 @@ def _judge(
     status = NOT_COMPARABLE if differ and not force else status
     found = Judgement(changes, worse, [*differ, *unjudged], status, history)
     if output_format in ("json", "github", "junit"):
-        found = replace(found, after=verdict_of(after))
+        with progress("Comparing cells"):
+            found = replace(found, after=verdict_of(after))
         sys.stdout.write(judgement_text(found, output_format) + "\n")
         return status
     if output_format == "table":

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.analysis.output.traces import trace_status
-from dpscope.analysis.text.terminal import print_findings, print_table
+from dpscope.analysis.text.terminal import print_findings, print_table, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.merge.inputs import traces_of_run
@@ -38,7 +38,8 @@ def print_merge(
         console.print(f"{chosen.cell.name}, repeat {chosen.repeat}", highlight=False)
     else:
         files, _ = find_traces(paths)
-    merged = merge_traces(files, output, limits)
+    with progress(f"Merging {counted(len(files), 'trace')}"):
+        merged = merge_traces(files, output, limits)
     print_table(console, clock_table(merged))
     if merged.findings:
         print_findings(console, merged.findings)

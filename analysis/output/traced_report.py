@@ -20,7 +20,7 @@ from dpscope.analysis.output.traced_jobs import job_content, job_csv, job_findin
 from dpscope.analysis.output.traces import few_of_each_kind, records, trace_status
 from dpscope.analysis.partials.merge import analyze_partial_jobs, partials_among
 from dpscope.analysis.runs.traced_run import traced_cell
-from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, reading
+from dpscope.analysis.text.terminal import Trimmed, open_in_browser, print_findings, print_table, print_tables, progress
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, TraceAnalysis, analyze_jobs
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
@@ -57,7 +57,7 @@ def read_jobs(paths: Sequence[Path], limits: ReadLimits = DEFAULT_LIMITS) -> Job
     """`analyze_jobs`, telling on standard error how far it is; or `analyze_partial_jobs`, where paths hold these."""
     if partials_among(paths):
         return analyze_partial_jobs(paths)
-    with reading() as tell:
+    with progress() as tell:
         return analyze_jobs(paths, limits, progress=lambda done, of: tell(f"{done} of {of} read"))
 
 
@@ -75,7 +75,8 @@ def report_of_traces(analysis: TraceAnalysis, paths: Sequence[Path], request: Tr
     from dpscope.analysis.runs.traced_run import traced_run
 
     calibration = costs_at(request.calibration) if request.calibration is not None else None
-    return make_report(traced_run(analysis, paths), request.link, calibration, nccl_logs=request.nccl_logs)
+    with progress("Comparing with models"):
+        return make_report(traced_run(analysis, paths), request.link, calibration, nccl_logs=request.nccl_logs)
 
 
 def print_traces(
@@ -121,7 +122,8 @@ def print_traces(
 def _write(report: "Report", folder: Path, figure_formats: Sequence[str] | None) -> Path:
     from dpscope.analysis.report.build import write_report
 
-    return write_report(report, figure_formats, folder=folder)
+    with progress("Writing the report"):
+        return write_report(report, figure_formats, folder=folder)
 
 
 def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:

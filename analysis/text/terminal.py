@@ -37,11 +37,14 @@ class Trimmed:
 
 
 @contextmanager
-def reading() -> Iterator[Callable[[str], None]]:
-    """Tell a terminal, on standard error, what is being read; it is redrawn when that changes, by no thread."""
+def progress(doing: str = "Reading traces") -> Iterator[Callable[[str], None]]:
+    """Show on standard error what is being done, if it is a terminal; what it yields takes the part that is being done now.
+
+    No thread redraws the line, and it is removed at the end.
+    """
     to_terminal = Console(markup=False, stderr=True, highlight=False)
-    with Live("Reading traces", console=to_terminal, auto_refresh=False, transient=True) as shown:
-        yield lambda what: shown.update(f"Reading traces: {what}", refresh=True)
+    with Live(f"{doing} ...", console=to_terminal, auto_refresh=False, transient=True) as line:
+        yield lambda part: line.update(f"{doing}: {part}", refresh=True)
 
 
 def open_in_browser(page: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpscope.analysis.text.terminal import progress
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
 from dpscope.profiling.machine.environment import (
@@ -45,7 +46,7 @@ class Check:
 
 
 def run_doctor() -> list[Check]:
-    """Run every check; each stands for itself, so that one failure does not hide another."""
+    """Run every check, so that one failure does not hide another; a terminal shows which one is running."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     checks: list[Callable[[], Check]] = [
         _torch,
@@ -60,7 +61,12 @@ def run_doctor() -> list[Check]:
         _tracer,
         _disk,
     ]
-    return [check() for check in checks]
+    with progress("Checking this machine") as tell:
+        found = []
+        for check in checks:
+            tell(check.__name__.strip("_").replace("_", " "))
+            found.append(check())
+    return found
 
 
 def print_checks(checks: list[Check], console: Console) -> bool:

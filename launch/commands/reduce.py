@@ -42,10 +42,10 @@ def reduce(
 
     from dpscope.analysis.partials.reduce import reduce_traces
     from dpscope.analysis.partials.share import read_share
-    from dpscope.analysis.text.terminal import reading
+    from dpscope.analysis.text.terminal import progress
 
     own = None if share is None else read_share(share)
-    with reading() as tell:
+    with progress() as tell:
         made = reduce_traces(
             paths,
             output,

@@ -25,7 +25,7 @@ def bundle(
     from rich.console import Console
 
     from dpscope.analysis.bundle.write import collect, write
-    from dpscope.analysis.text.terminal import print_table
+    from dpscope.analysis.text.terminal import print_table, progress
     from dpscope.profiling.store.folders import RunFolder
     from dpscope.profiling.store.ownership import check_overwritable
 
@@ -34,12 +34,14 @@ def bundle(
         check_overwritable(path)
     notes = _machine_notes()
     findings = _findings(run, notes)
-    packed = collect(run, findings, notes)
+    with progress("Packing traces") as tell:
+        packed = collect(run, findings, notes, progress=tell)
     console = Console(markup=False)
     print_table(console, packed.listing())
     if list_only:
         return
-    write(packed, path)
+    with progress(f"Writing {path}"):
+        write(packed, path)
     size_mb = path.stat().st_size / 1e6
     console.print(
         f"\nWritten: {path} ({size_mb:.1f} MB). Unpacked it is a run folder, which `dpscope analyze` reads.",

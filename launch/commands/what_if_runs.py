@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpscope.analysis.what_if.answers.asked import AskedText, check_links, need_of, scenarios_of, with_link
+from dpscope.analysis.what_if.answers.asked import (
+    AskedText,
+    check_links,
+    level_that_limits,
+    need_of,
+    scenarios_of,
+    with_link,
+)
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -36,33 +44,39 @@ def of_run_or_traces(
     _check(question, len(scenarios))
     from rich.console import Console
 
-    from dpscope.analysis.text.terminal import print_sentences, print_table
+    from dpscope.analysis.output.analyze import load
+    from dpscope.analysis.text.terminal import print_sentences, print_table, progress
     from dpscope.analysis.text.text_table import render
     from dpscope.analysis.what_if.answers import bases, output
     from dpscope.analysis.what_if.answers.own_error import with_own_error
-    from dpscope.analysis.what_if.scenarios.inputs import place_of
     from dpscope.profiling.store.folders import is_run_folder
 
     if is_run_folder(paths[0]):
         if len(paths) > 1:
             raise DpscopeError(f"{paths[0]} is a run folder: give it alone")
-        found = bases.base_of_run(paths[0], question.cell)
+        run = load(paths[0])
+        with progress("Replaying the base"):
+            found = bases.base_of_loaded(run, question.cell)
     else:
-        found = bases.base_of_traces(paths, bases.Told(*told))
+        with progress():
+            found = bases.base_of_traces(paths, bases.Told(*told))
     check_links(question.asked, found.base, [one for _, one in scenarios])
     scenarios = with_link(question.asked, found.base, scenarios)
     if question.solve == "link":
-        several = place_of(found.base, scenarios[0][1]).nodes > 1
-        question = replace(question, solve="inter" if several else "intra")
-    found, own = with_own_error(found)
-    said = output.run_answer(found, own, scenarios)
+        question = replace(question, solve=level_that_limits(found.base, scenarios[0][1]))
+    with progress("Predicting") as tell:
+        tell("the run's other cells")
+        found, own = with_own_error(found)
+        tell(counted(len(scenarios), "scenario"))
+        said = output.run_answer(found, own, scenarios)
     if question.output_format == "json":
         sys.stdout.write(said.as_json() + "\n")
     elif question.output_format == "csv":
         sys.stdout.write(render(output.run_table(said), "csv"))
     else:
         console = Console(markup=False)
-        further = _further(said, question)
+        with progress("Solving" if question.solve is not None else "Removing one cost at a time"):
+            further = _further(said, question)
         first = further if question.solve is not None else output.run_answer_sentences(said)
         print_sentences(console, first)
         if any(one.low_us is not None for _, _, one in said.predictions):

@@ -84,6 +84,11 @@ def with_link(asked: AskedText, base: Base, scenarios: Sequence[Asked]) -> list[
     ]
 
 
+def level_that_limits(base: Base, scenario: Scenario) -> str:
+    """The option that states the link between the slowest neighbours of a ring over all devices."""
+    return "inter" if place_of(base, scenario).nodes > 1 else "intra"
+
+
 def _on_one_level(links: Links, nodes: int) -> Links:
     return replace(links, intra=None) if nodes > 1 else replace(links, inter=None)
 
