@@ -51,7 +51,7 @@ def test_no_line_ends_in_blanks() -> None:
 
 @pytest.mark.parametrize(("width", "blocks"), [(60, 1), (40, 1), (31, 2)])
 def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, blocks: int) -> None:
-    """Two columns of 9 take 22 with gaps of two: 60 has room for the name's 20, 40 for 18. With gaps of one, 31 has 11: too few."""
+    """Two columns of 9 take 22 with gaps of two: 60 has room for the name's 20, 40 for 18. With gaps of one 31 has 11."""
     rows = (("ddp-d2-b4-bucket-1mb", "123456789", "987654321"),)
     out = io.StringIO()
     print_table(Console(file=out, width=width), TextTable("Times", ("cell", "step [ms]", "wait [ms]"), rows))
