@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.bounded_values import Bounded
 from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.records.strategies import traits_of
 
 SWEEP_SUFFIX = "_sweep"
 
@@ -67,8 +68,8 @@ class Baselines:
             and (one.dataset, one.samples_per_epoch) == (row.dataset, row.samples_per_epoch)
             and one.batch_size == batch_size
         ]
-        for preferred in ("single", row.strategy):
-            of_strategy = [one for one in found if one.strategy == preferred]
+        baselines = [one for one in found if traits_of(one.strategy).baseline]
+        for of_strategy in (baselines, [one for one in found if one.strategy == row.strategy]):
             if of_strategy:
                 same_hardware = [one for one in of_strategy if one.hardware == row.hardware]
                 return same_hardware or of_strategy

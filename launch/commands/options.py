@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from dpscope.launch.commands.idle_options import check_options
+from dpscope.profiling.records.strategies import STRATEGY_LIST
 from dpscope.profiling.records.typed_text import choose_from, parse_size
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("runs/default")
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 
-Strategy = Annotated[
-    str | None, typer.Option(help="single, dp, ddp, replicate, fsdp, fsdp-no-reshard, hsdp, or several: single,ddp")
-]
+Strategy = Annotated[str | None, typer.Option(help=f"{STRATEGY_LIST}, or several: single,ddp")]
 Devices = Annotated[str | None, typer.Option(help="device counts, such as 1,2,4; 2x4 is 2 nodes with 4 each")]
 BatchSize = Annotated[
     str | None, typer.Option(help="per device (weak) or global (strong): 32,128, or 32x4 for 32, 128, 512, ...")

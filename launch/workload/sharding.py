@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.strategies import shard_groups
+from dpscope.profiling.records.strategies import shard_groups, traits_of
 from dpscope.profiling.records.wrapped import ShardedUnit
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -53,7 +53,7 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
                     shapes=tuple(tuple(one.shape) for one in own),
                     trained=tuple(one.requires_grad for one in own),
                     element_bytes=tuple(one.element_size() for one in own),
-                    resharded=bool(name) and strategy != "fsdp-no-reshard",
+                    resharded=bool(name) and traits_of(strategy).reshards,
                 )
             )
     return tuple(units)
@@ -68,7 +68,7 @@ def shard_model(model: nn.Module, cell: Cell, device: torch.device) -> None:
     sizes, names = ((groups, shards), ("replicate", "shard")) if groups > 1 else ((shards,), ("shard",))
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(reduce_dtype=_REDUCED_IN[cell.options.comm_hook])
-    reshard = None if cell.strategy != "fsdp-no-reshard" else False
+    reshard = None if cell.traits.reshards else False
     for name in block_names(model):
         fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)

@@ -24,9 +24,7 @@ class StrategyTraits:
     baseline: bool = False  # one device, which the others are compared with
     one_process: bool = False  # drives all its devices from one process; else one process for each device
     reducer: bool = False  # torch's DistributedDataParallel: buckets, options, counters; measured on one device, too
-    sharded: bool = (
-        False  # torch.distributed.fsdp.fully_shard: a device holds a part of parameters, gradients and state
-    )
+    sharded: bool = False  # fully_shard: a device holds a part of parameters, gradients and optimizer state
     reshards: bool = True  # where sharded: parameters are freed after forward and gathered again for backward
     hybrid: bool = False  # where sharded: within groups of devices, and replicated between the groups
     least_devices: int = 1  # fewer have nothing to do

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,11 +17,11 @@ from dpscope.launch.training.whole_state import divided, divided_optimizer_state
 from dpscope.launch.workload.sharding import held_bytes, is_composed, sharded_units
 from dpscope.launch.workload.strategies import wrap_for
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.records.strategies import Strategy, traits_of
 from tests.helpers.strategy_steps import HOST, Steps, apart, trace_steps, weights
 
 BATCH, FEATURES = 2, 6
-STRATEGIES: tuple[CellStrategy, ...] = ("ddp", "replicate", "fsdp", "fsdp-no-reshard", "hsdp")
+STRATEGIES = [one for one in get_args(Strategy) if not traits_of(one).one_process]
 
 
 def model() -> nn.Module:
