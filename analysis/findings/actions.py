@@ -10,7 +10,7 @@ from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.findings.slow_tracing import slowed_by_tracing
 from dpscope.analysis.text.units import sentence, show_time
-from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, UNSPLIT, WAITING, Ledger, other_part
 from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.profiling.records.strategies import is_known, traits_of
 
@@ -133,7 +133,7 @@ def _parts(situation: Situation, ledger: Ledger) -> list[_Part]:
             )
         )
     if ledger.idle_us is not None and situation.on_device:
-        parts.append(_Part(ledger.idle_us, "idle time of the devices", _idle_advice(situation, ledger)))
+        parts.append(_Part(ledger.idle_us, IDLE, _idle_advice(situation, ledger)))
     return parts
 
 
@@ -149,21 +149,21 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
     other, wait, transfer = ledger.exposed_other_us, ledger.exposed_wait_us, ledger.exposed_transfer_us
     if traits_of(strategy).one_process:
         advice = "Use DDP: DP moves the model in every step, and none of that is hidden."
-        return [_Part(other, "exposed communication", advice)] if other is not None else []
+        return [_Part(other, UNSPLIT, advice)] if other is not None else []
     if wait is None or transfer is None:
         advice = "Trace every rank: without all of them, waiting for a late rank cannot be separated from transfer."
         if situation.not_split is not None:
             reason, next_step = situation.not_split.reason, situation.not_split.next_step
             advice = f"{sentence(next_step)} Waiting cannot be separated from transfer, because {reason}."
-        return [_Part(other, "exposed communication", advice)] if other is not None else []
+        return [_Part(other, UNSPLIT, advice)] if other is not None else []
     kinds = ledger.other_by_kind_us
     broadcasts = kinds.get("broadcast", 0.0)
     waiting = wait + (broadcasts if late is not None and late.shown else 0.0)  # a late rank is waited for there, too
     parts = [
-        _Part(waiting, "waiting for late ranks", _wait_advice(situation)),
+        _Part(waiting, WAITING, _wait_advice(situation)),
         _Part(
             transfer,
-            "exposed transfer",
+            TRANSFER,
             "Hide or shrink the transfers: larger batch, gradient accumulation, fp16 gradients, or a faster link."
             if is_known(strategy)  # whose parallelism the traces do not show
             else "Hide or shrink the transfers: larger batch or a faster link.",
@@ -176,14 +176,14 @@ def _exposed(situation: Situation, ledger: Ledger) -> list[_Part]:
             parts.append(
                 _Part(
                     us,
-                    "broadcasts of buffers",
+                    other_part(kind),
                     f"Try DDP without broadcasts of buffers ({how}): each step waits for rank 0."
                     if is_known(strategy)
                     else "See what the broadcasts carry: each step waits for their root.",
                 )
             )
         elif kind != "broadcast":
-            parts.append(_Part(us, f"exposed {kind}", f"Look at what is exposed of {kind} operations."))
+            parts.append(_Part(us, other_part(kind), f"Look at what is exposed of {kind} operations."))
     return parts
 
 

@@ -245,13 +245,22 @@ _WHAT_IF = {
         "90% band": "The true value is expected within it nine times in ten",
         "exposed": "Predicted communication that is not hidden behind compute",
         "efficiency": "The step on one device divided by the predicted one, at the same batch per device",
-        "bound by": "The part whose removal would shorten the step most",
+        "bound by": "The largest part of the predicted step",
     },
-    "what_if_worth": {
+    "what_if_ledger": {
+        "step": "Untraced: the base's as measured, the others as predicted",
+        "compute": "The base's compute plus what the replay changes of it",
+        "wait": "Exposed: no compute and no transfer runs, a late rank is waited for",
+        "transfer": "Exposed: no compute runs, a collective transfers",
+        "other": "Exposed communication that cannot be split into wait and transfer, such as broadcasts",
+        "idle": "Neither compute nor communication",
+        "tracer": "Untraced less traced step of the base; negative if tracing slowed it",
+    },
+    "what_if_savings": {
         "change": "The only thing changed in the replay",
         "saves": "How much shorter the step would be",
         "band": "The saving, give or take the method's own error",
-        "shown": "Whether the saving exceeds the method's error on the whole step",
+        "significant": "Whether the saving exceeds the method's error on the whole step",
     },
     "what_if_own_error": {
         "measured": "Median untraced step of the cell",

@@ -113,7 +113,7 @@ SECTIONS = (
         "What if",
         "The step on more devices, the change that saves most, and the prediction's error on measured cells.",
         ("what_if",),
-        ("what_if", "what_if_worth", "what_if_own_error"),
+        ("what_if", "what_if_ledger", "what_if_savings", "what_if_own_error"),
         terms=("step", "exposed", "efficiency"),
     ),
     Section("checks", "Checks", "Can these numbers be trusted?", tables=("checks",)),

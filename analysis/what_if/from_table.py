@@ -174,7 +174,7 @@ def predict_step(fit: TableFit, place: Placement, batch_size: int, single: bool 
         high_us=step * math.exp(half),
         exposed_us=float(exposed),
         efficiency=alone / step if fit.model.measured_alone else None,
-        bound_by="communication" if exposed > _NAMED * step else "compute",
+        bound_by="communication" if exposed > step - exposed else "compute",
         rests_on=_rests_on(fit, asked),
     )
 

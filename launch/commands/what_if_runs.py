@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.what_if.answers.asked import (
+    Asked,
     AskedText,
     check_links,
     level_that_limits,
@@ -18,6 +19,7 @@ from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
+    from dpscope.analysis.what_if.answers.bases import AskedBase
     from dpscope.analysis.what_if.answers.output import RunAnswer
 
 
@@ -68,20 +70,23 @@ def of_run_or_traces(
         tell("the run's other cells")
         found, own = with_own_error(found)
         tell(counted(len(scenarios), "scenario"))
-        said = output.run_answer(found, own, scenarios)
+        sentence, solved = _solved(found, question, scenarios)
+        said = output.run_answer(found, own, [*scenarios, *solved])
     if question.output_format == "json":
         sys.stdout.write(said.as_json() + "\n")
     elif question.output_format == "csv":
         sys.stdout.write(render(output.run_table(said), "csv"))
     else:
         console = Console(markup=False)
-        with progress("Solving" if question.solve is not None else "Removing one cost at a time"):
-            further = _further(said, question)
-        first = further if question.solve is not None else output.run_answer_sentences(said)
-        print_sentences(console, first)
-        if any(one.low_us is not None for _, _, one in said.predictions):
-            print_table(console, output.run_table(said))
-        print_sentences(console, output.base_sentences(said) + (further if further is not first else []))
+        with progress("Removing one part at a time"):
+            saved = said.savings_sentences if sentence is None else []
+        print_sentences(console, output.run_answer_sentences(said) if sentence is None else [sentence])
+        tables = (output.run_table(said), output.ledger_table(said))
+        for table in tables if any(one.low_us is not None for _, _, one in said.predictions) else ():
+            if table.rows:
+                print_table(console, table)
+        console.print()
+        print_sentences(console, saved + output.base_sentences(said))
     _write(said, question)
 
 
@@ -112,19 +117,16 @@ def _check(question: RunQuestion, scenarios: int) -> None:
         check_figure_name(question.figure)
 
 
-def _further(said: "RunAnswer", question: RunQuestion) -> list[str]:
-    """The inverse question's answer, or what is worth most on the most devices that have a number."""
+def _solved(found: "AskedBase", question: RunQuestion, scenarios: list[Asked]) -> tuple[str | None, list[Asked]]:
+    """The inverse question's answer and the scenario with the value that it found; None and nothing where none is asked."""
+    if question.solve is None:
+        return None, []
     from dpscope.analysis.what_if.answers.questions import solve
-    from dpscope.analysis.what_if.answers.worth import worth, worth_sentence
 
-    base, costs = said.question.base, said.question.costs
-    answered = [one for one in said.predictions if one[2].step_us is not None] or said.predictions
-    _, scenario, _ = max(answered, key=lambda one: one[2].devices)
-    if question.solve is not None:
-        need = need_of(question.need) if question.need is not None else None
-        return [solve(base, scenario, costs, question.solve, need).sentence]
-    sentence = worth_sentence(worth(base, scenario, costs), scenario.devices or base.devices)
-    return [sentence] if sentence else []
+    need = need_of(question.need) if question.need is not None else None
+    ((words, scenario),) = scenarios
+    solution = solve(found.base, scenario, found.costs, question.solve, need)
+    return solution.sentence, [] if solution.solved is None else [({**words, **solution.words}, solution.solved)]
 
 
 def _write(said: "RunAnswer", question: RunQuestion) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.max_plus import NEVER
@@ -64,5 +65,6 @@ CAP = Bucketing(cap_mib=0.5)
 BUCKETS = tuple(MeasuredBucket(1e6, ready, ready, ready + 20, 0.0, 20.0) for ready in (150.0, 200.0))
 PROFILE = replace(SIMPLE, buckets=BUCKETS, step_us=230.0)
 STILL = Lateness((0.0, 0.0), (0.0,) * 8)  # two ranks that are never late
-BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, 20.0, 4, {4: 210.0}, CAP, lateness=STILL)
+LEDGER = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
+BASE = Base("made", (PROFILE,), 2, 2, 230.0, 0.01, LEDGER, 4, {4: 210.0}, CAP, lateness=STILL)
 COSTS = Costs(2, 2, {("all_reduce", 1e6): 20.0})

@@ -58,12 +58,12 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",
-    "analysis/what_if": "analysis/stats analysis/text profiling/records profiling/store",
-    "analysis/what_if/scenarios": "analysis/text analysis/what_if analysis/what_if/links analysis/what_if/replay "
-    "profiling/machine profiling/records",
-    "analysis/what_if/answers": "analysis/costs analysis/figures analysis/runs analysis/text analysis/traces/ranks "
-    "analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay analysis/what_if/scenarios "
-    "profiling/machine profiling/records profiling/store",
+    "analysis/what_if": "analysis/stats analysis/text analysis/traces/ranks profiling/records profiling/store",
+    "analysis/what_if/scenarios": "analysis/text analysis/traces/ranks analysis/what_if analysis/what_if/links "
+    "analysis/what_if/replay profiling/machine profiling/records",
+    "analysis/what_if/answers": "analysis/comparison analysis/costs analysis/figures analysis/runs analysis/stats analysis/text "
+    "analysis/traces/ranks analysis/what_if analysis/what_if/links analysis/what_if/profiles analysis/what_if/replay "
+    "analysis/what_if/scenarios profiling/machine profiling/records profiling/store",
     "analysis/findings": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/traces/ranks "
     "analysis/traces/steps analysis/training profiling/records",
     "analysis/report": "analysis/comparison analysis/costs analysis/figures analysis/findings analysis/runs "

@@ -10,6 +10,16 @@ from dpscope.analysis.traces.ranks.critical_device import critical_windows
 
 STEP_PARTS = ("compute", "exposed_wait", "exposed_transfer", "exposed_other", "idle")
 """Of a traced step, in the order in which tables show them; their sum is the step."""
+EXPOSED_PARTS = STEP_PARTS[1:-1]
+
+WAITING, TRANSFER, IDLE = "waiting for late ranks", "exposed transfer", "idle time of the devices"
+UNSPLIT = "exposed communication"
+BUFFER_BROADCASTS = "broadcasts of buffers"
+
+
+def other_part(kind: str) -> str:
+    """What a kind of `other_by_kind_us` is called as a part that can be removed."""
+    return BUFFER_BROADCASTS if kind == "broadcast" else f"exposed {kind}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,16 @@ class Ledger:
     def is_split(self) -> bool:
         """Whether waiting could be separated from transfer."""
         return self.exposed_wait_us is not None
+
+    @property
+    def by_name_us(self) -> dict[str, float]:
+        """What part an action can remove, as actions and savings name it, and how long it is; known parts only."""
+        if not self.is_split:
+            exposed = {UNSPLIT: self.exposed_other_us}
+        else:
+            others = {other_part(kind): us for kind, us in self.other_by_kind_us.items()}
+            exposed = {WAITING: self.exposed_wait_us, TRANSFER: self.exposed_transfer_us, **others}
+        return {name: us for name, us in {**exposed, IDLE: self.idle_us}.items() if us is not None}
 
     @property
     def parts_us(self) -> dict[str, float]:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pandas as pd
 
+from dpscope.analysis.comparison.cell_ledger import cell_ledger
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.sources import cost_sources
+from dpscope.analysis.runs.repeats import run_spreads
 from dpscope.analysis.runs.run_data import CellData, RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options
-from dpscope.analysis.traces.ranks.trace_analysis import find_traces
+from dpscope.analysis.stats.samples import pooled_median
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces, find_traces
 from dpscope.analysis.what_if.answers.beside import beside_of_run, beside_of_traces
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
@@ -23,7 +25,6 @@ from dpscope.analysis.what_if.replay.replay import Compute
 from dpscope.analysis.what_if.scenarios.lateness import lateness
 from dpscope.analysis.what_if.scenarios.scenario import Base
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.typed_text import choose_from
@@ -74,8 +75,8 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
     job = job.at_slowdown(beside.slowdown)
     options = data.cell.options
     medians = [float(np.median(one)) for one in data.step_samples()]
-    windows = data.whole_windows()
-    step_us = float(np.median(np.concatenate(data.step_samples())))
+    step_us = pooled_median(data.step_samples())
+    assert step_us is not None  # `_chosen` takes measured cells
     base = Base(
         name=data.cell.name,
         profiles=job.typical(TYPICAL),
@@ -83,7 +84,7 @@ def base_of_loaded(run: RunData, cell_name: str | None = None) -> AskedBase:
         per_node=devices_per_node(data),
         step_us=step_us,
         spread=repeats_band(medians),
-        exposed_us=_exposed(windows, step_us),
+        ledger=cell_ledger(data, run_spreads(run.measured)),
         batch_size=data.cell.batch_size,
         single_us=single_steps_us(run, data),
         bucketing=Bucketing(options.bucket_mb, options.overlap == "on"),
@@ -127,6 +128,7 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     beside = beside_of_traces(job.profiles)
     job = job.at_slowdown(beside.slowdown)
     steps = [one.step_us for one in job.profiles]
+    ledger = analyze_traces(files).ledger
     lacks = (*job.lacks, "the untraced step: times are those with the profiler on")
     lacks += () if told.batch_size else ("the batch: give --base-batch-size for other batches",)
     profiles = job.typical(TYPICAL)
@@ -135,9 +137,11 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
         profiles=profiles,
         devices=devices,
         per_node=devices,
-        step_us=float(np.median(steps)),
+        step_us=ledger.traced_step_us
+        if ledger is not None
+        else float(np.mean(steps)),  # as `dpscope analyze` reports it
         spread=max(_ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps))) / len(steps) ** 0.5),
-        exposed_us=_known_mean([one.exposed_us for one in job.profiles]),
+        ledger=ledger,
         batch_size=told.batch_size,
         bucketing=Bucketing(told.bucket_mb),
         kinds=job.kinds,
@@ -147,19 +151,6 @@ def base_of_traces(paths: Sequence[Path], told: Told | None = None) -> AskedBase
     )
     bounded = any(one.bounded for profile in profiles for one in profile.buckets)
     return AskedBase(beside.on(base), Costs(devices, devices, _traced(job), traced_bounded=bounded))
-
-
-def _known_mean(values_us: Sequence[float]) -> float | None:
-    """None where any of them is unknown: the rest need not be like it."""
-    mean = float(np.mean(values_us))
-    return None if math.isnan(mean) else mean
-
-
-def _exposed(windows: pd.DataFrame, step_us: float) -> float | None:
-    """Exposed communication of the traced steps, shortened as the untraced step is shorter."""
-    if windows.empty or windows["exposed_us"].isna().all():
-        return None
-    return float(windows["exposed_us"].mean()) * min(1.0, step_us / float(windows["step_us"].mean()))
 
 
 def _chosen(run: RunData, name: str | None, path: Path) -> CellData:
@@ -201,10 +192,10 @@ def single_steps_us(run: RunData, data: CellData) -> dict[int, float]:
     alike = shared_options(data.cell.options)
     singles = [one for one in run.measured if one.cell.traits.baseline and one.step_samples()]
     return {
-        one.cell.batch_size: float(np.median(np.concatenate(one.step_samples())))
+        one.cell.batch_size: step_us
         for options in (msgspec.structs.replace(alike, accumulate=1), alike)
         for one in singles
-        if one.cell.options == options
+        if one.cell.options == options and (step_us := pooled_median(one.step_samples())) is not None
     }
 
 
@@ -262,10 +253,12 @@ def _as_untraced(base: Base) -> Base:
         middle = (low + high) / 2
         low, high = (middle, high) if replayed(middle) < base.step_us else (low, middle)
     what = "the host's own times" if on_device else "times of computing"
-    lacks = f"{what} without the tracer: they are taken as {high:.2f} of the traced ones, which fits the untraced step"
+    lacks = (
+        f"{what} without the tracer, which are assumed to be {high:.2f} of the traced ones: this fits the untraced step"
+    )
     return replace(base, traced=scaled(high), lacks=(*base.lacks, lacks))
 
 
 def lacks_sentence(base: Base) -> str:
-    """What the base does not tell; empty where it tells all."""
-    return f"{base.name} lacks {counted(len(base.lacks), 'thing')}: {'; '.join(base.lacks)}." if base.lacks else ""
+    """What the base does not show; empty where it shows all."""
+    return f"Not known of {base.name}: {'; '.join(base.lacks)}." if base.lacks else ""

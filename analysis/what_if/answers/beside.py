@@ -13,9 +13,11 @@ from dpscope.analysis.what_if.replay.step_profile import SHARES_THE_LINK, StepPr
 from dpscope.analysis.what_if.scenarios.scenario import Base
 from dpscope.profiling.records.calibration import Calibration
 
-_NO_CONTENTION = "a calibration under load: computing is taken to be no slower beside a collective"
+_NO_CONTENTION = (
+    "how collectives slow computing, as no calibration under load was made: computing is assumed to be no slower"
+)
 _UNKNOWN_GAMMA = (0.0, 0.3)  # assumed; fits of public jobs gave 0.05 to 0.6 (Pollux, OSDI 2021)
-_NOT_TWO = ", two in flight to share the link"
+_NOT_TWO = ", and two collectives in flight to share the link"
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.what_if.answers.bases import base_of_loaded
-from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, run_answer, run_table
+from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences, ledger_table, run_answer, run_table
 from dpscope.analysis.what_if.answers.own_error import with_own_error
-from dpscope.analysis.what_if.answers.worth import Worth, worth
+from dpscope.analysis.what_if.answers.savings import Saving, savings
 from dpscope.analysis.what_if.scenarios.predict import refusal
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
-_ON_CPU = "these devices are processes on a CPU: each is assumed to keep the cores it has now, and none of this applies to GPUs"
 
 
 @dataclass(frozen=True)
@@ -48,29 +47,32 @@ def chapter_of(run: RunData) -> WhatIfChapter | None:
         return None
     counts = [times * base.devices for times in _TIMES_AS_MANY]
     said = run_answer(question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts])
-    changes = worth(base, Scenario(), question.costs)
-    told = tuple(base_sentences(said)) + ((_ON_CPU,) if run.device_type == "cpu" else ())
+    changes = savings(base, Scenario(), question.costs)
     table = run_table(said)
     tables = {
-        "what_if": TextTable(table.title, table.headings, table.rows, notes=(*told, *table.notes)),
-        "what_if_worth": _worth_table(changes, base.name),
+        "what_if": TextTable(table.title, table.headings, table.rows, notes=(*base_sentences(said), *table.notes)),
+        "what_if_ledger": ledger_table(said),
+        "what_if_savings": _savings_table(changes, base.name),
         "what_if_own_error": _error_table(said),
     }
     return WhatIfChapter(said, {name: one for name, one in tables.items() if one.rows})
 
 
-def _worth_table(changes: list[Worth], cell: str) -> TextTable:
+def _savings_table(changes: list[Saving], cell: str) -> TextTable:
     rows = tuple(
         (
             one.change,
             _plain_ms(one.saved_us),
             f"{_plain_ms(one.low_us)} to {_plain_ms(one.high_us)}",
-            "yes" if one.certain else "no",
+            "yes" if one.is_significant else "no",
         )
         for one in changes
     )
     return TextTable(
-        f"What one change alone would take off the step of {cell}", ("change", "saves [ms]", "band [ms]", "shown"), rows
+        f"What one change alone would take off the step of {cell}",
+        ("change", "saves [ms]", "band [ms]", "significant"),
+        rows,
+        notes=("Parts of the step that can be removed come first, then changes for comparison",),
     )
 
 

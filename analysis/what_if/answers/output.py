@@ -1,22 +1,28 @@
 """What `dpscope whatif` says of a run or a trace: a table, JSON, sentences."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.units import choose_unit, show
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.answers.bases import AskedBase, lacks_sentence
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
-from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences
+from dpscope.analysis.what_if.answers.savings import Saving, savings, savings_sentences
+from dpscope.analysis.what_if.prediction import BAND, Prediction, answer_sentences, ledger_values
 from dpscope.analysis.what_if.replay.base import base_error
 from dpscope.analysis.what_if.replay.replay import AS_IT_WAS
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.finding import counted
 
-_ALIKE = 0.1  # of the untraced step, by which the mean traced step may differ unmentioned
+_LedgerRow = tuple[str, float | None, Ledger | None, Mapping[str, str]]
+"""Label, step, ledger and the reason of each unknown part."""
+_ON_CPU = "The devices are processes on a CPU: none of this applies to GPUs."
 
 
 @dataclass(frozen=True)
@@ -27,20 +33,48 @@ class RunAnswer:
     own: OwnErrors
     predictions: tuple[tuple[dict[str, str], Scenario, Prediction], ...]
 
+    @cached_property
+    def largest(self) -> tuple[Scenario, Prediction]:
+        """Of the predictions with a number, else of all, the one on the most devices."""
+        known = [one for one in self.predictions if one[2].step_us is not None] or self.predictions
+        _, scenario, prediction = max(known, key=lambda one: one[2].devices)
+        return scenario, prediction
+
+    @cached_property
+    def savings(self) -> list[Saving]:
+        """What removing a part saves on the most devices."""
+        return savings(self.question.base, self.largest[0], self.question.costs)
+
+    @property
+    def savings_sentences(self) -> list[str]:
+        """The same in words."""
+        prediction = self.largest[1]
+        return savings_sentences(self.savings, prediction.devices, prediction.ledger)
+
     def as_json(self) -> str:
-        """One entry a scenario; the base and the method's own errors beside them."""
+        """One entry per scenario, the base, what removing a part saves, and the method's errors on the run's own cells."""
         base = self.question.base
         return json.dumps(
             {
-                "predictions": [{**said.as_plain(), "scenario": words} for words, _, said in self.predictions],
+                "predictions": [
+                    {
+                        **said.as_plain(),
+                        "scenario": words,
+                        "ledger": ledger_values(said.ledger),
+                        "missing": dict(said.missing),
+                    }
+                    for words, _, said in self.predictions
+                ],
                 "base": {
                     "cell": base.name,
                     "devices": base.devices,
                     "batch_size": base.batch_size,
                     "step_us": base.step_us,
+                    "ledger": ledger_values(base.ledger),
                     "replay_error": replay_error(self.question),
                     "lacks": list(base.lacks),
                 },
+                "savings": {"devices": self.largest[1].devices, "changes": [asdict(one) for one in self.savings]},
                 "own_error": [asdict(one) | {"error": one.error} for one in self.own.cells],
             },
             indent=1,
@@ -74,13 +108,51 @@ def run_table(said: RunAnswer) -> TextTable:
     )
 
 
+def ledger_table(said: RunAnswer) -> TextTable:
+    """Where the base's step goes, and each predicted one that has a number; empty where nothing is known of either."""
+    base = said.question.base
+    shown = [(_label(words, one), one) for words, _, one in said.predictions if one.step_us is not None]
+    name = "base" if said.question.cell is None else f"base: {base.name}"
+    ledgers: list[_LedgerRow] = [(name, base.step_us, base.ledger, {})] if base.ledger is not None else []
+    known = [*ledgers, *((label, one.step_us, one.ledger, one.missing) for label, one in shown)]
+    with_tracer = base.ledger is not None and base.ledger.tracer_us is not None
+    names = (*STEP_PARTS, "tracer") if with_tracer else STEP_PARTS
+    values = [[step_us, *(getattr(one, f"{name}_us", None) for name in names)] for _, step_us, one, _ in known]
+    unit = choose_unit("time", [one for row in values for one in row])
+    headings = ("configuration", "step", *(name.removeprefix("exposed_") for name in names))
+    rows = tuple((label, *(show(value, unit) for value in row)) for (label, *_), row in zip(known, values, strict=True))
+    return TextTable(
+        f"Where the step goes [{unit.label}]: the parts add up to the step",
+        headings,
+        rows if ledgers else (),
+        notes=("wait, transfer and other: exposed communication",)
+        + (("tracer: untraced less traced step, taken to be the base's",) if with_tracer else ())
+        + _missing(known),
+    )
+
+
+def _missing(known: Sequence[_LedgerRow]) -> tuple[str, ...]:
+    """Each reason once, with the parts that it is of."""
+    parts: dict[str, list[str]] = {}
+    for _, _, _, missing in known:
+        for part, reason in missing.items():
+            named = parts.setdefault(reason, [])
+            named += [] if part in named else [part]
+    return tuple(
+        f"NA of {', '.join(part.removeprefix('exposed_') for part in named)}: {reason}"
+        for reason, named in parts.items()
+    )
+
+
 def run_answer_sentences(said: RunAnswer) -> list[str]:
-    """The answer in words, a sentence a scenario where these are few."""
-    labels = []
-    for words, _, one in said.predictions:
-        told = [f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices"]
-        labels.append(", ".join([counted(one.devices, "device"), *told]))
-    return answer_sentences(labels, [one for _, _, one in said.predictions])
+    """The answer in words, a sentence per scenario where there are few."""
+    labels = [_label(words, one) for words, _, one in said.predictions]
+    return answer_sentences(labels, [one for _, _, one in said.predictions], said.question.base.ledger)
+
+
+def _label(words: Mapping[str, str], one: Prediction) -> str:
+    options = [f"{name.replace('_', ' ')} {word}" for name, word in words.items() if name != "devices"]
+    return ", ".join([counted(one.devices, "device"), *options])
 
 
 def _options(said: RunAnswer) -> list[str]:
@@ -103,22 +175,29 @@ def _ms(value: float | None) -> str:
 
 
 def _grounds(said: RunAnswer) -> list[str]:
-    """What numbers rest on, or why there is none, each once with its device counts."""
-    counts: dict[str, list[int]] = {}
+    """What numbers rest on, or why there is none: each once, with the device counts that it holds for."""
+    counts: dict[tuple[bool, str], dict[int, None]] = {}  # device counts in order; the reason of a missing number first
     for _, _, one in said.predictions:
-        counts.setdefault(one.reason or f"rests on: {one.rests_on}", []).append(one.devices)
-    shown = {text: list(dict.fromkeys(found)) for text, found in counts.items()}
-    return [f"{', '.join(map(str, of))} device{'' if of == [1] else 's'}: {text}" for text, of in shown.items()]
+        clauses = str(one.rests_on).split("; ") if one.reason is None else [one.reason]
+        for clause in clauses:
+            counts.setdefault((one.reason is not None, clause), {})[one.devices] = None
+    grouped: dict[tuple[bool, tuple[int, ...]], list[str]] = {}
+    for (is_reason, clause), of in counts.items():
+        grouped.setdefault((is_reason, tuple(of)), []).append(clause)
+    ordered = sorted(grouped.items(), key=lambda one: -len(one[0][1]))
+    return [
+        f"{', '.join(map(str, of))} device{'' if of == (1,) else 's'}: {'' if is_reason else 'based on '}{'; '.join(clauses)}"
+        for (is_reason, of), clauses in ordered
+    ]
 
 
 def _which_step(question: AskedBase) -> str:
-    """How the base's step differs from the traced one that the report names; empty where they are alike."""
+    """The base's step, as the report has it, and the traced one where that is another."""
+    base, ledger = question.base, question.base.ledger
     if question.cell is None:
-        return ""
-    traced_us = float(question.cell.whole_windows()["step_us"].mean())
-    if abs(traced_us / question.base.step_us - 1) <= _ALIKE:
-        return " (median untraced step)"
-    return f" (median untraced step; the {traced_us / 1e3:.1f} ms of the report's cost sentence are the mean of its traced steps)"
+        return f"{base.step_us / 1e3:.1f} ms per traced step (mean)"
+    traced = f", {ledger.traced_step_us / 1e3:.1f} ms per traced step (mean)" if ledger is not None else ""
+    return f"{base.step_us / 1e3:.1f} ms per untraced step (median over all repeats){traced}"
 
 
 def base_sentences(said: RunAnswer) -> list[str]:
@@ -126,9 +205,9 @@ def base_sentences(said: RunAnswer) -> list[str]:
     base = said.question.base
     replayed = float(np.mean([base.prepared(one, AS_IT_WAS).profile.step_us for one in base.profiles]))
     first = (
-        f"Base: {base.name}, {counted(base.devices, 'device')}, {base.step_us / 1e3:.1f} ms a step{_which_step(said.question)}; "
-        f"{len(base.profiles)} traced steps of {replayed / 1e3:.1f} ms are replayed with an error of "
-        f"{100 * replay_error(said.question):+.2f}%."
+        f"Base: {base.name} on {counted(base.devices, 'device')}, {_which_step(said.question)}. "
+        f"The replay reproduces {counted(len(base.profiles), 'typical traced step')} ({replayed / 1e3:.1f} ms on average) "
+        f"within {max(100 * abs(replay_error(said.question)), 0.01):.2f}%."
     )
     refused = {one.reason for _, _, one in said.predictions if one.step_us is None}
     own = said.own.sentence
@@ -136,4 +215,4 @@ def base_sentences(said: RunAnswer) -> list[str]:
         own = (
             f"None of this run's {counted(len(said.own.cells), 'other cell')} could be predicted, for the same reason."
         )
-    return [one for one in (first, own, lacks_sentence(base)) if one]
+    return [one for one in (first, own, lacks_sentence(base), _ON_CPU if base.host_cores is not None else "") if one]

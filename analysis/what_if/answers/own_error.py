@@ -14,9 +14,9 @@ from dpscope.analysis.what_if.prediction import BAND, NINE_OF_TEN
 from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import CellOptions
 
-FEWEST = 3  # cells from which their errors give a band
 MANY = 10  # cells from which the band is their quantile
 _ASSUMED_CELLS = 4.0  # cells that the assumed error counts for
 
@@ -51,10 +51,10 @@ class OwnErrors:
 
     @property
     def half_band(self) -> float | None:
-        """Half a 90% band of the method, in logarithms; None from too few cells."""
+        """Half a 90% band of the method, in logarithms: the assumed one corrected by these errors; None without any."""
         errors = [abs(np.log(one.predicted_us / one.measured_us)) for one in self.known if one.predicted_us]
         count = len(errors)
-        if count < FEWEST:
+        if count == 0:
             return None
         if count >= MANY:
             return float(
@@ -69,15 +69,16 @@ class OwnErrors:
     def sentence(self) -> str:
         """What to say of them in one."""
         if not self.cells:
-            return "No other cell of this run tells how wrong this method is here."
+            return f"No other cell measures the method's error here: it is assumed ({ASSUMED_ERROR:.0%})."
         known = self.known
         if not known:
-            return f"None of this run's {len(self.cells)} other cells could be predicted: {self.cells[0].reason}."
+            others = counted(len(self.cells), "other cell")
+            return f"None of this run's {others} could be predicted: {self.cells[0].reason}."
         worst = max(known, key=lambda one: abs(one.error or 0.0))
         middle = float(np.median([abs(one.error or 0.0) for one in known]))
         said = (
-            f"The same method on this run's other cells: {len(known)} predicted, median error {100 * middle:.1f}%, worst "
-            f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell})."
+            f"The same method on {counted(len(known), 'other cell')} of this run: median error {100 * middle:.1f}%, worst "
+            f"{100 * abs(worst.error or 0.0):.1f}% ({worst.cell}); the bands include it."
         )
         rules = {
             "nothing changes": [abs(one.same_us / one.measured_us - 1) for one in known],

@@ -1,8 +1,8 @@
 """The other way round: which bandwidth, bucket, device count or speed reaches a target."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.prediction import BAND, Prediction
@@ -22,13 +22,18 @@ _HALVINGS = 40
 
 @dataclass(frozen=True)
 class Solution:
-    """The value that reaches the target, with what the ends of the band need; or the reason why none does."""
+    """The value that reaches the target, with what the ends of the band need; or the reason why none does.
+
+    `solved` is the scenario with that value, and `words` what it changes, by option; empty where nothing was found.
+    """
 
     variable: str
     value: float | None
     low: float | None
     high: float | None
     sentence: str
+    solved: Scenario | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 def solve(
@@ -114,7 +119,15 @@ def _least(base: Base, scenario: Scenario, costs: Costs, variable: str, need: tu
     least = f"{'under ' if low == ends[0] and variable != 'faster' else ''}{low:.3g}{unit}"
     most = f"{high:.3g}{unit}" if high is not None else "more than there is"
     told = f"{needs.format(f'{value:.3g}')} ({BAND:.0%} band {least} to {most})"
-    return Solution(variable, value, low, high, f"{said}; {told} would do." if met else f"{said}needs {told}.")
+    return Solution(
+        variable,
+        value,
+        low,
+        high,
+        f"{said}; {told} would do." if met else f"{said}needs {told}.",
+        _with(scenario, variable, value),
+        {variable: f"{value:.3g}{'' if variable == 'faster' else ' GB/s'}"},
+    )
 
 
 def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
@@ -174,7 +187,8 @@ def _most_devices(base: Base, scenario: Scenario, costs: Costs, need: tuple[str,
         met, over = (middle, over) if _reached(at(middle), need) else (met, middle)
     beyond = at(over)
     why = f", not on {over}: {_shown(beyond, need)}" if beyond.step_us is not None else f"; on {over}: {beyond.reason}"
-    return Solution("devices", met, None, None, f"{_told(need)} holds up to {counted(met, 'device')}{why}.")
+    sentence = f"{_told(need)} holds up to {counted(met, 'device')}{why}."
+    return Solution("devices", met, None, None, sentence, replace(scenario, devices=met), {"devices": str(met)})
 
 
 def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
@@ -204,6 +218,8 @@ def _best_bucket(base: Base, scenario: Scenario, costs: Costs) -> Solution:
         low,
         high,
         f"{_alike(low, high)}, within the {100 * error:.2g}% that this method's error is {whence} to be{gain}.{said_so}",
+        replace(scenario, bucket_mb=cap),
+        {"bucket_mb": f"{cap:.3g}"},
     )
 
 
@@ -233,16 +249,12 @@ def _strategies(base: Base, scenario: Scenario, costs: Costs) -> Solution:
     if not rows:
         return Solution("strategy", None, None, None, f"No answer: {reason}.")
     wins = [one for one, ratio in rows if ratio < 1]
-    closest = min(rows, key=lambda one: one[1])
-    if wins:
-        return Solution(
-            "strategy", closest[1], None, None, f"DataParallel is faster on {', '.join(map(str, wins))} devices."
-        )
-    return Solution(
-        "strategy",
-        closest[1],
-        None,
-        None,
-        f"DataParallel is faster nowhere from {rows[0][0]} to {rows[-1][0]} devices; it comes closest on {closest[0]}, "
-        f"{closest[1]:.2f}x DDP's step.",
+    count, ratio = min(rows, key=lambda one: one[1])
+    sentence = (
+        f"DataParallel is faster on {', '.join(map(str, wins))} devices."
+        if wins
+        else f"DataParallel is faster nowhere from {rows[0][0]} to {rows[-1][0]} devices; it comes closest on {count}, "
+        f"{ratio:.2f}x DDP's step."
     )
+    solved = replace(scenario, devices=count, strategy="dp")
+    return Solution("strategy", ratio, None, None, sentence, solved, {"devices": str(count), "strategy": "dp"})

@@ -13,6 +13,7 @@ import numpy as np
 from dpscope.analysis.costs.collective_streams import run_collectives
 from dpscope.analysis.what_if.replay.buckets import bucket_bytes
 from dpscope.analysis.what_if.replay.max_plus import NEVER, NO_WORK, Stretch, joined, stretches
+from dpscope.analysis.what_if.replay.step_parts import Span, StepParts, exposed_split
 from dpscope.analysis.what_if.replay.step_profile import StepProfile, Works
 
 
@@ -47,13 +48,18 @@ class CollectiveSpan:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The steady step: its time, and what of it only waits for communication; `backward_us`: when the last gradient is ready."""
+    """The steady step: its time and the parts that add up to it; `backward_us`: when the last gradient is ready."""
 
     step_us: float
-    exposed_us: float
+    parts: StepParts
     backward_us: float
     entered: tuple[float, float, float]  # host, device and link at its start
     collectives: tuple[CollectiveSpan, ...]
+
+    @property
+    def exposed_us(self) -> float:
+        """All exposed communication."""
+        return self.parts.exposed_wait + self.parts.exposed_transfer + self.parts.exposed_other
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,13 @@ class Prepared:
         self.profile, self.compute = profile, compute
         self.kept: dict[tuple[object, ...], float] = {}  # what was worked out of it, for whoever asks again
         works = scaled(profile.works, compute)
+        self.compute_us = float(works.device_us.sum())
         gradients = profile.gradients
         waits = np.flatnonzero(np.diff(works.needs, prepend=0.0) > 0)
         self.needs = [(int(at), float(works.needs[at])) for at in waits]
         self.after = gradients.after.tolist()
         self.last_gradient = self.after[-1] if self.after else 0
+        self.one_pass_compute_us = float(works.device_us[: self.last_gradient].sum())
         places = {0, len(works), self.last_gradient, *self.after, *(at for at, _ in self.needs)}
         self.cuts = sorted(places | {one.after for one in profile.others})
         self.launches_us = (works.host_us * compute.host + works.launch_gap_us).tolist()
@@ -170,7 +178,8 @@ def replay(prepared: Prepared, conditions: Conditions, with_spans: bool = False)
     step = _Step(prepared, conditions, *entered)
     step.run()
     spans = tuple(step.spans()) if with_spans else ()
-    return Replayed(max(step.device, step.free), step.exposed_us, step.backward_us, entered, spans)
+    step_us = max(step.device, step.free)
+    return Replayed(step_us, step.parts(step_us), step.backward_us, entered, spans)
 
 
 def replayed_from(prepared: Prepared, conditions: Conditions, entered: tuple[float, float, float]) -> float:
@@ -186,7 +195,8 @@ class _Step:
     def __init__(self, prepared: Prepared, conditions: Conditions, host: float, device: float, free: float) -> None:
         self.prepared, self.conditions, self.profile = prepared, conditions, prepared.profile
         self.host, self.device, self.free = host, device, free
-        self.exposed_us, self.backward_us = 0.0, 0.0
+        self.contention_us, self.backward_us = 0.0, 0.0
+        self.exposed: list[Span] = []  # stretches in which the device waits for communication
         self.ready: list[float] = []  # when this rank's buckets are
         self.starts: list[float] = []
         self.ends: list[float] = []
@@ -220,7 +230,9 @@ class _Step:
         self.device = max(host + hd, device + dd)
         if self.conditions.gamma and self.busy_to > device:
             beside = min(self.device, self.busy_to) - max(device, self.busy_from)
-            self.device += self.conditions.gamma * max(0.0, beside)
+            slower_us = self.conditions.gamma * max(0.0, beside)
+            self.contention_us += slower_us
+            self.device += slower_us
 
     def _bucket_ready(self, bucket: int) -> None:
         profile, conditions = self.profile, self.conditions
@@ -238,8 +250,7 @@ class _Step:
         self.other_free = start + cost
         self.other_spans.append(CollectiveSpan(one.kind, one.bytes, ready, start, self.other_free))
         if one.blocks:
-            self.exposed_us += max(0.0, self.other_free - max(self.device, self.host + launch_us))
-            self.device = max(self.device, self.other_free)
+            self._wait_until(self.other_free, launch_us)
 
     def _schedule(self) -> None:
         """Ends of all buckets, once all are ready: nothing before the first wait depends on them."""
@@ -265,10 +276,32 @@ class _Step:
             before = reach[ends[self.waited - 1]] if self.waited else 0.0
             if before >= share - 1e-9:
                 break
-            end = self.ends[self.waited]
-            self.exposed_us += max(0.0, end - max(self.device, self.host + launch_us))
-            self.device = max(self.device, end)
+            self._wait_until(self.ends[self.waited], launch_us)
             self.waited += 1
+
+    def _wait_until(self, end: float, launch_us: float) -> None:
+        """The next work starts at `end` or later; what it would have waited for its launch anyway is not exposed."""
+        start = max(self.device, self.host + launch_us)
+        if end > start:
+            self.exposed.append((start, end))
+        self.device = max(self.device, end)
+
+    def parts(self, step_us: float) -> StepParts:
+        """Of the whole step, once it was run; collectives that outlast the last work are exposed, too."""
+        compute_us = (
+            self.prepared.compute_us
+            + (self.conditions.passes - 1) * self.prepared.one_pass_compute_us
+            + self.contention_us
+        )
+        tail = [(self.device, step_us)] if step_us > self.device else []
+        late_until = [ready + late for ready, late in zip(self.ready, self.conditions.late_us, strict=False)]
+        wait, transfer, other = exposed_split(
+            [*self.exposed, *tail],
+            list(zip(self.starts, self.ends, strict=True)),
+            list(zip(self.ready, late_until, strict=True)),
+            [(one.start_us, one.end_us) for one in self.other_spans],
+        )
+        return StepParts(compute_us, wait, transfer, other, step_us - compute_us - wait - transfer - other)
 
     def spans(self) -> list[CollectiveSpan]:
         """The step's collectives, from its start."""

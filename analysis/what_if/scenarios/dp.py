@@ -1,14 +1,26 @@
 """`nn.DataParallel` in place of DDP: nothing overlaps, one process drives every device."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dpscope.analysis.what_if.links.costs import Cost, Costs
 from dpscope.analysis.what_if.replay.base import silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS
-from dpscope.analysis.what_if.replay.replay import Compute, Prepared, replay
+from dpscope.analysis.what_if.replay.replay import Compute, Prepared, Replayed, replay
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, StepProfile
 from dpscope.analysis.what_if.scenarios.inputs import compute_of, passes_of, place_of
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+
+
+@dataclass(frozen=True)
+class DataParallelStep:
+    """A predicted step of `nn.DataParallel`: all its communication is exposed."""
+
+    step_us: float
+    communication_us: float
+    compute_change_us: float  # less the base's
+    spread: float
+    rests_on: tuple[str, ...]
+
 
 _CHUNK_BYTES = 10 * 1024 * 1024  # torch/nn/parallel/comm.py
 _HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one interpreter take N times as long
@@ -16,8 +28,8 @@ _HOST_BOUND = 0.3  # of the step: from there on N replicas' launches on one inte
 
 def data_parallel(
     base: Base, profile: StepProfile, scenario: Scenario, costs: Costs, devices: int
-) -> tuple[float, float, dict[str, float], float, tuple[str, ...]] | str:
-    """Step, exposed communication, what else holds it up, its spread and what it rests on; or the reason why it is not known.
+) -> DataParallelStep | str:
+    """The replayed step with copies by their formula; or the reason why it is not known.
 
     Broadcast of parameters and buffers before forward, reduce of gradients after backward, in chunks of 10 MiB, in every
     micro-batch, as it has no `no_sync`; the optimizer on one device. Source: torch/nn/parallel/replicate.py and comm.py, as in
@@ -39,25 +51,24 @@ def data_parallel(
         return f"DataParallel: {moved[0] if isinstance(moved[0], str) else moved[1]}"
     passes = passes_of(base, scenario)
     total = (moved[0].total_us + moved[1].total_us) * passes * base.accumulate
-    now = base.replayed(profile).step_us
+    now = base.replayed(profile)
     then = _alone(profile, compute, passes)
     free = _alone(profile, replace(compute, host=0.0), passes)
-    if then - free > _HOST_BOUND * then:
+    if then.step_us - free.step_us > _HOST_BOUND * then.step_us:
         then = _alone(profile, replace(compute, host=compute.host * devices), passes)
-    step = base.step_us + then - now + total
-    told = (f"DataParallel by its formula; {moved[0].told}",)
-    return (
-        step,
-        total,
-        {},
-        moved[0].spread * total / step + 0.1,
-        told,
+    step = base.step_us + then.step_us - now.step_us + total
+    return DataParallelStep(
+        step_us=step,
+        communication_us=total,
+        compute_change_us=then.parts.compute - now.parts.compute,
+        spread=moved[0].spread * total / step + 0.1,
+        rests_on=(f"DataParallel by its formula; {moved[0].told}",),
     )
 
 
-def _alone(profile: StepProfile, compute: Compute, passes: int) -> float:
+def _alone(profile: StepProfile, compute: Compute, passes: int) -> Replayed:
     """The step without any collective."""
-    return replay(Prepared(profile, compute), replace(silent(profile), passes=passes)).step_us
+    return replay(Prepared(profile, compute), replace(silent(profile), passes=passes))
 
 
 def _moved(kind: str, size: float, devices: int, costs: Costs, scenario: Scenario) -> Cost | str:

@@ -110,8 +110,8 @@ def _in_flight(measured: bool, scenario: Scenario, costs: list[Cost]) -> tuple[t
     A measured slowdown is of whole calls and so of both: on a long way a call waits for round trips, which queue behind the other
     call's bytes.
     """
-    latency = tuple(one.latency_us * scenario.latency_factor for one in costs)
-    transfer = tuple(one.transfer_us * scenario.transfer_factor for one in costs)
+    latency = tuple(one.latency_us * scenario.latency_factor * scenario.buckets_factor for one in costs)
+    transfer = tuple(one.transfer_us * scenario.transfer_factor * scenario.buckets_factor for one in costs)
     if not measured:
         return latency, transfer
     return (0.0,) * len(costs), tuple(wait + move for wait, move in zip(latency, transfer, strict=True))
@@ -160,7 +160,7 @@ def _other_us(
     kind: str, size: float, measured_us: float, place: Place, scenario: Scenario, costs: Costs
 ) -> float | None:
     """A broadcast of buffers, say: as modelled at the new place over as modelled at the old one; None where that is unknown."""
-    if place.devices == 1:
+    if place.devices == 1 or kind in scenario.free_kinds:
         return 0.0
     now = costs.cost(kind, size, place.devices, place.per_node, scenario.links)
     before = costs.cost(kind, size, costs.devices, costs.per_node)

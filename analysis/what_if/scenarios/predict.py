@@ -8,12 +8,13 @@ import numpy as np
 
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.what_if.links.costs import Costs
-from dpscope.analysis.what_if.prediction import FARTHEST, Prediction
+from dpscope.analysis.what_if.prediction import FARTHEST, Prediction, largest_part
 from dpscope.analysis.what_if.replay.base import MOST_OFF, base_error, silent
 from dpscope.analysis.what_if.replay.buckets import HOOK_FACTORS, not_reproduced
-from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay, replayed_from
+from dpscope.analysis.what_if.replay.replay import AS_IT_WAS, Prepared, Replayed, replay
+from dpscope.analysis.what_if.replay.step_parts import StepParts
 from dpscope.analysis.what_if.replay.step_profile import StepProfile
-from dpscope.analysis.what_if.scenarios.band import Parts, half_band, replay_parts
+from dpscope.analysis.what_if.scenarios.band import ASSUMED_ERROR, Parts, half_band, replay_parts
 from dpscope.analysis.what_if.scenarios.dp import data_parallel
 from dpscope.analysis.what_if.scenarios.inputs import (
     Inputs,
@@ -25,12 +26,13 @@ from dpscope.analysis.what_if.scenarios.inputs import (
     step_batch,
     uneven,
 )
+from dpscope.analysis.what_if.scenarios.predicted_ledger import PredictedLedger, data_parallel_ledger, predicted_ledger
 from dpscope.analysis.what_if.scenarios.scenario import AS_MEASURED, Base, Scenario
 from dpscope.profiling.records.strategies import traits_of
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 _IMPOSSIBLE = 0.97  # a step on several devices below this share of one device's is no data-parallel training of it
-_COUNTS = 0.05  # of the step, from which on a part is named as what bounds it
+_NAMED = 0.05  # of the exposed time, from which on a part of it is named
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
 
 
@@ -40,10 +42,11 @@ class Answered:
 
     step_us: float
     exposed_us: float
-    saves_us: Mapping[str, float]  # beside communication: what the step would be shorter without it
+    changes: StepParts  # scenario less base; of DataParallel the compute alone
     parts: Parts
     told: tuple[str, ...]
     remains_us: Mapping[str, float] = field(default_factory=dict)  # on a stated link: what of exposed no rate removes
+    replayed: StepParts | None = None  # of the replayed step; None of DataParallel
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
@@ -121,8 +124,11 @@ def _host_share(base: Base) -> float:
 def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs) -> Answered | str:
     """The scenario replayed on one profile."""
     if traits_of(scenario.strategy or "").peer_copies:
-        said = data_parallel(base, profile, scenario, costs, place_of(base, scenario).devices)
-        return said if isinstance(said, str) else Answered(*said[:3], {"costs": (said[3], said[3])}, said[4])
+        made = data_parallel(base, profile, scenario, costs, place_of(base, scenario).devices)
+        if isinstance(made, str):
+            return made
+        changes, of_costs = StepParts(compute=made.compute_change_us), {"costs": (made.spread, made.spread)}
+        return Answered(made.step_us, made.communication_us, changes, of_costs, made.rests_on)
     inputs = inputs_of(base, profile, scenario, costs)
     if isinstance(inputs, str):
         return inputs
@@ -130,11 +136,13 @@ def answered(base: Base, profile: StepProfile, scenario: Scenario, costs: Costs)
     then = replay(prepared, inputs.conditions)
     now = base.replayed(profile)
     step = max(base.step_us + then.step_us - now.step_us, 1.0)
-    measured = base.exposed_us if base.exposed_us is not None else now.exposed_us
+    measured = base.ledger.exposed_us if base.ledger is not None else None
+    measured = now.exposed_us if measured is None else measured
     exposed = min(max(0.0, measured + then.exposed_us - now.exposed_us), step)
+    changes = StepParts(*(after - before for after, before in zip(then.parts, now.parts, strict=True)))
     parts = replay_parts(base, profile, inputs, then, step)
     remains = {} if scenario.links == AS_MEASURED else _remains_us(prepared, inputs, then)
-    return Answered(step, exposed, _saves_us(prepared, inputs, then), parts, inputs.told, remains)
+    return Answered(step, exposed, changes, parts, inputs.told, remains, then.parts)
 
 
 def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
@@ -148,27 +156,7 @@ def _remains_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str,
         ),
     }
     saved = {name: then.exposed_us - replay(prepared, one).exposed_us for name, one in without.items() if name}
-    return {name: us for name, us in saved.items() if us > _COUNTS * then.exposed_us}
-
-
-def _saves_us(prepared: Prepared, inputs: Inputs, then: Replayed) -> dict[str, float]:
-    """What the step would be shorter without late ranks, and without the host's own time."""
-    saved = {}
-    if any(inputs.conditions.late_us):
-        none = replace(inputs.conditions, late_us=(0.0,) * len(inputs.conditions.late_us))
-        saved["waiting"] = then.step_us - replayed_from(prepared, none, then.entered)
-    if prepared.profile.on_device:
-        saved["host"] = _host_gap_us(prepared)
-    return saved
-
-
-def _bound_by(found: Sequence[Answered], step_us: float, exposed_us: float) -> str:
-    """What holds the step up most, by the means that are printed: waiting, what else is exposed, the host; else compute."""
-    names = {name for one in found for name in one.saves_us}
-    saved = {name: float(np.mean([one.saves_us.get(name, 0.0) for one in found])) for name in sorted(names)}
-    saved["communication"] = exposed_us - saved.get("waiting", 0.0)
-    largest = max(saved, key=lambda name: saved[name])
-    return largest if saved[largest] > _COUNTS * step_us else "compute"
+    return {name: us for name, us in saved.items() if us > _NAMED * then.exposed_us}
 
 
 def _host_gap_us(prepared: Prepared) -> float:
@@ -189,6 +177,9 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
         step = base.step_us
     elif place.devices == 1 and alone is not None:
         step, exposed = alone, 0.0
+    ledger, missing = _ledger(base, scenario, found, step, exposed, place)
+    if ledger is not None and ledger.exposed_us is not None:
+        exposed = ledger.exposed_us
     times = place.devices / base.largest_count
     share = max(one.exposed_us / one.step_us for one in found)
     below, above = half_band(base, scenario, [one.parts for one in found], share, times)
@@ -213,9 +204,21 @@ def _joined(base: Base, scenario: Scenario, asked: Prediction, found: list[Answe
         high_us=step * math.exp(above),
         exposed_us=exposed,
         efficiency=efficiency,
-        bound_by=_bound_by(found, step, exposed),
+        bound_by=largest_part(ledger),
         rests_on=rests_on,
+        ledger=ledger,
+        missing=missing,
     )
+
+
+def _ledger(
+    base: Base, scenario: Scenario, found: Sequence[Answered], step_us: float, exposed_us: float, place: Place
+) -> PredictedLedger:
+    if scenario == Scenario() and base.ledger is not None:
+        return base.ledger, predicted_ledger(base.ledger, [StepParts()], step_us, place.devices)[1]
+    if traits_of(scenario.strategy or "").peer_copies:
+        return data_parallel_ledger(base.ledger, [one.changes.compute for one in found], step_us, exposed_us)
+    return predicted_ledger(base.ledger, [one.changes for one in found], step_us, place.devices)
 
 
 def _alone_us(base: Base, scenario: Scenario) -> float | None:
@@ -261,7 +264,7 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
     said = [*found[0].told] if place.devices > 1 else [_alone_rests_on(base, scenario)]
     if base.host_cores is not None and min(place.devices, place.per_node) > max(base.host_cores, base.per_node):
         said.insert(
-            0, f"processes that each have the cores of the base's, though a host here has {base.host_cores} in all"
+            0, f"each process is assumed to keep the cores it has now, but a host here has {base.host_cores} in all"
         )
     if place.devices > 1 and (place.devices != base.devices or scenario.jitter is not None):
         jitter = f"jitter {100 * scenario.jitter:g}% as stated" if scenario.jitter is not None else base.lateness.told
@@ -269,7 +272,7 @@ def _rests_on(base: Base, found: list[Answered], scenario: Scenario, place: Plac
     if (remains := _remains(found)) and place.devices > 1:
         said.append(f"no rate removes, of what is exposed: {remains}")
     if base.own_error is None:
-        said.append("band assumed: no other cell tells the method's error")
+        said.append(f"the method's error is assumed ({ASSUMED_ERROR:.0%}): no other cell measures it")
     return "; ".join(said) or f"the replay of {base.name}"
 
 

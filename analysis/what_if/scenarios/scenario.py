@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.replay.base import measured_conditions
 from dpscope.analysis.what_if.replay.buckets import Bucketing
@@ -24,7 +25,8 @@ class Scenario:
 
     `batch_size` is per device and step, which `accumulate` cuts into micro-batches; without it every micro-batch is as large as
     the base's. `bucket_mb` in MiB, or "default". `faster` divides the time of every kernel. `jitter` is the standard deviation of
-    a rank's lateness as a share of the step. The last four are for what each thing is worth alone.
+    a rank's lateness as a share of the step. The last six remove one part of the step each: bytes or latency of collectives, all
+    time of the all-reduces of gradients, other collectives of these kinds, lateness, the host's own time.
     """
 
     devices: int | None = None
@@ -41,6 +43,8 @@ class Scenario:
     jitter: float | None = None
     transfer_factor: float = 1.0
     latency_factor: float = 1.0
+    buckets_factor: float = 1.0
+    free_kinds: frozenset[str] = frozenset()
     lateness_factor: float = 1.0
     host_factor: float = 1.0
 
@@ -49,8 +53,9 @@ class Scenario:
 class Base:
     """A measured cell, or a foreign trace: its replayed steps and what was measured of it.
 
-    `step_us` is the untraced step where known, `spread` half a 90% band of it in logarithms, by its repeats. `single_us` is t_1
-    by batch per device. `own_error` is half a 90% band of the method on this run's other cells, None where there is none to tell.
+    `step_us` is the untraced step where known, `ledger` where it goes, `spread` half a 90% band of it in logarithms, by its
+    repeats. `single_us` is t_1 by batch per device. `own_error` is half a 90% band of the method on this run's other cells, None
+    if there is none.
     """
 
     name: str
@@ -59,7 +64,7 @@ class Base:
     per_node: int
     step_us: float
     spread: float
-    exposed_us: float | None
+    ledger: Ledger | None
     batch_size: int | None = None
     single_us: Mapping[int, float] = field(default_factory=dict)
     bucketing: Bucketing = USUAL_BUCKETS

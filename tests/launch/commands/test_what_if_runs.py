@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from dpscope.launch.cli import app
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -31,6 +31,13 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
         *("devices", "nodes", "batch_size", "step_us", "low_us", "high_us", "exposed_us"),
         *("efficiency", "bound_by", "rests_on", "reason"),
     }
+    ledgers = [one["ledger"] for one in (told["base"], *said)]
+    assert ledgers[0] == pytest.approx(ledgers[1])  # of the base, and of it predicted
+    parts = ("compute_us", "exposed_wait_us", "exposed_transfer_us", "exposed_other_us", "idle_us", "tracer_us")
+    for ledger, step_us in zip(ledgers[1:], (one["step_us"] for one in said), strict=True):
+        assert sum(ledger[part] for part in parts) == pytest.approx(step_us)
+    assert told["savings"]["devices"] == 4
+    assert told["savings"]["changes"][0]["is_part"]
     assert said[0]["step_us"] == pytest.approx(told["base"]["step_us"])
     assert abs(told["base"]["replay_error"]) <= 0.01
     assert said[0]["low_us"] < said[0]["step_us"] < said[0]["high_us"]
@@ -39,12 +46,14 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     )  # further from what was measured
 
 
-def test_the_terminal_says_the_base_its_error_and_what_is_worth_most() -> None:
+def test_the_terminal_says_the_base_its_error_and_what_saves_most() -> None:
     text = " ".join(whatif(EXAMPLE_RUN, "--devices", "4").stdout.split())
-    assert "Base: ddp-d2-b8, 2 devices" in text
-    assert "replayed with an error of" in text
-    assert "No other cell of this run tells how wrong this method is here." in text
-    assert "What is worth most on 4 devices, each alone:" in text
+    assert "Base: ddp-d2-b8 on 2 devices" in text
+    assert "typical traced steps (" in text
+    assert "No other cell measures the method's error here: it is assumed (4%)." in text
+    assert "Largest saving on 4 devices, one part removed at a time:" in text
+    assert "Where the step goes [" in text
+    assert "base: ddp-d2-b8" in text
 
 
 def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
@@ -61,7 +70,9 @@ def test_the_replayed_step_and_the_figure_are_written(tmp_path: Path) -> None:
 def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     text = " ".join(whatif(A100, "--devices", "4", "--jitter", "3%").stdout.split())
     assert "1 of 2 ranks: transfers are upper bounds" in text
-    assert "no host gaps -171" in text  # its launches, of a step of 222 ms: what the README of the data says of it
+    # its launches, of a step of 222 ms, as the README of the data says: 169.1 ms are idle, of which 7.5 hide longer transfers
+    assert "idle time of the devices saves 157.8 ms" in text
+    assert "NA of wait, transfer: the traces of the base do not separate waiting from transfer" in text
     refused = json.loads(whatif(A100, "--devices", "2", "--intra", "NVLink 3", "--format", "json").stdout)
     assert refused["predictions"][0]["step_us"] is None
     assert "the host bounds this step" in refused["predictions"][0]["reason"]
@@ -79,6 +90,14 @@ def test_the_inverse_is_answered_in_a_sentence() -> None:
     assert "MiB are alike" in text  # 1,072 bytes of gradients are one bucket, whatever the cap
     text = " ".join(whatif(EXAMPLE_RUN, "--solve", "faster", "--need", "step-ms=0.001").stdout.split())
     assert "cannot be reached at any device speed" in text
+
+
+def test_the_solved_row_is_printed_next_to_the_base() -> None:
+    run = ROOT / "examples" / "run_cpu"
+    text = whatif(run, "--solve", "faster", "--need", "step-ms=20").stdout
+    rows = [line.split() for line in text.splitlines() if line.startswith("2 ")]
+    assert [row[3:5] for row in rows[:2]] == [["as", "measured"], ["1.33", "20.0"]]
+    assert "2 devices, faster 1.33  20.00" in text  # its ledger
 
 
 @pytest.mark.parametrize(

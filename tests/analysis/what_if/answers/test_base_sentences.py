@@ -1,25 +1,48 @@
-"""What the answer says of its base: which step it is, next to the one that the report names."""
+"""What the answer says of its base: its step and its ledger are those of the report."""
+
+from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.what_if.answers.bases import AskedBase
-from dpscope.analysis.what_if.answers.output import RunAnswer, base_sentences
+from dpscope.analysis.comparison.compare import compare
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.what_if.answers.bases import base_of_run, base_of_traces
+from dpscope.analysis.what_if.answers.output import base_sentences, ledger_table, run_answer
 from dpscope.analysis.what_if.answers.own_error import OwnErrors
-from dpscope.profiling.records.run import Cell
-from tests.helpers.replayed_steps import BASE, COSTS
-from tests.helpers.run_cells import cell_data, windows
-
-CELL = Cell(strategy="ddp", devices=2, batch_size=4)
+from dpscope.analysis.what_if.scenarios.scenario import Scenario
+from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
-@pytest.mark.parametrize(
-    ("traced_us", "named"),
-    [
-        (232.0, "(median untraced step);"),
-        (306.0, "the 0.3 ms of the report's cost sentence are the mean of its traced"),
-    ],
-)
-def test_the_base_is_the_untraced_step_and_a_slower_traced_one_is_named(traced_us: float, named: str) -> None:
-    data = cell_data(CELL, [[230.0] * 8], windows(CELL, 4, 1, step_us=traced_us))
-    (first, *_) = base_sentences(RunAnswer(AskedBase(BASE, COSTS, None, data), OwnErrors(()), ()))
-    assert named in first
+@pytest.mark.parametrize("path", [EXAMPLE_RUN, ROOT / "examples" / "run_cpu"])
+def test_the_base_s_step_and_ledger_are_the_report_s(path: Path) -> None:
+    question = base_of_run(path, None)
+    assert question.run is not None
+    comparison = compare(question.run)
+    row = comparison.table.set_index("cell").loc[question.base.name]
+    assert question.base.step_us == pytest.approx(row["step_us"])
+    assert question.base.ledger is not None
+    assert question.base.ledger.parts_us == pytest.approx(comparison.ledgers[question.base.name].parts_us)
+    said = run_answer(question, OwnErrors(()), [({}, Scenario())])
+    assert f"{row['step_us'] / 1e3:.1f} ms per untraced step (median over all repeats)" in base_sentences(said)[0]
+    assert f"{row['traced_step_us'] / 1e3:.1f} ms per traced step (mean)" in base_sentences(said)[0]
+
+
+def test_the_step_of_traces_is_that_of_their_verdict() -> None:
+    path = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+    question, ledger = base_of_traces([path]), analyze_traces([path]).ledger
+    assert ledger is not None
+    assert question.base.step_us == ledger.traced_step_us
+    assert "ms per traced step (mean)" in base_sentences(run_answer(question, OwnErrors(()), [({}, Scenario())]))[0]
+
+
+def test_the_ledgers_of_base_and_predictions_are_one_table() -> None:
+    question = base_of_run(ROOT / "examples" / "run_cpu", None)
+    asked = [({"devices": str(count)}, Scenario(devices=count)) for count in (1, 4)]
+    table = ledger_table(run_answer(question, OwnErrors(()), asked))
+    assert table.headings == ("configuration", "step", "compute", "wait", "transfer", "other", "idle", "tracer")
+    assert [row[0] for row in table.rows] == ["base: ddp-d2-b128", "1 device", "4 devices"]
+    assert table.rows[1][3:6] == ("NA", "NA", "NA")
+    assert table.notes[-1] == "NA of wait, transfer, other: one device: nothing to communicate"
+    for row in table.rows:
+        step, *parts = (0.0 if value == "NA" else float(value) for value in row[1:])
+        assert sum(parts) == pytest.approx(step, abs=0.04)

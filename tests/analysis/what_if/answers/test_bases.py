@@ -12,7 +12,9 @@ import pytest
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.what_if.answers.bases import base_of_run, repeats_band, single_steps_us
 from dpscope.analysis.what_if.answers.beside import gamma_of
-from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors
+from dpscope.analysis.what_if.answers.own_error import CellError, OwnErrors, own_errors, with_own_error
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.paths import EXAMPLE_RUN
@@ -109,8 +111,26 @@ def test_a_band_of_repeats_holds_one_more_of_them() -> None:
     assert repeats_band([math.exp(0.0), math.exp(0.1), math.exp(0.2)]) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(("errors", "expected"), [([0.1, 0.1], None), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)])
+@pytest.mark.parametrize(
+    ("errors", "expected"), [([], None), ([0.0], 0.04 * (4 / 5) ** 0.5), ([0.0, 0.0, 0.0], 0.04 * (4 / 7) ** 0.5)]
+)
 def test_few_cells_correct_the_size_of_an_assumed_error(errors: list[float], expected: float | None) -> None:
     """4% weighs as much as four cells."""
     cells = tuple(CellError("one", 100.0, 100.0 * math.exp(off), None, None, None, 0.0, None) for off in errors)
     assert OwnErrors(cells).half_band == (None if expected is None else pytest.approx(expected))
+
+
+def test_the_error_of_one_other_cell_is_used_and_named() -> None:
+    """No sentence says that no cell measures the error where one does."""
+    asked = base_of_run(EXAMPLE_RUN, None)
+    assert asked.run is not None
+    assert asked.cell is not None
+    other = optioned(asked.cell, 1.2, bucket_mb=5.0)
+    run = replace(asked.run, cells={**asked.run.cells, other.cell.name: other})
+    question, own = with_own_error(replace(asked, run=run))
+    assert question.base.own_error is not None
+    assert "The same method on 1 other cell of this run: median error" in own.sentence
+    assert "method's error" not in str(predict(question.base, Scenario(devices=4), question.costs).rests_on)
+    alone, none = with_own_error(asked)
+    assert none.sentence == "No other cell measures the method's error here: it is assumed (4%)."
+    assert "no other cell measures it" in str(predict(alone.base, Scenario(devices=4), alone.costs).rests_on)

@@ -8,6 +8,7 @@ from dpscope.analysis.what_if.answers.questions import solve
 from dpscope.analysis.what_if.links.costs import Costs
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
 from dpscope.analysis.what_if.scenarios.lateness import Lateness
+from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Scenario
 from tests.helpers.replayed_steps import BASE, COSTS, profile, works
 
@@ -116,3 +117,34 @@ def test_the_last_count_that_meets_a_target_is_told_with_why_not_the_next() -> N
     told = solve(three, Scenario(), Costs(3, 3, COSTS.traced), "devices", ("step-ms", 10.0))
     assert told.value == 24
     assert "on 25: 8x the largest measured count (3)" in told.sentence
+
+
+@pytest.mark.parametrize(
+    ("variable", "need", "word"),
+    [
+        ("intra", ("step-ms", 0.24), "33.3 GB/s"),
+        ("faster", ("step-ms", 0.125), "2"),
+        ("devices", ("efficiency", 0.86), "6"),
+    ],
+)
+def test_the_solved_scenario_meets_the_target(variable: str, need: tuple[str, float], word: str) -> None:
+    found = solve(BASE, Scenario(), COSTS, variable, need)
+    assert found.words == {variable: word}
+    assert found.solved is not None
+    said = predict(BASE, found.solved, COSTS)
+    assert said.step_us is not None
+    assert said.step_us != BASE.step_us
+    if need[0] == "step-ms":
+        assert said.step_us == pytest.approx(need[1] * 1e3, rel=0.01)
+    else:
+        assert said.efficiency is not None
+        assert said.efficiency >= need[1]
+    assert solve(BASE, Scenario(), COSTS, "intra", ("step-ms", 0.2)).solved is None  # not reached
+
+
+def test_the_best_bucket_and_the_closest_strategy_are_solved_scenarios() -> None:
+    assert solve(BASE, Scenario(), COSTS, "bucket-mb").solved == Scenario(bucket_mb=0.5)
+    costs = replace(COSTS, traced={**COSTS.traced, ("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
+    found = solve(BASE, Scenario(), costs, "strategy")
+    assert found.solved is not None
+    assert (found.solved.strategy, found.words["strategy"]) == ("dp", "dp")

@@ -116,3 +116,18 @@ def test_lateness_lies_between_that_of_the_measured_buckets() -> None:
     measured = replace(SIMPLE, buckets=buckets)
     assert late_us(measured, (0, 1)) == (10, 30)
     assert late_us(measured, (1,), factor=2.0) == (60,)
+
+
+def test_the_parts_of_a_replayed_step() -> None:
+    """Ready at 150 and 200, each launched 3 us later, 40 us each, the last rank 10 us late.
+
+    The first waits from 153 to 163 and moves until 203; the second moves from 213 to 253: exposed from 200, 3 us idle, 10 waiting
+    but for none of the first's transfer until 203, then until 213; the optimizer takes 10 us.
+    """
+    conditions = under((0, 1), [40.0, 40.0], late_us=(10.0, 10.0))
+    said = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
+    assert said.step_us == 263
+    assert said.parts == pytest.approx((210, 10, 43, 0, 0))
+    # Without a first bucket on the link, the 3 us before the launch are neither compute nor communication
+    one = replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), under((1,), [40.0], late_us=(10.0,)))
+    assert one.parts == pytest.approx((210, 10, 40, 0, 3))

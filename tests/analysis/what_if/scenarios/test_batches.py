@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.what_if.links.costs import Links
 from dpscope.analysis.what_if.prediction import Prediction
 from dpscope.analysis.what_if.replay.step_profile import MeasuredBucket
 from dpscope.analysis.what_if.scenarios.predict import predict
 from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
-from tests.helpers.replayed_steps import BASE, COSTS, PROFILE, profile, works
+from dpscope.profiling.machine.link_text import parse_link
+from tests.helpers.replayed_steps import BASE, COSTS, profile, works
 
 # Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One device takes 210 and 360.
 _READY = (100.0, 150.0)
@@ -97,25 +100,21 @@ def test_data_parallel_moves_everything_in_every_micro_batch() -> None:
 
 def test_one_device_waits_for_nothing() -> None:
     """Though more was exposed in the measured step than in its replay, 30 and 20."""
-    found = asked(replace(BASE, exposed_us=30.0), devices=1)
+    found = asked(replace(BASE, ledger=Ledger(230.0, 200.0, 0.0, 30.0, 0.0, 0.0)), devices=1)
     assert (found.step_us, found.exposed_us, found.efficiency) == pytest.approx((210, 0, 1))
     assert found.bound_by == "compute"
-    assert str(found.rests_on).startswith("one device's step as it was measured; band assumed")
+    assert str(found.rests_on).startswith("one device's step as it was measured; the method's error is")
     assert "one device's measured step, scaled as its replay is" in str(asked(devices=1, faster=2.0).rests_on)
     assert "the base's replay without its other devices" in str(asked(replace(BASE, single_us={}), devices=1).rests_on)
 
 
-def test_what_bounds_a_step_is_judged_by_what_is_printed() -> None:
-    # one profile has 5 us exposed of 215, the other 20 of 230; 20 of 230 were measured, 9%
-    quick = tuple(MeasuredBucket(1e6, one, one, one + 5, 0.0, 5.0) for one in (150.0, 200.0))
-    fast = replace(PROFILE, buckets=quick, step_us=215.0)
-    found = asked(replace(BASE, profiles=(fast, PROFILE)))
-    assert found.exposed_us == pytest.approx(20)
-    assert found.bound_by == "communication"
-    # 15 of one's 20 are waiting and none of the other's: 7.5 on average, less than the other 12.5
-    late = replace(PROFILE, buckets=tuple(replace(one, late_us=15.0, cost_us=5.0) for one in PROFILE.buckets))
-    assert asked(replace(BASE, profiles=(late, PROFILE))).bound_by == "communication"
-    assert asked(replace(BASE, profiles=(late,))).bound_by == "waiting"
+def test_what_bounds_a_step_is_the_largest_part_of_its_ledger() -> None:
+    """20 of 230 us are exposed: compute. 1 MB at 1 GB/s takes 1000 us, twice, of which 50 lie beside compute: transfer."""
+    assert asked(BASE).bound_by == "compute"
+    slow = asked(BASE, links=Links(intra=parse_link("1GB/s")))
+    assert slow.bound_by == "transfer"
+    assert slow.ledger is not None
+    assert slow.ledger.exposed_transfer_us == pytest.approx(2000 - 50)
 
 
 def test_an_efficiency_that_cannot_be_is_not_printed() -> None:

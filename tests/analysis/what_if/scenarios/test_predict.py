@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.links.costs import Costs, Links
 from dpscope.analysis.what_if.replay.buckets import Bucketing
 from dpscope.analysis.what_if.replay.step_profile import Gradients, MeasuredBucket, OtherCollective, StepProfile
@@ -229,7 +230,8 @@ def test_a_host_bound_step_tells_nothing_of_links() -> None:
     made = replace(made, buckets=tuple(measured), step_us=410.0)  # launches at 100 to 400, the last kernel until 410
     bound = replace(BASE, profiles=(made,), step_us=made.step_us, single_us={})
     assert "the host bounds this step" in reason(bound, links=Links(intra=parse_link("10GB/s")))
-    assert predict(bound, Scenario(), COSTS).bound_by == "host"
+    bound = replace(bound, ledger=Ledger(410.0, 40.0, 0.0, 0.0, 0.0, 370.0))
+    assert predict(bound, Scenario(), COSTS).bound_by == "idle"
 
 
 def test_data_parallel_moves_parameters_and_gradients_in_the_open() -> None:
@@ -259,7 +261,10 @@ def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
 
 BROADCAST = OtherCollective("broadcast", 1e5, 0, 30.0, blocks=True)
 WITH_BROADCAST = replace(
-    BASE, profiles=(replace(PROFILE, others=(BROADCAST,), step_us=260.0),), step_us=260.0, exposed_us=50.0
+    BASE,
+    profiles=(replace(PROFILE, others=(BROADCAST,), step_us=260.0),),
+    step_us=260.0,
+    ledger=Ledger(260.0, 210.0, 0.0, 20.0, 30.0, 0.0, other_by_kind_us={"broadcast": 30.0}),
 )
 INFINITE = Links(intra=parse_link("100000000Gb/s"))
 
@@ -277,6 +282,7 @@ def test_what_an_infinite_link_leaves_exposed_is_named() -> None:
     assert "broadcast as measured: what they cost there is not known" in (left.rests_on or "")
     assert "no rate removes, of what is exposed: 30.0 µs broadcast" in (left.rests_on or "")
     late = replace(PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in BUCKETS), step_us=235.0)
-    waiting = predict(replace(BASE, profiles=(late,), step_us=235.0, exposed_us=25.0), Scenario(links=INFINITE), COSTS)
+    base = replace(BASE, profiles=(late,), step_us=235.0, ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0))
+    waiting = predict(base, Scenario(links=INFINITE), COSTS)
     assert "5.00 µs waiting for late ranks" in (waiting.rests_on or "")
     assert "no rate removes" not in (predict(BASE, Scenario(), COSTS).rests_on or "")

@@ -1,0 +1,120 @@
+"""Ledgers of predicted steps, on the base of test_predict.py: by pocket calculation, and that they always add up."""
+
+from dataclasses import replace
+
+import pytest
+
+from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
+from dpscope.analysis.what_if.links.costs import Costs, Links
+from dpscope.analysis.what_if.prediction import Prediction, answer_sentences
+from dpscope.analysis.what_if.scenarios.lateness import Lateness
+from dpscope.analysis.what_if.scenarios.predict import predict
+from dpscope.analysis.what_if.scenarios.predicted_ledger import NOT_SPLIT, ONE_DEVICE, ONE_PROCESS_COPIES
+from dpscope.analysis.what_if.scenarios.scenario import Base, Scenario
+from dpscope.profiling.machine.link_text import parse_link
+from tests.helpers.replayed_steps import BASE, COSTS, PROFILE
+
+
+def parts(base: Base = BASE, costs: Costs = COSTS, **asked: object) -> list[float | None]:
+    """Compute, wait, transfer, other, idle."""
+    found = predict(base, Scenario(**asked), costs)  # type: ignore[arg-type]
+    assert found.ledger is not None
+    return [getattr(found.ledger, f"{name}_us") for name in STEP_PARTS]
+
+
+def test_the_base_has_its_measured_ledger() -> None:
+    assert predict(BASE, Scenario(), COSTS).ledger == BASE.ledger
+
+
+def test_what_grows_and_what_shrinks() -> None:
+    assert parts(devices=4) == pytest.approx([210, 0, 30, 0, 0])  # 2 x 3/4 MB
+    assert parts(faster=2.0) == pytest.approx([105, 0, 20, 0, 0])
+    assert parts(hook="fp16") == pytest.approx([210, 0, 10, 0, 0])
+    assert parts(accumulate=2) == pytest.approx([410, 0, 20, 0, 0])
+    # 5 us late at 150 and 200; the second moves from 205 to 225: 5 us of waiting, 20 of transfer
+    late = replace(PROFILE, buckets=tuple(replace(one, late_us=5.0) for one in PROFILE.buckets), step_us=235.0)
+    waiting = replace(BASE, profiles=(late,), step_us=235.0, ledger=Ledger(235.0, 210.0, 5.0, 20.0, 0.0, 0.0))
+    assert parts(waiting, lateness_factor=0.0) == pytest.approx([210, 0, 20, 0, 0])
+    assert parts(waiting, buckets_factor=0.0) == pytest.approx([210, 5, 0, 0, 0])
+
+
+def test_waiting_for_more_ranks_is_waiting() -> None:
+    late = replace(BASE, lateness=Lateness((0.0, 0.0), (-10.0, 10.0) * 4))
+    compute, wait, transfer, other, idle = parts(late, devices=8)
+    assert wait == pytest.approx(8.4, abs=0.3)  # as in test_predict.py
+    assert transfer == pytest.approx(35)  # 2 x 7/8 MB
+    assert (compute, other, idle) == pytest.approx((210, 0, 0))
+
+
+def test_computing_beside_a_collective_is_compute() -> None:
+    """On 4 devices 10 us more of the first bucket lie beside computing, which is slowed by half: 5 us."""
+    assert parts(replace(BASE, gamma=0.5), devices=4) == pytest.approx([215, 0, 30, 0, 0])
+
+
+def test_the_tracer_is_the_base_s() -> None:
+    """Traced the step took 250, of which 20 were idle; untraced 230."""
+    traced = replace(BASE, ledger=Ledger(250.0, 210.0, 0.0, 20.0, 0.0, 20.0, tracer_us=-20.0))
+    assert parts(traced, devices=4) == pytest.approx([210, 0, 30, 0, 20])
+    found = predict(traced, Scenario(devices=4), COSTS)
+    assert found.ledger is not None
+    assert found.ledger.tracer_us == -20.0
+    assert found.step_us == pytest.approx(240)
+
+
+def test_parts_that_cannot_be_predicted_have_a_reason() -> None:
+    unsplit = replace(BASE, ledger=Ledger(230.0, 210.0, None, None, 20.0, 0.0))
+    assert parts(unsplit, devices=4) == [pytest.approx(210), None, None, pytest.approx(30), pytest.approx(0)]
+    missing = predict(unsplit, Scenario(devices=4), COSTS).missing
+    assert missing == dict.fromkeys(("exposed_wait", "exposed_transfer"), NOT_SPLIT)
+    assert parts(devices=1) == [pytest.approx(210), None, None, None, pytest.approx(0)]
+    assert set(predict(BASE, Scenario(devices=1), COSTS).missing.values()) == {ONE_DEVICE}
+    copies = replace(COSTS, traced={("broadcast", 1e6): 10.0, ("reduce", 1e6): 10.0})
+    assert parts(costs=copies, strategy="dp") == [pytest.approx(210), None, None, pytest.approx(40), pytest.approx(0)]
+    assert set(predict(BASE, Scenario(strategy="dp"), copies).missing.values()) == {ONE_PROCESS_COPIES}
+    unknown = predict(replace(BASE, ledger=None), Scenario(devices=4), COSTS)
+    assert (unknown.ledger, unknown.bound_by, set(unknown.missing)) == (None, None, set(STEP_PARTS))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"devices": 8},
+        {"devices": 1},
+        {"faster": 50.0},
+        {"overlap": False},
+        {"batch_size": 8, "accumulate": 2},
+        {"links": Links(intra=parse_link("1GB/s"))},
+        {"lateness_factor": 0.0, "buckets_factor": 0.0},
+        {"jitter": 0.1, "devices": 16},
+    ],
+)
+@pytest.mark.parametrize(
+    "ledger", [(210.0, 0.0, 20.0, 0.0, 0.0), (195.0, 2.0, 12.0, 1.0, 20.0), (90.0, 100.0, 2.0, 0.0, 38.0)]
+)
+@pytest.mark.parametrize("tracer_us", [None, -30.0, 8.0])
+def test_the_parts_add_up_and_none_is_negative(
+    asked: dict[str, object], ledger: tuple[float, float, float, float, float], tracer_us: float | None
+) -> None:
+    """Whatever was measured of a part, also less than the replay takes off it."""
+    traced_us = 230.0 - (tracer_us or 0.0)
+    compute, wait, transfer, other, idle = ledger
+    parts_us = (compute + traced_us - 230.0, wait, transfer, other, idle)
+    base = replace(BASE, ledger=Ledger(traced_us, *parts_us, tracer_us=tracer_us))
+    found = predict(base, Scenario(**asked), COSTS)  # type: ignore[arg-type]
+    assert found.ledger is not None
+    assert found.step_us is not None
+    values = found.ledger.parts_us.values()
+    assert min(values) >= 0
+    assert sum(values) + (tracer_us or 0.0) == pytest.approx(found.step_us)
+    assert found.exposed_us == pytest.approx(found.ledger.exposed_us or 0.0)
+
+
+def test_only_the_largest_part_holds_a_step_up() -> None:
+    """63 of 612 ms are exposed: compute, and not communication, holds this step up."""
+    base = Ledger(580e3, 520e3, 10e3, 20e3, 0.0, 30e3)
+    then = Ledger(612e3, 519e3, 13e3, 50e3, 0.0, 30e3)
+    said = Prediction(8, 1, 4, 612e3, 600e3, 630e3, 63e3, 0.9, "compute", ledger=then)
+    assert answer_sentences(["8 devices"], [said], base) == [
+        "8 devices: 612.0 ms a step (90% band 600.0 to 630.0), 90% of perfect scaling. Held up most by compute (519.0 ms). "
+        "Against the base, exposed transfer grows by 30.0 ms."
+    ]
