@@ -21,7 +21,13 @@ from dpscope.launch.measuring.calibration import (
     stored_calibration,
 )
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
-from dpscope.launch.planning.plan_estimate import CellEstimate, estimate_basis, estimate_cell, estimate_findings
+from dpscope.launch.planning.plan_estimate import (
+    CellEstimate,
+    baseline_findings,
+    estimate_basis,
+    estimate_cell,
+    estimate_findings,
+)
 from dpscope.launch.planning.run_config import setting_text
 from dpscope.launch.planning.worker_command import standalone_worker_command
 from dpscope.launch.workload.data_files import check_data
@@ -115,6 +121,7 @@ def plan_run(
         jobs=jobs,
         findings=(
             *plan_findings(resolved.workload, resolved.matrix, devices.kind),
+            *baseline_findings(plan),
             *estimate_findings(plan, resolved, devices.kind, size),
         ),
         estimate_basis=estimate_basis(devices.kind, size),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.planning.cells import plan_findings
+from dpscope.launch.planning.plan_estimate import baseline_findings
 from dpscope.launch.planning.published import published_of, read_published
 from dpscope.launch.workload.data_files import normalisation
 from dpscope.profiling.machine.conditions import ConditionDifference, condition_differences, machine_differences
@@ -33,7 +34,7 @@ def new_manifest(
     `code` is as in `collect_environment`.
     """
     environment = collect_environment(open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code)
-    findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
+    findings = [*plan_findings(config.workload, config.matrix, kind, on_this_host), *baseline_findings(plan)]
     table = config.reporting.published
     published = read_published(Path(table)) if table is not None else ()
     return Manifest(

@@ -58,6 +58,20 @@ def estimate_cell(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: Mo
     return CellEstimate(duration_s=duration_s, bytes=traced_bytes + 20_000)
 
 
+def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
+    """That no cell on one device is planned, with which those on several could be compared."""
+    counts = sorted({one.cell.devices for one in plan if not one.skip_reason})
+    if not counts or 1 in counts:
+        return []
+    return [
+        PlanCode.NO_BASELINE.finding(
+            message=f"No cell on one device is planned, only on {' and '.join(map(str, counts))}: gain, efficiency and "
+            "subtraction estimates will be NA.",
+            next_step=f"Use --devices {','.join(map(str, (1, *counts)))}, with single in --strategy.",
+        )
+    ]
+
+
 def estimate_findings(
     plan: Sequence[PlannedCell], config: ResolvedConfig, kind: DeviceType, size: ModelSize
 ) -> list[Finding]:

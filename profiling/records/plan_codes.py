@@ -49,6 +49,12 @@ class PlanCode(FindingCode):
         "A repeat is estimated to exceed its time limit, and would be stopped before it is measured.",
         "Raise --timeout, or measure fewer steps or smaller batches.",
     )
+    NO_BASELINE = (
+        "no_baseline",
+        "warning",
+        "Cells on several devices are planned and none on one: gain, efficiency and subtraction estimates will be NA.",
+        "add 1 to --devices, and single to --strategy",
+    )
     MIXED_HOSTS = (
         "mixed_hosts",
         "warning",

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dpscope.analysis.findings.verdict import LABELS
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.summary import print_summary
 from dpscope.analysis.report.printed import PrintedReport, first_rows
 from dpscope.analysis.text.text_table import TextTable
+from dpscope.launch.cli import app
 from dpscope.profiling.records.run_codes import RunCode
 from tests.helpers.paths import ROOT
 
@@ -29,10 +31,20 @@ def test_the_readme_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     lines = shown(report_of(Path("run_cpu"), Targets()).printed)
     readme = (ROOT / "README.md").read_text()
-    block = readme.split("This is the whole output of `dpscope analyze", 1)[1].split("```text\n", 1)[1].split("```")[0]
+    block = readme.split("the whole output of `dpscope analyze", 1)[1].split("```text\n", 1)[1].split("```")[0]
     assert lines == block.splitlines()
     assert len(lines) <= SCREEN
     assert max(map(len, lines)) <= 80
+
+
+def test_the_readme_shows_what_is_printed_of_gpu_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    printed = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["analyze", "tests/data/v100x8_ddp_dlrm"]).stdout
+    lines = printed.split("\nSteps\n")[0].strip("\n").splitlines()
+    readme = (ROOT / "README.md").read_text()
+    block = readme.split("`dpscope analyze tests/data/v100x8_ddp_dlrm`", 1)[1].split("```text\n", 1)[1].split("```")[0]
+    assert lines == block.splitlines()
+    assert len(lines) <= SCREEN
 
 
 def demo(answer: str, findings: int) -> PrintedReport:

@@ -7,10 +7,12 @@ import pytest
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning import cells
 from dpscope.launch.planning.cells import check_idle_here, make_plan, plan_findings, resolve
+from dpscope.launch.planning.plan_estimate import baseline_findings
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.config import ResolvedConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import ResolvedMatrix
+from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import PlannedCell
 from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
@@ -329,3 +331,13 @@ def test_a_file_names_layouts_in_a_list_or_as_text(tmp_path: Path) -> None:
         path.write_text(text)
         matrix = load_config(path, {}).matrix
         assert (matrix.devices, matrix.layouts) == ((1, 4), ("2x4",))
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "expected"),
+    [("4", None, "only on 4"), ("2,4", "ddp", "only on 2 and 4"), ("1,4", None, None), ("1", None, None)],
+)
+def test_a_plan_without_a_baseline_is_reported(devices: str, strategy: str | None, expected: str | None) -> None:
+    found = baseline_findings(plan(FOUR_GPUS, devices=devices, strategy=strategy))
+    assert [one.code for one in found] == ([PlanCode.NO_BASELINE] if expected else [])
+    assert expected is None or (expected in found[0].message and f"--devices 1,{devices}" in found[0].next_step)
