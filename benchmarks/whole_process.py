@@ -1,16 +1,18 @@
 """How long does a user wait for a command to start? Whole processes, imports included, as ratios to bare imports.
 
-    python benchmarks/whole_process.py [--runs 15] [--run-folder runs/first]
+    python benchmarks/whole_process.py [--runs 15] [--run-folder runs/first [--read-only-by nobody]]
 
 Each command is held against an interpreter that only imports what the command cannot do without. Runs are interleaved:
 every process once per round, and a ratio is taken within a round. Ends with status 1 where a median is over its limit.
 
 With a run folder also: a second `analyze` of it, against the first of a copy without tables kept and without its report.
+With --read-only-by USER, as root: the same by that user, of a copy that belongs to root, next to one that the user owns.
 """
 
 import argparse
 import os
 import platform
+import pwd
 import shutil
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ DPSCOPE = (sys.executable, "-m", "dpscope.launch.cli")
 COMMAND_LINE = (sys.executable, "-c", "import typer, rich")
 TABLES = (sys.executable, "-c", "import numpy, pandas, msgspec")
 AGAIN_LIMIT = 0.25  # of the first
+READ_ONLY_LIMIT = 1.1  # of the same analysis of a folder that the user owns
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--run-folder", type=Path)
+    parser.add_argument("--read-only-by", metavar="USER")
     arguments = parser.parse_args()
     runs = arguments.runs
     commands = dict.fromkeys(part for one in CANDIDATES for part in (one.baseline, one.command))
@@ -106,6 +110,8 @@ def main() -> None:
         )
     if arguments.run_folder is not None:
         over |= analyzed_twice(arguments.run_folder, min(runs, 3))
+        if arguments.read_only_by is not None:
+            over |= analyzed_by_another_user(arguments.run_folder, arguments.read_only_by, min(runs, 5))
     sys.exit(int(over))
 
 
@@ -124,6 +130,58 @@ def analyzed_twice(run: Path, runs: int) -> bool:
         f"limit {AGAIN_LIMIT}: {'OVER' if median > AGAIN_LIMIT else 'kept'}"
     )
     return median > AGAIN_LIMIT
+
+
+def analyzed_by_another_user(run: Path, user: str, runs: int) -> bool:
+    """Print how long a user's first and second `analyze` take, of a copy of root's and of one's own; whether one is over."""
+    taken: dict[tuple[str, bool], list[float]] = {}
+    with tempfile.TemporaryDirectory() as home:
+        _owned_by(user, Path(home))
+        for number in range(runs + 1):
+            for own in (True, False):
+                pair = _analyzed_by(user, run, own, Path(home))
+                if number:  # the first round fills the caches of other libraries
+                    for which, seconds in zip(("first", "second"), pair, strict=True):
+                        taken.setdefault((which, own), []).append(seconds)
+    over = False
+    for which in ("first", "second"):
+        writable, read_only = taken[which, True], taken[which, False]
+        median, ratio = ratio_text(read_only, writable)
+        over |= median > READ_ONLY_LIMIT
+        print_line(
+            f"analyze {run} by {user}, {which} time: read-only {statistics.median(read_only):6.3f} s | {ratio} x writable "
+            f"({statistics.median(writable):.3f} s) | limit {READ_ONLY_LIMIT}: {'OVER' if median > READ_ONLY_LIMIT else 'kept'}"
+        )
+    return over
+
+
+def _owned_by(user: str, folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        shutil.chown(path, user)
+
+
+def _analyzed_by(user: str, run: Path, own: bool, home: Path) -> list[float]:
+    """The seconds of two analyses of a copy of the run, which belongs to the user or to root."""
+    left_out = shutil.ignore_patterns("*.tables.parquet", "report", "tensorboard")
+    with tempfile.TemporaryDirectory() as folder:
+        copy, cache, report = (Path(folder) / name for name in (run.name, "cache", "report"))
+        shutil.copytree(run, copy, ignore=left_out)
+        if own:
+            _owned_by(user, copy)
+        Path(folder).chmod(0o755)
+        for place in (cache, report):
+            place.mkdir()
+            _owned_by(user, place)
+        environment = ("env", f"HOME={home}", f"XDG_CACHE_HOME={home}", f"DPSCOPE_CACHE={cache}")
+        account = pwd.getpwnam(user)
+        as_user = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
+        seconds = []
+        for _ in range(2):
+            ended = run_process((*as_user, *environment, *DPSCOPE, "analyze", str(copy), "--report", str(report)))
+            if ended.status not in (0, 1):  # 1: the run has findings that are errors
+                sys.exit(f"analyze by {user} ended with {ended.status}: {ended.output.strip().splitlines()[-1:]}")
+            seconds.append(ended.seconds)
+    return seconds
 
 
 def print_line(line: str) -> None:

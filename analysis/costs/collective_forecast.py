@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 WIDEST = 3.0  # times shorter or longer; a wider band is no answer
@@ -316,8 +316,9 @@ def cliff_findings(calibration: Calibration) -> list[Finding]:
         for off, (_, devices), size, time_us in found[:_MOST_CLIFFS]:
             findings.append(
                 RunCode.COLLECTIVE_CLIFF.finding(
-                    f"{kind} of {show_bytes(size)} on {devices} devices takes {show_time(time_us)}, {math.exp(abs(off)):.1f} "
-                    f"times {'longer' if off > 0 else 'shorter'} than neighbouring sizes and counts suggest"
+                    f"{kind} of {show_bytes(size)} on {counted(devices, 'device')} takes {show_time(time_us)}, "
+                    f"{math.exp(abs(off)):.1f} times {'longer' if off > 0 else 'shorter'} than neighbouring sizes and "
+                    "counts suggest"
                 )
             )
     return findings

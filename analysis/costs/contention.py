@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscope.profiling.records.calibration import Calibration, Contention
+from dpscope.profiling.records.finding import counted
 
 _RESAMPLES = 300
 _TAILS = (0.025, 0.975)
@@ -24,7 +25,7 @@ class Slowdown:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f}, {self.count} iterations)"
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f}, {counted(self.count, 'iteration')})"
 
 
 @dataclass(frozen=True)

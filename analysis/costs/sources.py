@@ -12,6 +12,7 @@ from dpscope.analysis.text.units import show_bytes
 from dpscope.profiling.machine.interconnect import group_rate
 from dpscope.profiling.machine.link_text import parse_link
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import Interconnect, LinkRate
 from dpscope.profiling.records.run import Manifest
 
@@ -62,16 +63,14 @@ class CostSources:
         if self.nodes == 1:
             held = self.calibration is not None
             return (
-                f"the calibration timed nothing on {devices} devices, and no link bandwidth is known: calibrate with "
+                f"the calibration timed nothing on {counted(devices, 'device')}, and no link bandwidth is known: calibrate with "
                 f"--devices {devices}, or give --link"
                 if held
                 else NO_SOURCE
             )
         spans = self.calibration.nodes_of(devices) if self.calibration is not None else None
         made = (
-            f"the calibration was made on {spans} node{'s' * (spans > 1)}"
-            if spans is not None
-            else "there is no calibration"
+            f"the calibration was made on {counted(spans, 'node')}" if spans is not None else "there is no calibration"
         )
         return (
             f"the cell spans {self.nodes} nodes and {made}: give the link between them with --link, or nccl-tests' logs"
@@ -134,7 +133,7 @@ class CostSources:
     def why_unknown(self, kind: str, ranks: int) -> str:
         """Why `cost` is None."""
         if self._of_kind(kind).calibrated(ranks) is not None:
-            return f"the calibration holds no {kind} on {ranks} ranks"
+            return f"the calibration holds no {kind} on {counted(ranks, 'rank')}"
         return f"there is no ring model of {kind}"
 
     def extrapolated(self, kind: str, ranks: int, size_bytes: float) -> str | None:

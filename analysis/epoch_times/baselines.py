@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dpscope.analysis.epoch_times.bounded_values import Bounded
 from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
 SWEEP_SUFFIX = "_sweep"
@@ -47,7 +48,7 @@ class Baselines:
                 return Baseline(None, note)
             if found:
                 return _baseline(found[0], row)
-        return Baseline(None, f"no single-device time at {batch_size} samples per device")
+        return Baseline(None, f"no single-device time at {counted(batch_size, 'sample')} per device")
 
     def _runs(self, row: EpochTime, sweep_first: bool) -> list[str | None]:
         sweep = f"{row.run}{SWEEP_SUFFIX}" if row.run else None

@@ -9,7 +9,7 @@ from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import at, listed, place
 from dpscope.analysis.stats.scaling_laws import amdahl_speedup, karp_flatt
 from dpscope.profiling.records.estimate_codes import ClaimCode
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.strategies import traits_of
 
 ClaimGroup = Sequence[AuditedClaim]
@@ -89,7 +89,7 @@ def _batch_contradicted(where: str, group: ClaimGroup) -> Iterator[Finding]:
     if volumes and shares:
         first = volumes[0]
         yield ClaimCode.BATCH_MEANING_CONTRADICTED.finding(
-            f"{where}: its volumes count {first.setting.steps} steps an epoch at batch {first.audit.batch_size} on "
+            f"{where}: its volumes count {counted(first.setting.steps, 'step')} an epoch at batch {first.audit.batch_size} on "
             f"{' and on '.join(_devices_of(volumes, first))} devices, so the batch is global; its compute T_1/N at the "
             f"same batch_size would need it per device: {_cells(shares)}"
         )
@@ -149,7 +149,7 @@ def _limit_compared(where: str, group: ClaimGroup) -> Iterator[Finding]:
         measured, devices = one.setting.printed("speedup"), one.setting.devices
         same_count = amdahl_speedup(1 / float(limit.audit.printed_value), devices)
         yield ClaimCode.LIMIT_COMPARED_WITH_MEASUREMENT.finding(
-            f"{where}: {_printed(one)} is the speedup on {devices} devices over the limit for "
+            f"{where}: {_printed(one)} is the speedup on {counted(devices, 'device')} over the limit for "
             f"infinitely many ({limit.audit.printed_value}x); the same formula gives {same_count:.2f}x on "
             f"{devices}, and measured are {measured:.2f}x: a measurement stands beside a limit no run can reach"
         )
@@ -257,7 +257,7 @@ def _impossible_peak(where: str, group: ClaimGroup) -> Iterator[Finding]:
         assert rate is not None
         stated = rate.value / base_value(found[0].setting.claim)
         yield ClaimCode.IMPOSSIBLE_PEAK.finding(
-            f"{where}: {len(found)} utilisations are of a peak of {stated:.0f} {rate.unit}, but {hardware} "
+            f"{where}: {counted(len(found), 'utilisation')} of a peak of {stated:.0f} {rate.unit}, but {hardware} "
             f"have {peak.name} and no NVLink: {peak.gb_per_s:.1f} GB/s in one direction"
         )
 

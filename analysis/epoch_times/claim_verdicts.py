@@ -16,6 +16,7 @@ from dpscope.analysis.epoch_times.claims import (
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER, EpochEstimate, estimates, moved_bytes_per_step
 from dpscope.analysis.epoch_times.table import EpochTime
 from dpscope.profiling.machine.link_specifications import gpu_model, model_link
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.strategies import traits_of
 
@@ -162,7 +163,7 @@ def _traffic(setting: ClaimSetting) -> tuple[float, str]:
     if quantity == "allreduce_volume":
         return step_bytes, f"{what}, bytes of a step"
     if quantity == "elements_per_epoch":
-        return setting.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {setting.steps} steps"
+        return setting.steps * step_bytes / BYTES_PER_PARAMETER, f"{what}, in each of {counted(setting.steps, 'step')}"
     peak = link_peak(row.hardware)
     if peak is None:
         raise NotComputable("the link of this hardware is not known")

@@ -15,6 +15,7 @@ from dpscope.analysis.epoch_times.baselines import Baselines, steps_in_epoch
 from dpscope.analysis.epoch_times.csv_rows import CsvRow, read_rows
 from dpscope.analysis.epoch_times.estimates import BYTES_PER_PARAMETER
 from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.records.finding import counted
 
 CLAIM_COLUMNS = ("quantity", "method", "printed_value", "unit")
 """Needed; study, run, strategy, batch_size and devices may be absent."""
@@ -110,7 +111,7 @@ class ClaimSetting:
         """The one multi-device row the claim speaks of."""
         found = [row for row in self.rows_at_devices if row.batch_size == self.claim.batch_size]
         if len(found) != 1:
-            what = "no row" if not found else f"{len(found)} rows"
+            what = "no row" if not found else counted(len(found), "row")
             raise NotComputable(f"the table has {what} for it")
         return found[0]
 

@@ -18,6 +18,7 @@ from dpscope.analysis.epoch_times.baselines import (
 )
 from dpscope.analysis.epoch_times.bounded_values import Bounded
 from dpscope.analysis.epoch_times.table import EpochTime
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
 
 UNITS = {
@@ -120,7 +121,7 @@ def _setting(row: EpochTime, baselines: Baselines) -> Setting:
             return baselines.find(row, batch, sweep_first=sweep_first)
         if row.batch_size_is is None:
             return Baseline(None, "batch_size_is is not given: the batch per device is unknown")
-        return Baseline(None, f"batch {row.batch_size} does not divide evenly by {row.devices} devices")
+        return Baseline(None, f"batch {row.batch_size} does not divide evenly by {counted(row.devices, 'device')}")
 
     return Setting(
         row=row,
@@ -236,7 +237,9 @@ def _bandwidth(setting: Setting, communication: EpochEstimate) -> EpochEstimate:
     else:
         epoch_gigabytes = steps * step_bytes / 1e9
         rate = Bounded(epoch_gigabytes / value, epoch_gigabytes / high, epoch_gigabytes / low)
-        reason = f"{steps} steps of {step_bytes / 1e6:.4g} MB per added second of wall time; no rate of a link"
+        reason = (
+            f"{counted(steps, 'step')} of {step_bytes / 1e6:.4g} MB per added second of wall time; no rate of a link"
+        )
         return _estimate(setting, "effective_bandwidth", "same_local_batch", rate, reason, True)
     return _unknown(setting, "effective_bandwidth", "same_local_batch", Baseline(None, problem))
 

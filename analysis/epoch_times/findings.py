@@ -7,7 +7,7 @@ from dpscope.analysis.epoch_times.baselines import epoch_bounds, global_batch, l
 from dpscope.analysis.epoch_times.estimates import EpochEstimate
 from dpscope.analysis.epoch_times.table import EpochTable, EpochTime, at, listed, place
 from dpscope.profiling.records.estimate_codes import EstimateCode
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
 
@@ -69,13 +69,13 @@ def _batch_meaning(table: _Table) -> Iterator[Finding]:
     unknown = (row for row in table.rows if row.batch_size_is is None and row.devices > 1)
     for where, rows in _grouped(unknown):
         yield EstimateCode.BATCH_MEANING_UNKNOWN.finding(
-            f"{where}: {len(rows)} rows do not say whether batch_size is global or per device"
+            f"{where}: whether batch_size is global or per device is unknown in {counted(len(rows), 'row')}"
         )
     for where, rows in _grouped(row for row in table.rows if _steps_contradict(row)):
-        cells = [f"{row.steps_per_epoch} steps at {at(row.batch_size, row.devices)}" for row in rows]
+        cells = [f"{counted(row.steps_per_epoch or 0, 'step')} at {at(row.batch_size, row.devices)}" for row in rows]
         yield EstimateCode.STEPS_CONTRADICT_BATCH.finding(
             f"{where}: {listed(cells)} do not fit a batch that is {rows[0].batch_size_is} on "
-            f"{rows[0].samples_per_epoch} samples"
+            f"{counted(rows[0].samples_per_epoch or 0, 'sample')}"
         )
 
 
@@ -97,7 +97,7 @@ def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
             spread = f"; on one device they are the same single step, and yet take {shortest:g} to {longest:g} s"
         yield EstimateCode.BATCH_EXCEEDS_DATASET.finding(
             f"{where}: {len(rows)} rows, with batches of {min(sizes)} to {max(sizes)}, are one batch of the whole "
-            f"data set of {rows[0].samples_per_epoch} samples{spread}"
+            f"data set of {counted(rows[0].samples_per_epoch or 0, 'sample')}{spread}"
         )
 
 

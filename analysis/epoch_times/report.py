@@ -22,7 +22,7 @@ from dpscope.analysis.epoch_times.laws import EpochLaw, law_fits, misuse_sentenc
 from dpscope.analysis.epoch_times.table import EpochTable, listed, place, read_epoch_times
 from dpscope.analysis.text.text_table import markdown_table
 from dpscope.analysis.text.units import NA
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 
 WIDTH = 80
 EstimateFormat = Literal["table", "json", "csv", "markdown"]
@@ -122,7 +122,7 @@ def _bandwidths(settings: Sequence[dict[tuple[str, str], EpochEstimate]]) -> lis
     """The bytes that a device must move over the added time, where both are known; a sentence."""
     known = [cells["effective_bandwidth", "same_local_batch"] for cells in settings]
     parts = [
-        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {one.devices} devices)"
+        f"{significant(one.value, 3)} GB/s ({one.strategy}, batch {one.batch_size}, {counted(one.devices, 'device')})"
         for one in known
         if one.value is not None
     ]
@@ -183,7 +183,7 @@ def _verdict_counts(audits: Sequence[ClaimAudit]) -> str:
     counts = Counter(audit.verdict for audit in audits)
     reproduced = sum(audit.agreement in ("digits", "truncated") for audit in audits)
     return (
-        f"{len(audits)} claims: {reproduced} are what their named method gives; {counts['holds']} hold, "
+        f"{counted(len(audits), 'claim')}: {reproduced} are what their named method gives; {counts['holds']} hold, "
         f"{counts['does_not_hold']} do not, {counts['no_sound_value']} have no sound value."
     )
 

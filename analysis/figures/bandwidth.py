@@ -13,6 +13,7 @@ from dpscope.analysis.figures.calibration import draw_models
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, bandwidth_axes
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.profiling.records.finding import counted
 
 MOST_PANELS = 4
 _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
@@ -75,7 +76,7 @@ def _panel(axes: Axes, kind: str, ranks: int, own: pd.DataFrame, sources: CostSo
     draw_models(axes, sizes_drawn, factor, fit, link)
     axes.set_xlim(*sizes_drawn)
     bandwidth_axes(axes)
-    axes.set_title(f"{kind}, {ranks} ranks", loc="left", fontsize=9)
+    axes.set_title(f"{kind}, {counted(ranks, 'rank')}", loc="left", fontsize=9)
 
 
 def _size_range(sizes: "pd.Series[float]") -> tuple[float, float]:

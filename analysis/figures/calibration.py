@@ -12,6 +12,7 @@ from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
 from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import STYLE, bandwidth_axes, literal
 from dpscope.profiling.records.calibration import Calibration, CalibrationPoint, CollectiveFit
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import LinkRate
 
 _CURVE_POINTS = 200
@@ -42,7 +43,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
             _panel(axes, points, calibration.backend, fit, link)
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
-            axes.set_title(f"{collective}, {devices} devices{over}{unknown}", loc="left", fontsize=9)
+            axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9)
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))

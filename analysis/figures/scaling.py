@@ -13,6 +13,7 @@ from dpscope.analysis.figures.colours import COLOURS
 from dpscope.analysis.figures.style import MARKERS, new_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
+from dpscope.profiling.records.finding import counted
 
 
 def scaling(run: RunData, comparison: Comparison) -> Figure | None:
@@ -100,7 +101,7 @@ def _bars(axes: Axes, several: Sequence[ScalingSeries], by_devices: bool) -> Non
             ends = [[max(0.0, value - estimate.low) * scale], [max(0.0, estimate.high - value) * scale]]
             axes.errorbar(index, value * scale, yerr=ends, color="black", capsize=3)
     devices = several[0].points[0].devices
-    axes.set_xlabel(f"{devices} devices")
+    axes.set_xlabel(counted(devices, "device"))
     axes.set_xticks(range(len(several)), [_wrapped(series.label) for series in several])
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 from dpscope.analysis.findings.overlap_evidence import MOST, Evidence, OverlapReason
 from dpscope.analysis.text.units import choose_unit, show, show_time
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known
 
 _LATE = 0.8  # of a step's computing: what is ready later has little left to hide behind
@@ -66,7 +67,7 @@ def _last_bucket(evidence: Evidence) -> Iterator[OverlapReason]:
     if share > MOST:
         yield OverlapReason(
             "last_bucket",
-            f"the last of {len(sizes)} buckets holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
+            f"the last of {counted(len(sizes), 'bucket')} holds {share:.0%} of the bytes ({_bytes(sizes.iloc[-1])} of "
             f"{_bytes(sizes.sum())}){_ready(evidence.buckets['done'].iloc[-1])}",
             "smaller buckets (--bucket-mb) let part of it be reduced earlier; the first layers' gradients still come last",
             of_script=True,

@@ -229,6 +229,6 @@ def _synthetic_epochs(cells: list[CellData], samples: int) -> Iterator[Finding]:
     if more[name] > 0:
         steps, size = batches[name]
         yield RunCode.SYNTHETIC_EPOCHS.finding(
-            f"synthetic data have no short last batch: an epoch of {samples:,} samples is timed as whole batches, in {name} "
-            f"{steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)"
+            f"synthetic data have no short last batch: an epoch of {counted(samples, 'sample')} is timed as whole batches, "
+            f"in {name} {steps} of {size}, {more[name]:.2%} more than the data set (no cell has more)"
         )

@@ -10,7 +10,7 @@ from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speed
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show
 from dpscope.profiling.records.estimate_codes import EstimateCode
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
@@ -120,16 +120,16 @@ def superlinear_findings(comparison: Comparison) -> Iterator[Finding]:
         shown = verdict(speedup, count)
         if shown == "above" or (shown == "too_few_samples" and (speedup.value or 0.0) > _SUPERLINEAR * count):
             yield EstimateCode.SUPERLINEAR_SPEEDUP.finding(
-                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {count} devices{range_said(speedup)}",
+                f"{cell}: {speedup.value:.2f}x the throughput of {baseline} on {counted(count, 'device')}{range_said(speedup)}",
                 "measure one device again, with the same threads and no other load, before using this speedup",
             )
 
 
 def strong_or_weak(choice: ScalingChoice) -> Finding:
     """Which way of reading the same batch number trains more samples per second, and by how much."""
-    name = f"{traits_of(choice.strategy).label} on {choice.devices} devices, batch {choice.batch_size}"
+    name = f"{traits_of(choice.strategy).label} on {counted(choice.devices, 'device')}, batch {choice.batch_size}"
     keeping = {
-        "weak": f"keeping {choice.batch_size} samples per device",
+        "weak": f"keeping {counted(choice.batch_size, 'sample')} per device",
         "strong": f"splitting {choice.batch_size} over all devices",
     }
     ratio, shown = choice.ratio, verdict(choice.ratio)
@@ -166,7 +166,7 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
                 "too_few_samples": "too few steps or repeats to say on",
             }[shown]
             missed |= shown == "below"
-            said.append(f"{words} {point.devices} devices ({_with_percent(point.efficiency)})")
+            said.append(f"{words} {counted(point.devices, 'device')} ({_with_percent(point.efficiency)})")
         yield RunCode.TARGET_EFFICIENCY.finding(
             message=f"{series.label}: target efficiency {target:.0%}: {'; '.join(said)}",
             next_step="use fewer devices, a larger batch per device, or find what the exposed time is spent on"

@@ -10,7 +10,7 @@ from dpscope.analysis.findings.script_advice import in_a_script
 from dpscope.analysis.stats.samples import unshown, verdict
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, show
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
@@ -37,13 +37,13 @@ def cost_sentence(cost: StrategyCost) -> str:
             f"{name} looks {_percent(ratio)} {_slower(ratio)} per step than {other}{before}, but {unshown(cost.ratio)}"
         )
     elif shown == "above":
-        interval = f"95% interval {_percent(low)} to {_percent(high)}, {cost.ratio.count} steps"
+        interval = f"95% interval {_percent(low)} to {_percent(high)}, {counted(cost.ratio.count, 'step')}"
         said = f"{name} takes {_percent(ratio)} more time per step than {other}{before} ({interval})"
     elif shown == "below":
-        interval = f"95% interval {_percent(high)} to {_percent(low)}, {cost.ratio.count} steps"
+        interval = f"95% interval {_percent(high)} to {_percent(low)}, {counted(cost.ratio.count, 'step')}"
         said = f"{name} takes {_percent(ratio)} less time per step than {other}{before} ({interval})"
     else:
-        interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {cost.ratio.count} steps"
+        interval = f"ratio {ratio:.2f}, 95% interval {low:.2f} to {high:.2f}, {counted(cost.ratio.count, 'step')}"
         said = f"no difference in step time between {name} and {other} is shown{before} ({interval})"
     return said + ("" if cost.alone else _saving(cost))
 

@@ -13,17 +13,17 @@ def gap_finding(gap: StrategyGap) -> Finding:
     """What the ratio of their steps shows; both were measured."""
     ratio, low, high = gap.ratio.value, gap.ratio.low, gap.ratio.high
     assert ratio is not None
-    where = f"{gap.devices} devices, batch {gap.batch_size} per device"
+    where = f"{counted(gap.devices, 'device')}, batch {gap.batch_size} per device"
     shown, count = verdict(gap.ratio), gap.ratio.count
     if low is None or high is None:
         looks = f"{gap.dp_label} looks {ratio:.2f}x slower" if ratio >= 1 else f"DDP looks {1 / ratio:.2f}x slower"
         return RunCode.STRATEGIES_NOT_COMPARED.finding(f"{where}: {looks}, but {unshown(gap.ratio)}")
-    interval = f"95% interval {low:.2f} to {high:.2f}, {count} steps"
+    interval = f"95% interval {low:.2f} to {high:.2f}, {counted(count, 'step')}"
     if shown == "above":
         said = f"DDP's step is {ratio:.2f}x as fast as {gap.dp_label}'s"
     elif shown == "below":
         said = f"{gap.dp_label}'s step is {1 / ratio:.2f}x as fast as DDP's"
-        interval = f"95% interval {1 / high:.2f} to {1 / low:.2f}, {count} steps"
+        interval = f"95% interval {1 / high:.2f} to {1 / low:.2f}, {counted(count, 'step')}"
     else:
         said = f"no difference between {gap.dp_label} and DDP is shown"
         interval = f"ratio {ratio:.2f}, {interval}"

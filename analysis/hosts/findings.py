@@ -29,7 +29,7 @@ def _missing(analysis: TraceAnalysis) -> Iterator[Finding]:
         return
     read = world_size - len(missing)
     waits = (
-        f"transfer and waiting of the whole group are computed from {read:,} of {world_size:,} ranks, and "
+        f"transfer and waiting of the whole group are computed from {read:,} of {counted(world_size, 'rank')}, and "
         "transfer is an upper bound"
         if read >= ENOUGH_RANKS * world_size
         else "collectives that they take part in have no transfer and no wait"

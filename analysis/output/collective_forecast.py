@@ -13,6 +13,7 @@ from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 _NOTES = (
@@ -47,7 +48,7 @@ def print_forecasts(
 
 
 def _table(collective: str, said: Sequence[CollectiveForecast]) -> TextTable:
-    sources = list(dict.fromkeys(f"{one.devices} devices: {one.source}" for one in said))
+    sources = list(dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in said))
     return TextTable(
         f"{collective} on other counts, predicted",
         ("devices", "nodes", "size", "time", "low", "high"),

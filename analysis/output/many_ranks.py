@@ -16,6 +16,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import Unit, choose_unit, plain, show, text
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
+from dpscope.profiling.records.finding import counted
 
 _SHOWN = 10  # rows of a fold; the JSON has them all
 _SHARE = Unit("%", 0.01, 1)
@@ -93,7 +94,7 @@ def _spread_table(found: Folded) -> TextTable:
     headings = (f"{name} [{unit.label}]" for name in ("median", "5%", "95%", "worst"))
     ranks = max((one.ranks for one in found.spreads), default=0)
     return TextTable(
-        f"{ranks:,} ranks (means over each rank's steps)",
+        f"{counted(ranks, 'rank')} (means over each rank's steps)",
         ("", *headings, "worst is", "far out"),
         tuple(rows),
         ("far out: ranks more than six median absolute deviations above the median",),

@@ -30,6 +30,7 @@ from dpscope.analysis.traces.ranks.process_pool import FileProgress, rows_as_rea
 from dpscope.analysis.traces.ranks.rank_rows import summaries_of
 from dpscope.analysis.traces.ranks.trace_analysis import Paths, find_traces
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS, ReadLimits
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable
 
@@ -114,8 +115,8 @@ class _Work:
         files = {stamp[0] for stamp in self._stamps.values()}
         if gone := sorted({file for file, *_ in stamps} - files):
             raise DpscopeError(
-                f"{self._place} already holds {len(gone)} traces that are not among these, such as {gone[0]}; name another file "
-                f"with -o NAME{SUFFIX}, or remove it"
+                f"{self._place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "
+                f"name another file with -o NAME{SUFFIX}, or remove it"
             )
         now = set(self._stamps.values())
         return [rows.filter(pa.array([stamp in now for stamp in stamps]))]

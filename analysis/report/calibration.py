@@ -19,6 +19,7 @@ from dpscope.profiling.records.calibration import (
     Contention,
     FitPiece,
 )
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.matrix import Layout
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import read_json, write_bytes, write_json
@@ -134,7 +135,7 @@ def _samples_table(points: list[CalibrationPoint], backend: str | None) -> TextT
         headings=("size [B]", "count [elements]", "type", "time [µs]", "algbw [GB/s]", "busbw [GB/s]", "shortest [µs]"),
         rows=tuple(_row(point, backend) for point in points),
         notes=(
-            f"time: median of {len(points[0].times_us)} iterations, each its slowest rank's, as nccl-tests has it; "
+            f"time: median of {counted(len(points[0].times_us), 'iteration')}, each its slowest rank's, as nccl-tests has it; "
             "shortest: of each iteration's fastest rank, as transfers in traces are told",
         )
         if len(points[0].times_us) > 1

@@ -25,6 +25,7 @@ from dpscope.analysis.findings.estimate_gaps import comparison_rows
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, show, show_bytes, show_time
+from dpscope.profiling.records.finding import counted
 
 MOST_COLLECTIVES = 4  # of a cell; the table of collectives has more
 _ERROR = Unit("%", 0.01, 1)
@@ -171,9 +172,8 @@ def _collective(one: CollectivePrediction, sources: CostSources) -> str:
 def _data_parallel(data: CellData, own: list[CollectivePrediction], sources: CostSources) -> str:
     if by_nccl(data):
         counts = {kind: round(sum(one.per_step for one in own if one.kind == kind)) for kind in ("broadcast", "reduce")}
-        return (
-            f"the sum of its chunks: {counts['broadcast']} broadcasts + {counts['reduce']} reduces, nothing overlapped"
-        )
+        chunks = " + ".join(counted(count, kind) for kind, count in counts.items())
+        return f"the sum of its chunks: {chunks}, nothing overlapped"
     sizes, devices = model_sizes(data), data.cell.devices
     assert sizes is not None  # or there were no prediction
     moved = 2 * sizes.parameter_bytes + sizes.buffer_bytes

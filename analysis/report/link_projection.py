@@ -12,6 +12,7 @@ from dpscope.profiling.machine.link_specifications import (
     model_link,
     pcie_gb_per_s,
 )
+from dpscope.profiling.records.finding import counted
 
 _NETWORKS = (
     *(f"Ethernet {rate} Gb/s" for rate in (1, 10, 100)),
@@ -70,7 +71,7 @@ def projection_table(run: RunData) -> TextTable | None:
     }
     unit = _MILLISECONDS if max(map(max, times_us.values())) >= _MILLISECONDS_FROM_US else _MICROSECONDS
     return TextTable(
-        title=f"Predicted, not measured: {what} on other links, {devices} devices",
+        title=f"Predicted, not measured: {what} on other links, {counted(devices, 'device')}",
         headings=("link", "one way [GB/s]", *(f"{size} [{unit.label}]" for size in moved)),
         rows=tuple(
             (

@@ -23,7 +23,7 @@ from dpscope.analysis.report.sections import SECTIONS, Section
 from dpscope.analysis.report.timeline import TimelineView, as_plain
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 
 TEMPLATE = "page.html"
 _LONG = 16  # letters; no number takes so many
@@ -132,6 +132,7 @@ def render_page(page: Page) -> str:
         loader=jinja2.FunctionLoader(_source),
     )
     environment.filters["unbroken"] = unbroken
+    environment.globals["counted"] = counted
     scripts = [_source("tables.js")] + ([_source("timeline.js")] if page.timelines else [])
     return environment.get_template(TEMPLATE).render(
         page=page,

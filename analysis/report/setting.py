@@ -23,7 +23,11 @@ def setting_of(run: RunData) -> str:
     manifest = run.manifest
     workload, environment = manifest.config.workload, manifest.environment
     model = next((rank.model for data in run.measured for _, rank in data.ranks), None)
-    size = f" ({model.parameter_count:,} parameters, {show_bytes(model.gradient_bytes)} of gradients)" if model else ""
+    size = (
+        f" ({counted(model.parameter_count, 'parameter')}, {show_bytes(model.gradient_bytes)} of gradients)"
+        if model
+        else ""
+    )
     if manifest.script is not None:
         return (
             f"{manifest.script}, attached to: {workload.model}{size}; {_machine(run)}, torch {environment.torch_version}, "

@@ -162,13 +162,9 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
         return "clocks of the ranks are as recorded: no collective synchronises them"
     worst, typical = max(one.worst_us or 0.0 for one in told), max(one.residual_us or 0.0 for one in told)
     moved = [clock for clock in told if clock.moved_us]
-    how = (
-        f"{counted(len(moved), 'rank')}' clocks are aligned on the ends of the collectives they share"
-        if moved
-        else "clocks as recorded"
-    )
+    how = f"{counted(len(moved), 'clock')} aligned on the ends of shared collectives" if moved else "clocks as recorded"
     apart = f"{show_time(typical)} apart (median of the worst rank), at most {show_time(worst)}"
-    return f"{how}; the ends of shared collectives are {apart}"
+    return f"{how}; these ends are {apart}" if moved else f"{how}; the ends of shared collectives are {apart}"
 
 
 def _rank_lanes(

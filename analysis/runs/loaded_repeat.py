@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell, CellResult, RankResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
@@ -45,7 +46,7 @@ def _done(cell: Cell, index: int, folder: RepeatFolder, result: CellResult) -> L
     try:
         ranks = tuple(folder.ranks())
         if (found := len({rank.rank for rank in ranks})) != cell.processes:
-            missing = f"it holds results of {found} ranks of {cell.processes}"
+            missing = f"it holds results of {found} of {counted(cell.processes, 'rank')}"
             return LoadedRepeat(index, folder, result, missing_parts=missing)
         return LoadedRepeat(index, folder, result, ranks, folder.samples(ranks))
     except (OSError, ValueError, DpscopeError) as error:

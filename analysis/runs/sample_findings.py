@@ -32,7 +32,7 @@ def _few(name: str, repeats: Sequence[Samples]) -> Finding | None:
     if count >= FEWEST_SAMPLES:
         return None
     return RunCode.FEW_SAMPLES.finding(
-        f"{name} has only {count} timed steps and no interval",
+        f"{name} has only {counted(count, 'timed step')} and no interval",
         f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)",
     )
 

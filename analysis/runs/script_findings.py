@@ -14,7 +14,7 @@ def trained_alone(cell: Cell, steps: pd.DataFrame) -> Finding:
     """An error: no process of the cell communicated in the traced steps."""
     return AttachCode.TRAINED_ALONE.finding(
         f"{cell.name}: each process trained alone: no collective in {counted(steps['step'].nunique(), 'traced step')} of "
-        f"{cell.devices} processes, and no DDP or FSDP around the model"
+        f"{counted(cell.devices, 'process')}, and no DDP or FSDP around the model"
     )
 
 

@@ -69,9 +69,9 @@ def traced_job(analysis: TraceAnalysis) -> TracedJob:
     groups = analysis.collectives["group_size"].dropna() if len(analysis.collectives) else ()
     processes = max([len(evidence), *told, *(rank + 1 for rank in ranks), *(int(size) for size in groups)])
     read = len(evidence)
-    missing = "" if processes == read else f" of {processes}"
+    ranks_read = counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
     return TracedJob(
-        name=f"traces of {read}{missing} ranks" if processes > 1 else "trace of one process",
+        name=f"traces of {ranks_read}" if processes > 1 else "trace of one process",
         strategy=told_strategy(evidence, analysis.collectives),
         devices=max(processes, *(one.devices for one in evidence)),
         processes=processes,

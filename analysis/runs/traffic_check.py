@@ -16,7 +16,7 @@ from dpscope.analysis.runs.sharded_traffic import HOOK_ELEMENT_BYTES, check_shar
 from dpscope.analysis.traces.data_parallel.chunks import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.ddp_arguments import ddp_arguments, powersgd_elements
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.wrapped import ShardedUnit
@@ -212,7 +212,12 @@ def _check_dp(
     devices = sorted(steps["device"].dropna().unique())  # ROCm's may not begin at 0
     if len(devices) != cell.devices:
         return [
-            incomplete(cell, f"{cell.devices} devices at work", f"{len(devices)}", "the tracer lost a device's events")
+            incomplete(
+                cell,
+                f"{counted(cell.devices, 'device')} at work",
+                f"{len(devices)}",
+                "the tracer lost a device's events",
+            )
         ]
     for step in steps["step"].dropna().unique():
         copied = int(copies.loc[copies["step"] == step, "model_bytes"].sum()) if len(copies) else 0

@@ -130,7 +130,7 @@ def _incomparable(model: StepModel) -> str | None:
     apart = [one for group in groups.values() for one in sorted(abs(np.array(group) - np.median(group)))[1:]]
     noise = _TO_DEVIATION * float(np.median(apart)) if apart else 0.0
     for (link, count), group in groups.items():
-        middle, what = float(np.median(group)), f"{count} devices{' between nodes' if link else ''}"
+        middle, what = float(np.median(group)), f"{counted(count, 'device')}{' between nodes' if link else ''}"
         if abs(middle) > math.log(_OTHER_UNIT):
             times = f"{math.exp(middle):,.0f}x" if middle > 0 else f"1/{math.exp(-middle):,.0f} of"
             return f"{what} take {times} the time of one at the same batch per device: check the units"
@@ -186,7 +186,7 @@ def _refusal(fit: TableFit, asked: MeasuredStep) -> str | None:
         if known == "0":
             return f"the table has no batch_per_rank, so that it may not be of batch {asked.batch_size}"
         if asked.batch_size == 0:
-            return f"no batch is given, and the step depends on it; {what}: {known} samples"
+            return f"no batch is given, and the step depends on it; {what}: samples {known}"
         return f"batch {asked.batch_size} is too far from what {what} ({known})"
     if asked.placement.ranks == 1 and not fit.model.measured_alone:
         return "no row of one device"

@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from dpscope.profiling.records.calibration import CalibrationPoint, CalibrationSettings, Collective, NotTimed
+from dpscope.profiling.records.finding import counted
 
 ROUNDS = 4
 _PROBE_BYTES = 64  # of each device, to ask whether a backend has a collective
@@ -38,7 +39,7 @@ def time_collective(
     shortest_us: dict[int, list[float]] = {size: [] for size in fitting}
     for part, iterations in enumerate(shares_of_iterations(settings.iterations)):
         for size in fitting:
-            report(f"{collective} on {subgroup.devices} devices at {size} B")
+            report(f"{collective} on {counted(subgroup.devices, 'device')} at {size} B")
             call = make_call(collective, size, settings.dtype, subgroup)
             warm_up = settings.warmup_iterations if part == 0 else 1
             own_us = _time(call, warm_up, iterations, subgroup)

@@ -12,6 +12,7 @@ from torch import distributed
 from dpscope.launch.calibration.collective_timing import Subgroup, slowest_us
 from dpscope.launch.calibration.settings import contended_bytes
 from dpscope.profiling.records.calibration import CalibrationSettings, Contention
+from dpscope.profiling.records.finding import counted
 
 _CPU_SIDE, _GPU_SIDE = 128, 1024  # of the square matrices whose product is a piece: 0.1 ms at 20 TFLOP/s, and less
 _PIECES = 20  # at least, to time one
@@ -59,7 +60,7 @@ def time_contention(settings: CalibrationSettings, subgroup: Subgroup, report: C
     Computing uses the threads that a process of a training has (OMP_NUM_THREADS).
     """
     size = contended_bytes(settings.sizes)
-    report(f"two all_reduces at once, and one beside computing, on {subgroup.devices} devices at {size} B")
+    report(f"two all_reduces at once, and one beside computing, on {counted(subgroup.devices, 'device')} at {size} B")
     work = _Work(size, settings.dtype, subgroup)
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))

@@ -13,6 +13,7 @@ from dpscope.launch.jobs.progress import duration_text
 from dpscope.launch.jobs.starting import THIS_HOST, JobStarter
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.profiling.records.config import Measurement, RunConfig
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import CellResult, Manifest
 from dpscope.profiling.records.settings import with_settings
 from dpscope.profiling.store.errors import DpscopeError
@@ -83,6 +84,6 @@ def choice_text(cells: Mapping[str, RepeatCost], chosen: Mapping[str, int], chan
         had, now = cell.noise.repeats, chosen[name]
         shows = cell.detects(now)
         reason = "" if shows <= change else f"; the limit of {duration_text(limit_s)} or of repeats allows no more"
-        more = f"{now} repeats" if now == had else f"{had} repeats show {cell.detects(had):.1%}; {now}"
-        lines.append(f"  {name}: {more} show {shows:.1%}{reason}")
+        before = "" if now == had else f"{cell.detects(had):.1%} with {counted(had, 'repeat')}; "
+        lines.append(f"  {name}: {before}{shows:.1%} with {counted(now, 'repeat')}{reason}")
     return "\n".join(lines)

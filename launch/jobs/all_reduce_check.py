@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpscope.launch.jobs.parent_death import die_with_job
+from dpscope.profiling.records.finding import counted
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a job
@@ -97,7 +98,7 @@ def _reduce(kind: str, place: TorchrunPlace) -> str:
     expected = place.world_size * (place.world_size + 1) / 2  # 1 + 2 + ... + N
     if not bool((tensor == expected).all()):
         raise DpscopeError(
-            f"an all-reduce over {place.world_size} processes gave {float(tensor[0]):g}, not {expected:g}"
+            f"an all-reduce over {counted(place.world_size, 'process')} gave {float(tensor[0]):g}, not {expected:g}"
         )
     ran = nccl_engine(device) or distributed.get_backend()
     distributed.destroy_process_group()

@@ -22,7 +22,7 @@ from dpscope.profiling.records.calibration import (
     Contention,
 )
 from dpscope.profiling.records.config import ResolvedConfig
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.matrix import Layout, Matrix
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import Cell, Environment, PlannedCell
@@ -134,7 +134,7 @@ def described(settings: CalibrationSettings) -> str:
     """The line of the plan that tells a calibration."""
     counts = ", ".join((*map(str, settings.devices), *settings.layouts))
     return (
-        f"Calibration first: {', '.join(settings.collectives)} on {counts} devices at {len(settings.sizes)} sizes "
+        f"Calibration first: {', '.join(settings.collectives)} on {counts} devices at {counted(len(settings.sizes), 'size')} "
         f"up to {settings.sizes[-1] / 1e6:.3g} MB (--no-calibrate skips it)"
     )
 

@@ -1,5 +1,6 @@
 """Why a cell is not measured: what its strategy cannot do on its devices, with its batch or its options. Imports no torch."""
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import shard_groups
 
@@ -21,8 +22,8 @@ def too_few_devices(cell: Cell) -> str | None:
             return f"hsdp shards within a node and replicates across nodes, and {cell.nodes}x1 has one device on each; use fsdp"
         if cell.devices < least or shards < 2 or groups * shards != cell.devices:
             return (
-                f"hsdp shards within groups and replicates across them: {cell.devices} devices do not make two groups of two "
-                "or more"
+                f"hsdp shards within groups and replicates across them: {counted(cell.devices, 'device')} cannot make two groups "
+                "of two or more"
             )
     return None
 
@@ -32,7 +33,7 @@ def uncompilable(cell: Cell) -> str | None:
     if cell.options.compile == "off":
         return None
     if cell.traits.threaded:
-        return "DataParallel makes its replicas anew in every step, each of which torch.compile would compile again"
+        return "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
     if cell.traits.reducer and cell.options.bucket_mb is not None and cell.options.bucket_mb < 1:
         return "torch.compile cuts DDP's graph by its buckets, the first of 1 MiB, and takes no smaller bucket cap"
     return None
@@ -42,4 +43,4 @@ def too_large(cell: Cell, samples: int) -> str | None:
     """Why a cell's steps cannot be whole, None when they can."""
     if cell.global_batch_size <= samples:
         return None
-    return f"a step takes {cell.global_batch_size} samples and the data set has {samples}"
+    return f"a step takes {counted(cell.global_batch_size, 'sample')} and the data set has {samples}"

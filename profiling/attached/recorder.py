@@ -213,7 +213,7 @@ def _findings(seen: Seen) -> list[Finding]:
         kinds = ", ".join(dict.fromkeys(seen.optimizers))
         found.append(
             AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(
-                f"{len(seen.optimizers)} optimizers step ({kinds}): steps end with the first one's"
+                f"{counted(len(seen.optimizers), 'optimizer')} in use ({kinds}): steps end with the first one's"
             )
         )
     if told.group_size is not None and told.group_size < told.devices:

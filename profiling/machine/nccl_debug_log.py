@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.nccl_log import Choice, Communicator, NcclLog, TableEntry
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
@@ -121,7 +122,7 @@ class _Reader:
         if ranks is None:
             self.unread_lines += 1
             return
-        key = identity[1] if identity else f"{ranks[1]} ranks"
+        key = identity[1] if identity else counted(int(ranks[1]), "rank")
         known = self.communicators.get(key, Communicator(int(ranks[1])))
         table = tuple(process.table) or known.cost_table
         self.communicators[key] = msgspec.structs.replace(known, cost_table=table, **process.pending)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from dpscope.profiling.records.ddp_arguments import ddp_arguments
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.settings import ConfigPart, SettingCheck, SettingError
 from dpscope.profiling.records.strategies import STRATEGY_LIST, Strategy, any_reducer, traits_of
 
@@ -230,8 +231,8 @@ def check_micro_batches(matrix: Matrix) -> None:
             for count in matrix.accumulate:
                 if share % count:
                     raise SettingError(
-                        f"{share} samples per device cannot be cut into {count} equal micro-batches; choose batch sizes "
-                        f"that {count} divides (--batch-size is a whole step's, per device)",
+                        f"{counted(share, 'sample')} per device cannot be cut into {count} equal micro-batches; choose "
+                        f"batch sizes that {count} divides (--batch-size is a whole step's, per device)",
                         accumulate=matrix.accumulate,
                     )
 

@@ -11,7 +11,7 @@ import msgspec
 
 from dpscope.profiling.records.commit import Commit
 from dpscope.profiling.records.config import ResolvedConfig, Workload
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.links import Interconnect
 from dpscope.profiling.records.matrix import Amp, CommHook, CompileMode, NcclEngine, Switch
 from dpscope.profiling.records.stored import Stored
@@ -75,7 +75,9 @@ class Cell(Stored, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= self.devices or (self.nodes > 1 and not self.per_device):
-            raise ValueError(f"{self.strategy} on {self.devices} devices does not span {self.nodes} nodes")
+            raise ValueError(
+                f"{self.strategy} on {counted(self.devices, 'device')} does not span {counted(self.nodes, 'node')}"
+            )
         if self.variant not in ("", self.options.name):
             raise ValueError(f"variant {self.variant} does not name the options, which are {self.options.name!r}")
         msgspec.structs.force_setattr(self, "variant", self.options.name)

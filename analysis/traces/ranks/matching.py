@@ -16,7 +16,7 @@ from dpscope.analysis.costs.bus_bandwidth import bus_factor
 from dpscope.analysis.traces.ranks.step_numbers import number_steps_alike
 from dpscope.analysis.traces.ranks.unknown_groups import RankOrigin, of_several_groups
 from dpscope.analysis.traces.steps.event_kind import ROOTED
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
@@ -175,7 +175,7 @@ def _findings(unmatched: int, disagree: int, table: pd.DataFrame) -> list[Findin
     if unmatched:
         findings.append(
             TraceCode.COLLECTIVES_UNMATCHED.finding(
-                message=f"{unmatched} of {len(table)} collectives have no counterpart on every rank of their group"
+                message=f"no counterpart on every rank of the group: {unmatched} of {counted(len(table), 'collective')}"
                 + (f" ({disagree} by kind or size)" if disagree else "")
                 + ": no transfer and no wait is given for them",
                 next_step=None if _lacks_ranks(table) else "trace the same steps on every rank",
@@ -194,8 +194,8 @@ def _unknown_groups(apart: int, count: int) -> list[Finding]:
         return []
     return [
         TraceCode.GROUPS_UNKNOWN.finding(
-            f"{apart} of {count} collectives name no process group, and their end times do not show that all ranks took part "
-            "(they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
+            f"no process group is named by {apart} of {counted(count, 'collective')}, and end times do not show that all ranks "
+            "took part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
         )
     ]
 

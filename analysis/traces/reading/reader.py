@@ -206,23 +206,31 @@ def _damage_findings(path: Path, reading: Reading, rows: int, lost: Counter[Loss
     found: list[tuple[TraceCode, str]] = []
     if reading.skipped:
         found.append(
-            (TraceCode.EVENTS_UNREADABLE, f"{reading.skipped} events of {path} are not readable JSON and were left out")
+            (
+                TraceCode.EVENTS_UNREADABLE,
+                f"{counted(reading.skipped, 'event')} of {path} could not be read as JSON; left out",
+            )
         )
     if repaired := reading.repaired + lost["shapes"]:
-        message = f"{repaired} events of {path} hold text that is not strict JSON; their times were read"
+        message = f"text that is not strict JSON in {counted(repaired, 'event')} of {path}; the times could be read"
         found.append((TraceCode.EVENTS_REPAIRED, message))
     if not reading.ended and not rows:
         found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its first whole event"))
     elif not reading.ended:
         found.append((TraceCode.TRACE_TRUNCATED, f"{path} ends before its events do; the {rows} read are whole"))
     if lost["without_time"]:
-        found.append((TraceCode.EVENTS_WITHOUT_TIME, f"{lost['without_time']} events of {path} have no usable time"))
+        found.append(
+            (TraceCode.EVENTS_WITHOUT_TIME, f"no usable time in {counted(lost['without_time'], 'event')} of {path}")
+        )
     if lost["device"]:
-        message = f"{lost['device']} device events of {path} name no device; they are shown as device -1"
+        message = f"no device is named in {counted(lost['device'], 'device event')} of {path}, shown as device -1"
         found.append((TraceCode.DEVICES_UNKNOWN, message))
     if lost["negative"]:
         found.append(
-            (TraceCode.NEGATIVE_DURATIONS, f"{lost['negative']} events of {path} end before they start; left out")
+            (
+                TraceCode.NEGATIVE_DURATIONS,
+                f"an end before its start in {counted(lost['negative'], 'event')} of {path}; left out",
+            )
         )
     return [code.finding(message) for code, message in found]
 
@@ -253,6 +261,6 @@ def without_duplicates(events: EventTable, path: Path) -> tuple[EventTable, list
     if not dropped.any():
         return events, []
     finding = TraceCode.DUPLICATE_EVENTS.finding(
-        message=f"{int(dropped.sum())} events of {path} are in it twice, identical in every field; each was counted once"
+        message=f"{path} holds {counted(int(dropped.sum()), 'event')} twice, identical in every field; each was counted once"
     )
     return events.select(~dropped), [finding]

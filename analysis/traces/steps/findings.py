@@ -197,8 +197,9 @@ def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:
         return
     counts = Counter(events.names[code] for code in events.name[rows].tolist())
     named = ", ".join(f"{name[:_LONGEST_NAME]} ({count})" for name, count in counts.most_common(_NAMED))
+    more = f" and {counted(len(counts) - _NAMED, 'other name')}" if len(counts) > _NAMED else ""
     total_us = float(events.duration_us[rows].sum())
     yield TraceCode.COMMUNICATION_UNKNOWN.finding(
-        f"{len(rows)} kernels of {attribution.trace.source} ({total_us:,.1f} µs) may communicate by their names, and "
-        f"count as compute: {named}" + (f" and {len(counts) - _NAMED} other names" if len(counts) > _NAMED else "")
+        f"{counted(len(rows), 'kernel')} of {attribution.trace.source} ({total_us:,.1f} µs) may communicate by name; "
+        f"counted as compute: {named}{more}"
     )

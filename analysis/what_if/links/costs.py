@@ -16,6 +16,7 @@ from dpscope.analysis.costs.node_rates import NodeRate, rate_between
 from dpscope.analysis.what_if.links.carried import carried_us
 from dpscope.analysis.what_if.links.ways import HIERARCHICAL, best_way, hop_us
 from dpscope.profiling.records.calibration import Calibration, CollectiveFit
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 
 CALIBRATED, TRACED, CARRIED, HIERARCHY, SPECIFIED = "calibrated", "traced", "carried", "hierarchy", "specification"
@@ -96,9 +97,8 @@ class Costs:
         if nodes > 1 and self.per_node != per_node and self.per_node != 1 and min(per_node, devices) > 1:
             if self._between() is not None:
                 return self._by_rate_between(kind, size, devices, per_node, links)
-            return (
-                f"measured with {self.per_node} devices a node, asked with {per_node}: give --inter, or calibrate there"
-            )
+            measured = counted(self.per_node, "device")
+            return f"measured with {measured} a node, asked with {per_node}: give --inter, or calibrate there"
         return self._as_measured(kind, size, devices, single_node=nodes == 1)
 
     def _as_measured(self, kind: str, size: float, devices: int, single_node: bool) -> Cost | str:
@@ -110,8 +110,8 @@ class Costs:
             return self._traced(kind, size)
         if not self.alike and single_node:
             return (
-                f"the links between the devices differ in rate, and {devices} devices were not calibrated: run dpscope "
-                f"calibrate with --devices {devices}"
+                f"the links between the devices differ in rate, and there is no calibration on {counted(devices, 'device')}: run "
+                f"dpscope calibrate with --devices {devices}"
             )
         every = calibration.fits if calibration is not None else ()
         fits = [one for one in every if one.collective == kind and one.statistic == "slowest"]
@@ -189,7 +189,9 @@ class Costs:
         own = sorted((moved, time) for (name, moved), time in self.traced.items() if name == kind)
         if not own:
             return f"no {kind} was measured: run dpscope calibrate, or state the link with --intra or --inter"
-        told = f"transfers of the base on {self.devices} devices" + (", upper bounds" if self.traced_bounded else "")
+        told = f"transfers of the base on {counted(self.devices, 'device')}" + (
+            ", upper bounds" if self.traced_bounded else ""
+        )
         exact = self.traced.get((kind, size))
         latency, slope = _line(own)
         total = latency + slope * size if exact is None else exact
@@ -279,7 +281,7 @@ def _calibrated(fit: CollectiveFit, size: float) -> Cost:
     latency = min(max(0.0, fit.pieces[0].alpha_us), said.time_us)
     error = fit.prediction_relative_error
     spread = SPREADS[CALIBRATED] if error is None else float(np.log1p(error))
-    told = f"calibrated on {fit.devices} devices" + (", beyond its sizes" if said.extrapolated else "")
+    told = f"calibrated on {counted(fit.devices, 'device')}" + (", beyond its sizes" if said.extrapolated else "")
     return Cost(latency, said.time_us - latency, CALIBRATED, told, spread * (2.0 if said.extrapolated else 1.0))
 
 

@@ -24,6 +24,7 @@ from dpscope.analysis.what_if.profiles.device import device_profile
 from dpscope.analysis.what_if.profiles.shared_link import at_slowdown
 from dpscope.analysis.what_if.replay.buckets import bucket_bytes
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, UNKNOWN, Gradients, StepProfile
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -149,7 +150,8 @@ def _lacks(attributions: Sequence[Attribution], profiles: Sequence[StepProfile],
         said.append("the number of devices: give --base-devices")
     if len(attributions) < (devices or 1):
         said.append(
-            f"{(devices or 1) - len(attributions)} of {devices} ranks: transfers are upper bounds that hold waiting"
+            f"{(devices or 1) - len(attributions)} of {counted(devices or 1, 'rank')}: transfers are upper bounds "
+            "that hold waiting"
         )
     if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
         said.append("sizes of gradients (record_shapes=True records them): bytes are spread evenly within each bucket")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, Gradients, StepProfile
+from dpscope.profiling.records.finding import counted
 
 _MIB = 1024 * 1024
 FIRST_MIB, USUAL_MIB = 1.0, 25.0
@@ -80,8 +81,8 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
     if expected == measured:
         return None
     return (
-        f"DDP's rule makes {len(expected)} buckets of {_sizes(expected)} of the gradients; the trace shows {len(measured)} of "
-        f"{_sizes(measured)}"
+        f"DDP's rule makes {counted(len(expected), 'bucket')} of {_sizes(expected)} of the gradients; the trace shows "
+        f"{len(measured)} of {_sizes(measured)}"
     )
 
 

@@ -12,6 +12,7 @@ from dpscope.analysis.what_if.replay.step_profile import INTERPOLATED, SHARES_TH
 from dpscope.analysis.what_if.scenarios.scenario import DEFAULT_BUCKET, Base, Scenario
 from dpscope.analysis.what_if.single_device import BATCH_REACH, SingleDevice
 from dpscope.profiling.machine.gpu_speed import BOUNDS, gpu_speed
+from dpscope.profiling.records.finding import counted
 
 _MOST_CARRIED = (
     3.0  # by how much a run's own collectives may differ from their calibration before that is not carried on
@@ -188,7 +189,8 @@ def uneven(base: Base, scenario: Scenario) -> str | None:
             f"{base.accumulate} or a multiple of it, or take a cell without accumulation as the base"
         )
     if scenario.batch_size is not None and scenario.batch_size % wanted:
-        return f"{scenario.batch_size} samples cannot be cut into {wanted} equal micro-batches: give a multiple of {wanted}"
+        samples = counted(scenario.batch_size, "sample")
+        return f"{samples} cannot be cut into {wanted} equal micro-batches: give a multiple of {wanted}"
     return None
 
 
@@ -265,15 +267,15 @@ def _samples_factor(base: Base, wanted: int, own: int) -> float | str:
     if not known[0] / BATCH_REACH <= wanted <= known[-1] * BATCH_REACH:
         told = "one device was" if before is not None else "the base was"
         return (
-            f"{wanted} samples a forward pass are too far from what {told} measured at ({', '.join(map(str, known))}): "
-            f"{BATCH_REACH:g} times beyond at most"
+            f"a forward pass of {counted(wanted, 'sample')} is too far from what {told} measured at "
+            f"({', '.join(map(str, known))}): {BATCH_REACH:g} times beyond at most"
         )
     if before is None:
         return wanted / own
     after, fixed = single.at(wanted), _fixed_us(base)
     if after is None or min(after, before) <= fixed:
         return (
-            f"one device's steps at {own} and {wanted} samples a pass are not longer than what no batch changes, "
+            f"one device's steps at {own} and {counted(wanted, 'sample')} a pass are not longer than what no batch changes, "
             f"{fixed / 1e3:.3g} ms: they do not tell what a sample costs"
         )
     return (after - fixed) / (before - fixed)

@@ -193,7 +193,7 @@ def test_findings_of_the_published_tables(study: str) -> None:
         ("volume_mismatch", "90 MB are stated at (128, 4), the ring all-reduce of this model moves 67 MB"),
         ("subtraction_called_measured", "90.6 ms of 350.0 ms"),
         ("overhead_as_serial_fraction", "1.59x for 1.81x on 2 (Karp-Flatt 0.107), 2.26x for 2.97x on 4"),
-        ("batch_meaning_contradicted", "1563 steps an epoch at batch 32 on 2 and on 4 devices"),
+        ("batch_meaning_contradicted", "1,563 steps an epoch at batch 32 on 2 and on 4 devices"),
     ],
 )
 def test_messages_of_the_published_tables(code: str, part: str) -> None:

@@ -183,7 +183,7 @@ def no_traces(traces: Path, place: Path) -> None:
     ("prepare", "said"),
     [
         (foreign_file, "was not written by dpscope"),
-        (other_traces, "holds 1 traces that are not among these"),
+        (other_traces, "holds 1 trace not among these"),
         (newer, "newer dpscope.*it is where -o writes: remove it first, or name another file"),
         (older, "older dpscope.*it is where -o writes: remove it first"),
         (no_traces, "holds no trace"),

@@ -57,7 +57,7 @@ def test_clocks_are_set_by_the_collectives_ends() -> None:
     assert view.length_us == pytest.approx(100.0)  # both steps lie over one another once rank 1 is moved by 40 us
     computing = {lane.group: lane.fills[0][1] for lane in view.lanes if lane.label == "compute"}
     assert computing == {"rank 0": ((0.0, 80.0),), "rank 1": ((0.0, 70.0),)}
-    assert any("clocks are aligned" in note for note in view.notes)
+    assert any(note.startswith("1 clock aligned on the ends of shared collectives") for note in view.notes)
 
 
 def test_a_collective_has_its_bytes_rate_and_wait() -> None:

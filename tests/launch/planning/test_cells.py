@@ -122,7 +122,7 @@ def test_each_strategy_is_compiled_but_dataparallel() -> None:
     }  # fmt: skip
     (reason,) = {one.skip_reason for one in planned if one.skip_reason is not None}
     assert (
-        reason == "DataParallel makes its replicas anew in every step, each of which torch.compile would compile again"
+        reason == "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
     )
 
 
@@ -152,7 +152,7 @@ def test_hsdp_needs_devices_to_shard_over_on_each_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"), [(2, "2 devices do not make two groups"), (5, "5 devices do not make two groups"), (4, None)]
+    ("devices", "said"), [(2, "2 devices cannot make two groups"), (5, "5 devices cannot make two groups"), (4, None)]
 )
 def test_hsdp_needs_two_equal_groups_of_two(devices: int, said: str | None) -> None:
     planned = plan(EIGHT_GPUS, strategy="ddp,hsdp", devices=str(devices), batch_size="8")

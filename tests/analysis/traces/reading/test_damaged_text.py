@@ -297,7 +297,7 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
     text = layout(events())
     brace = text.index('{"correlation"', int(place * len(text)))
     analysis = analyzed(tmp_path / "0_0.pt.trace.json", text[:brace] + "{" + text[brace:])
-    assert "1 events" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
+    assert "1 event of" in " ".join(one.message for one in analysis.findings if one.code == "events_unreadable")
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
 
 

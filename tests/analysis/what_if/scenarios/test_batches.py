@@ -69,7 +69,7 @@ def test_one_device_at_the_batch_asked_for_is_taken_as_it_was_measured() -> None
 @pytest.mark.parametrize(
     ("base", "batch", "expected"),
     [
-        (HEAVY, 100_000, "100000 samples a forward pass are too far from what one device was measured at (4, 8)"),
+        (HEAVY, 100_000, "a forward pass of 100,000 samples is too far from what one device was measured at (4, 8)"),
         (HEAVY, 1, "too far from what one device was measured at (4, 8): 2 times beyond at most"),
         (BASE, 9, "too far from what the base was measured at (4)"),
         (replace(HEAVY, single_us={4: 210.0, 8: 55.0}), 8, "0.06 ms: they do not tell what a sample costs"),

@@ -216,7 +216,7 @@ def test_refusals_say_why() -> None:
     assert "all_to_all" in reason(replace(BASE, kinds=frozenset({"all_to_all"})))
     assert "something else changed" in reason(replace(BASE, single_us={4: 300.0}))
     assert "off its measured step" in reason(replace(BASE, profiles=(replace(PROFILE, step_us=200.0),)))
-    assert "DDP's rule makes 1 buckets" in reason(replace(BASE, bucketing=Bucketing(cap_mib=25)))
+    assert "DDP's rule makes 1 bucket of" in reason(replace(BASE, bucketing=Bucketing(cap_mib=25)))
     assert "give --base-batch-size" in reason(replace(BASE, batch_size=None), batch_size=8)
     assert "differ in rate" in reason(costs=replace(COSTS, alike=False), devices=4)
     assert "ran on one device" in reason(replace(BASE, devices=1), devices=4)
