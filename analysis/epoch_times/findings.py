@@ -96,8 +96,8 @@ def _batch_exceeds_dataset(table: _Table) -> Iterator[Finding]:
             shortest, longest = min(times_s), max(times_s)
             spread = f"; on one device they are the same single step, and yet take {shortest:g} to {longest:g} s"
         yield EstimateCode.BATCH_EXCEEDS_DATASET.finding(
-            f"{where}: {len(rows)} rows, with batches of {min(sizes)} to {max(sizes)}, are one batch of the whole "
-            f"data set of {counted(rows[0].samples_per_epoch or 0, 'sample')}{spread}"
+            f"{where}: in {counted(len(rows), 'row')}, with batches of {min(sizes)} to {max(sizes)}, an epoch is one batch of "
+            f"the whole data set of {counted(rows[0].samples_per_epoch or 0, 'sample')}{spread}"
         )
 
 
@@ -229,7 +229,7 @@ def _strategies(table: _Table) -> Iterator[Finding]:
         )
     for where, rows in _grouped(row for row in table.rows if row.provenance == "typed"):
         yield EstimateCode.TIMES_TYPED.finding(
-            f"{where}: {len(rows)} times were typed into a document; the runs behind them are not shown"
+            f"{where}: {counted(len(rows), 'time')} typed into a document, which does not show the runs"
         )
 
 

@@ -198,7 +198,7 @@ def table_answer_sentences(answer: TableAnswer) -> list[str]:
     labels = [
         (f"{series}, " if answer.several else "")
         + counted(one.devices, "device")
-        + (f" with {counted(one.batch_size, 'sample')} each" if batches else "")
+        + (f" with {counted(one.batch_size or 0, 'sample')} each" if batches else "")
         for series, one in answer.predictions
     ]
     return answer_sentences(labels, [one for _, one in answer.predictions])

@@ -121,9 +121,7 @@ def test_each_strategy_is_compiled_but_dataparallel() -> None:
         "fsdp-d2-b8": True, "fsdp-d2-b8-compile-default": True,
     }  # fmt: skip
     (reason,) = {one.skip_reason for one in planned if one.skip_reason is not None}
-    assert (
-        reason == "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
-    )
+    assert reason == "DataParallel makes new replicas in every step, each of which torch.compile would compile again"
 
 
 def test_a_compiled_ddp_takes_no_bucket_below_its_first() -> None:

@@ -1,0 +1,138 @@
+"""No surface writes "1 steps": traces, runs, plans and tables of epoch times that hold one of each thing."""
+
+import html
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from matplotlib.text import Text
+from rich.console import Console
+
+from dpscope.analysis.comparison.scaling import ScalingChoice
+from dpscope.analysis.epoch_times.report import run_estimate
+from dpscope.analysis.findings.scaling import strong_or_weak
+from dpscope.analysis.output.traced_report import TraceRequest, print_traces
+from dpscope.analysis.report import build
+from dpscope.analysis.report.build import make_page, make_report, render_markdown
+from dpscope.analysis.report.page import render_page
+from dpscope.analysis.stats.detection import RepeatCost
+from dpscope.analysis.stats.samples import Estimate, Noise
+from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
+from dpscope.launch.commands.detect import choice_text
+from dpscope.launch.planning.skip_reasons import too_large, unshardable
+from dpscope.profiling.records.run import Cell
+from tests.generated_traces.generator import write_ddp_job
+from tests.helpers.epoch_tables import HEAD
+from tests.helpers.made_traces import Event, event, launch, on_device, step, write
+from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows
+
+# A one that is no part of a larger number, then a plural; words that end in s and are no plurals, and units.
+_ONE_OF_MANY = re.compile(
+    r"(?<![\w.,:/-])1 (?!(?:process|pass|bus|loss|class|is|was|has|its|does|as|us|ms|ns|samples/s)\b)[a-z]+s\b(?!/)"
+)
+
+
+def disagreements(text: str) -> list[str]:
+    """Where a noun or verb disagrees with the number one."""
+    plain = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", text)))
+    return [plain[max(0, one.start() - 30) : one.end() + 20] for one in _ONE_OF_MANY.finditer(plain)]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1 steps", 1), ("of 1  devices", 1), ("<b>1</b> ranks", 1), ("1 step, 1 process, 0.1 s, 21 steps", 0)],
+)
+def test_what_counts_as_a_disagreement(text: str, count: int) -> None:
+    assert len(disagreements(text)) == count
+
+
+def one_of_each() -> list[Event]:
+    """One step with one kernel and one all-reduce; of each damage one event."""
+    negative, nowhere = on_device("k", 400, -5, 3), on_device("k", 500, 5, 4)
+    del nowhere["args"]["device"]
+    nowhere["pid"] = "somewhere"
+    timeless = event("cpu_op", "aten::mm", 0, 1) | {"ts": "soon"}
+    return [
+        step(5, 0, 1000),
+        launch(1, 10),
+        on_device("ncclDevKernel_AllReduce_Sum_f32", 100, 50, 1, stream=8),
+        launch(2, 20),
+        on_device("some_library_reduce_scatter_kernel", 200, 100, 2),
+        negative,
+        nowhere,
+        timeless,
+    ]
+
+
+@pytest.mark.parametrize("output_format", ["table", "markdown", "csv", "json"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_of_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_format: str, damaged: bool) -> None:
+    if damaged:
+        path = write(tmp_path, one_of_each())
+        text = path.read_text(encoding="utf-8")
+        brace = text.rindex('{"ph"')
+        path.write_text(text[:brace] + '{"ph": "X", "ts": 1 2}, ' + text[brace:], encoding="utf-8")
+    else:
+        write_ddp_job(tmp_path)
+    shown = StringIO()
+    print_traces([tmp_path], output_format, DEFAULT_LIMITS, Console(file=shown, width=200), TraceRequest())
+    printed = shown.getvalue() + capsys.readouterr().out
+    assert disagreements(printed) == []
+    if damaged and output_format == "json":
+        assert {
+            code for code in ("events_unreadable", "events_without_time", "negative_durations") if code in printed
+        } == {
+            "events_unreadable",
+            "events_without_time",
+            "negative_durations",
+        }
+        assert "communication_unknown" in printed
+
+
+def test_of_a_run_with_one_step_of_one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_what_if", lambda run: None)  # it reads traces, which these cells have none of
+    cells = [Cell(strategy="single", devices=1, batch_size=1), Cell(strategy="ddp", devices=2, batch_size=1)]
+    data = [
+        cell_data(
+            cell,
+            [[100.0]],
+            windows(cell, 1, step_us=100.0, compute_us=90.0, communication_us=10.0, exposed_us=5.0),
+            all_reduces(cell, 1, [(1.0, 40.0, 5.0)]).assign(busbw_gb_per_s=1.0) if cell.devices > 1 else None,
+        )
+        for cell in cells
+    ]
+    report = make_report(run_of(*data))
+    drawn = [text.get_text() for figure in report.figures.values() for text in figure.findobj(Text)]
+    page = render_page(make_page(report, {}))
+    assert disagreements(page) == []
+    assert disagreements(render_markdown(report)) == []
+    assert disagreements(" | ".join(drawn)) == []
+    assert "conclusion and remark" not in page
+
+
+@pytest.mark.parametrize("output_format", ["table", "json", "csv", "markdown"])
+def test_of_epoch_times(tmp_path: Path, output_format: Literal["table", "json", "csv", "markdown"]) -> None:
+    """One sample, one step, one time that was typed, one row of unknown meaning, one that ended out of memory."""
+    table = tmp_path / "times.csv"
+    table.write_text(
+        HEAD
+        + "s,r,4x NVIDIA L4,1000000,1,single,1,global,1,100,,typed,3\n"
+        + "s,r,4x NVIDIA L4,1000000,1,ddp,1,per_device,2,120,,output,1\n"
+        + "s,r,4x NVIDIA L4,1000000,1,ddp,3,,2,130,,output,\n"
+        + "s,q,4x NVIDIA L4,1000000,1,ddp,1,global,2,125,,output,\n"
+        + "s,r,4x NVIDIA L4,1000000,1,ddp,8,global,2,,,output,\n",
+        encoding="utf-8",
+    )
+    assert disagreements(run_estimate(table, output_format, None)) == []
+
+
+def test_of_plans_and_choices() -> None:
+    one = Cell(strategy="hsdp", devices=1, batch_size=1)
+    choice = ScalingChoice("ddp", 1, 1, "weak", "strong", Estimate(1.2, 1.1, 1.3, 1))
+    repeats = choice_text({"ddp-d2-b8": RepeatCost(Noise(0.0001, 1, 20, 1), 1.0)}, {"ddp-d2-b8": 3}, 0.05, 60.0)
+    assert "with 1 repeat;" in repeats
+    said = [repeats, str(unshardable(one)), str(too_large(one, 0)), strong_or_weak(choice).message]
+    assert "1 device cannot make two groups" in said[1]
+    assert disagreements(" | ".join(said)) == []
