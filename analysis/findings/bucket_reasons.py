@@ -19,6 +19,8 @@ _NAMED = 4  # buckets in a message
 
 def bucket_reasons(evidence: Evidence) -> Iterator[OverlapReason]:
     """The reasons that lie in the buckets, the strongest first."""
+    if not evidence.of_gradients:
+        return
     yield from _one_block(evidence) if evidence.sharded else _one_bucket(evidence)
     yield from _last_bucket(evidence)
     yield from _late_buckets(evidence)
@@ -110,10 +112,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
         yield OverlapReason(
             "late_buckets",
             text,
-            "reduce each gradient while the backward pass still runs"
-            + (
-                ", as DistributedDataParallel does, not after it" if of_ddp else ", if the collectives are of gradients"
-            ),
+            "reduce each gradient while the backward pass still runs, as DistributedDataParallel does, not after it",
             of_script=True,
         )
 
@@ -121,7 +120,7 @@ def _late_buckets(evidence: Evidence) -> Iterator[OverlapReason]:
 def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
     """Too little to hide the transfers behind: not where buckets are late, unless all of the step's compute were too little."""
     buckets = evidence.buckets
-    if not evidence.several or buckets[["done", "transfer_us"]].isna().any().any():
+    if not evidence.of_gradients or not evidence.several or buckets[["done", "transfer_us"]].isna().any().any():
         return
     # `done` is a share of what is computed before the optimizer, which waits for all gradients and hides none.
     compute = evidence.means["compute_us"] - evidence.means["optimizer_us"]
@@ -140,7 +139,7 @@ def little_computing(evidence: Evidence) -> Iterator[OverlapReason]:
 def buckets_told(evidence: Evidence) -> str:
     """Size of each bucket and when it was ready, such as ``4.00 MB at 20%, 4.00 MB at 50%``; empty where that is not known."""
     buckets = evidence.buckets
-    if buckets.empty or buckets["done"].isna().any():
+    if not evidence.of_gradients or buckets.empty or buckets["done"].isna().any():
         return ""
     when = ", ".join(
         f"{_bytes(size)} at {done:.0%}"

@@ -105,9 +105,10 @@ def _held(evidence: Evidence) -> Iterator[OverlapReason]:
     if not held >= MOST * exposed > 0:
         return
     suspect = SUSPECT in {rank.nccl_engine for _, rank in evidence.data.ranks}
+    until = f"one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
     text = (
         f"compute that was already launched stands still for {show_time(min(held, exposed))} of the {show_time(exposed)} "
-        f"exposed, until one of the {counted(len(evidence.buckets), 'bucket')} is reduced"
+        f"exposed, until {until if evidence.of_gradients else 'a collective ends'}"
     )
     if suspect:
         text = f"{text}; {SUSPECT} ran them, which may make the compute stream wait for each"
@@ -159,8 +160,10 @@ def _waited_for(evidence: Evidence) -> Iterator[OverlapReason]:
     for kind, called, advice in (
         (
             "broadcast",
-            "broadcasts of buffers, which the forward pass waits for",
-            "use --broadcast-buffers off if each rank may keep its own buffers",
+            "broadcasts" + (" of buffers, which the forward pass waits for" if evidence.of_gradients else ""),
+            "use --broadcast-buffers off if each rank may keep its own buffers"
+            if evidence.data.cell.strategy != "other"
+            else "find out what is broadcast in every step, and whether each rank could keep its own",
         ),
         (
             "all_gather",

@@ -54,6 +54,11 @@ class Evidence:
         return self.data.cell.traits.sharded or bool(seen)
 
     @property
+    def of_gradients(self) -> bool:
+        """Whether `buckets` hold gradients: not of traces whose parallelism is unknown, tensor or pipeline parallel."""
+        return self.data.cell.strategy != "other" or self.sharded
+
+    @property
     def steps(self) -> int:
         """Steps of all ranks in which there is communication; repeats number theirs alike."""
         keys = [name for name in ("repeat", "rank", "step") if name in self.communication]
