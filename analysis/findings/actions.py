@@ -44,6 +44,7 @@ class Situation:
     of_script: bool = False  # dpscope's own options are of no use
     not_split: NotSplit | None = None  # why waiting is not separated from transfer, of traces that no run made
     slower: bool = False  # shown to be slower than one device
+    launch_bound: bool = False  # the finding of that name stands for the cell
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,9 @@ def _parts(situation: Situation, ledger: Ledger) -> list[_Part]:
 
 def _idle_advice(situation: Situation, ledger: Ledger) -> str:
     unlaunched = ledger.unlaunched_us
+    if situation.launch_bound:
+        advice = "The step is launch-bound: choose a larger batch, or give the host less to launch (torch.compile, CUDA graphs)"
+        return f"{advice}{_itself(situation, '; ')}."
     nothing = f": for {show_time(unlaunched)} of a step nothing was launched" if unlaunched else ""
     return f"Look at what the host does between launches; the devices are idle{nothing}{_itself(situation, 'and ')}."
 

@@ -24,6 +24,7 @@ from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, sentence, show, show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
 from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.records.trace_codes import TraceCode
 
 REPEATS_APART = 1.3  # largest median of a repeat over the smallest: from here on they are shown before any conclusion
 _MOST_LISTED = 3  # repeats whose medians are listed; of more the smallest and the largest
@@ -139,7 +140,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     decided, action = _action(comparison, chosen, ledger, late, run)
     return Verdict(
         which=which,
-        cost=_cost(chosen, ledger, late),
+        cost=_cost(chosen, ledger, late, is_launch_bound(data)),
         shortcuts=Answer(
             shortcuts_text(
                 chosen, ledger, data, _reasons(comparison, data), comparison.ring_rates.get(data.cell.devices)
@@ -375,7 +376,12 @@ def _relative_to_itself(comparison: Comparison, chosen: CellValues) -> tuple[str
     )
 
 
-def _cost(chosen: CellValues, ledger: Ledger | None, late: LateRank | None) -> Answer:
+def is_launch_bound(data: CellData) -> bool:
+    """Whether the finding of that name stands for a cell: the host launches more slowly than the device runs."""
+    return any(one.code == TraceCode.LAUNCH_BOUND for one in data.findings)
+
+
+def _cost(chosen: CellValues, ledger: Ledger | None, late: LateRank | None, launch_bound: bool = False) -> Answer:
     if ledger is None or ledger.exposed_us is None:
         return Answer(f"It was not measured: the trace of {chosen['cell']} does not show it.", "not_measured")
     if (slowed := slowed_by_tracing(chosen)) is not None:
@@ -383,7 +389,8 @@ def _cost(chosen: CellValues, ledger: Ledger | None, late: LateRank | None) -> A
     bounds = ledger.intervals.get("exposed")
     confidence: Confidence = "traced_means" if bounds is None else "shown" if bounds.low > 0 else "not_shown"
     strategy = str(chosen["strategy"])
-    return Answer(cost_text(strategy_name(chosen), strategy, ledger, late), confidence)
+    text = cost_text(strategy_name(chosen), strategy, ledger, late)
+    return Answer(f"{text} The step is launch-bound." if launch_bound else text, confidence)
 
 
 def _action(
@@ -392,7 +399,10 @@ def _action(
     speedup = _speedup(comparison, str(chosen["cell"]))
     shown = None if speedup is None else verdict(speedup)
     on_device, slower = run.device_type != "cpu", shown == "below"
-    situation = Situation(chosen, ledger, late, on_device, of_script=comparison.of_script, slower=slower)
+    bound = is_launch_bound(run.cells[str(chosen["cell"])])
+    situation = Situation(
+        chosen, ledger, late, on_device, of_script=comparison.of_script, slower=slower, launch_bound=bound
+    )
     action = best_action(_rows(comparison), situation)
     if speedup is None or shown in ("above", "below"):
         return action, Answer(action.text, action.confidence)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pandas as pd
+import pytest
 
 from dpscope.analysis.comparison.columns import NAMES
 from dpscope.analysis.comparison.compare import Comparison, StrategyGap
@@ -15,8 +16,10 @@ from dpscope.analysis.findings.verdict import CPU_RUN, SCRIPT_ON_CPU, STAND_IN, 
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import Estimate, Interval
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -60,14 +63,14 @@ def comparison(
     return Comparison(pd.DataFrame(list(rows)), {}, gap, series, ledgers=ledgers)
 
 
-def answer(of: Comparison, device_type: str) -> Verdict:
+def answer(of: Comparison, device_type: str, findings: Mapping[str, tuple[Finding, ...]] | None = None) -> Verdict:
     """The verdict on cells that were measured on `device_type`, without their samples and traces."""
     fields = ("strategy", "devices", "batch_size")
     planned = {
         str(row["cell"]): msgspec.convert({name: row[name] for name in fields}, Cell)
         for row in of.table.to_dict("records")
     }
-    cells = {name: CellData(cell, None) for name, cell in planned.items()}
+    cells = {name: CellData(cell, None, findings=(findings or {}).get(name, ())) for name, cell in planned.items()}
     manifest = msgspec.structs.replace(RunFolder(EXAMPLE_RUN).manifest(), device_type=device_type)
     return run_verdict(RunData(EXAMPLE_RUN, manifest, cells), of)
 
@@ -91,6 +94,18 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
         "fast as DP's (95% interval 1.20 to 1.40)."
     )
     assert said.which.confidence == "shown"
+
+
+@pytest.mark.parametrize("launch_bound", [True, False])
+def test_a_launch_bound_step_is_called_that(launch_bound: bool) -> None:
+    """Idle 60 of 100 ms: by the finding of the cell alone, in the cost and in what to do."""
+    idle = cell("ddp", 4, 32, idle_us=60e3)
+    of = comparison(SINGLE, DP, idle, speedups={"ddp-d4-b32": FASTER}, ratio=AHEAD)
+    found = (TraceCode.LAUNCH_BOUND if launch_bound else TraceCode.DEVICE_IDLE).finding("ddp-d4-b32: idle")
+    said = answer(of, "cuda", {"ddp-d4-b32": (found,)})
+    assert said.cost.text.endswith("The step is launch-bound.") == launch_bound
+    assert said.action.text.startswith("The step is launch-bound: choose a larger batch") == launch_bound
+    assert said.part == "idle time of the devices"
 
 
 def test_dp_is_recommended_where_it_wins() -> None:
