@@ -107,3 +107,27 @@ def test_a_slow_rank_is_no_error(tmp_path: Path) -> None:
     analysis = in_nanoseconds(tmp_path, 20.0)
     assert finding(analysis, "step_times_apart") is None
     assert analysis.collectives["wait_us"].notna().any()
+    assert not [one for one in analysis.findings if one.severity == "error"]
+
+
+def test_a_rank_that_computes_twenty_times_longer_is_the_straggler(tmp_path: Path) -> None:
+    """Ten steps of 2,000 us: rank 1 computes for 1,000 us, rank 0 for 50 us; it waits 950 us in an all-reduce."""
+    for rank, compute_us in enumerate((50.0, 1000.0)):
+        events = []
+        for index in range(10):
+            begin = 2_000.0 * index
+            told = TOLD | {"Seq": index}
+            events += [step(index, begin, 2_000), launch(2 * index + 1, begin + 1), launch(2 * index + 2, begin + 2)]
+            events.append(on_device("ampere_sgemm", begin + 10, compute_us, 2 * index + 1))
+            start = begin + 10 + compute_us
+            events.append(
+                on_device("ncclDevKernel_AllReduce_Sum_f32", start, begin + 1_110 - start, 2 * index + 2, 9, **told)
+            )
+        write(tmp_path, events, rank, 2, host_name="node")
+    analysis = analyze_traces([tmp_path])
+    assert not [one for one in analysis.findings if one.severity == "error"]
+    run = traced_run(analysis, [tmp_path])
+    late = run_verdict(run, compare(run)).late
+    assert late is not None
+    assert (late.rank, late.shown) == (1, True)
+    assert late.wait_us == 475.0  # the mean over both ranks
