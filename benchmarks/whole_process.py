@@ -133,23 +133,27 @@ def analyzed_twice(run: Path, runs: int) -> bool:
 
 
 def analyzed_by_another_user(run: Path, user: str, runs: int) -> bool:
-    """Print how long a user's first and second `analyze` take, of a copy of root's and of one's own; whether one is over."""
-    taken: dict[tuple[str, bool], list[float]] = {}
+    """Print how long a user's first and second `analyze` take, of a copy of root's and of one's own; whether one is over.
+
+    With `--format json` the second one reads the kept tables, with `--report` it shows the report that stands there.
+    """
+    taken: dict[tuple[str, str, bool], list[float]] = {}
     with tempfile.TemporaryDirectory() as home:
         _owned_by(user, Path(home))
         for number in range(runs + 1):
-            for own in (True, False):
-                pair = _analyzed_by(user, run, own, Path(home))
-                if number:  # the first round fills the caches of other libraries
-                    for which, seconds in zip(("first", "second"), pair, strict=True):
-                        taken.setdefault((which, own), []).append(seconds)
+            for what in ("--format", "--report"):
+                for own in (True, False):
+                    pair = _analyzed_by(user, run, what, own, Path(home))
+                    if number:  # the first round fills the caches of other libraries
+                        for which, seconds in zip(("first", "second"), pair, strict=True):
+                            taken.setdefault((what, which, own), []).append(seconds)
     over = False
-    for which in ("first", "second"):
-        writable, read_only = taken[which, True], taken[which, False]
+    for what, which in dict.fromkeys((what, which) for what, which, _ in taken):
+        writable, read_only = taken[what, which, True], taken[what, which, False]
         median, ratio = ratio_text(read_only, writable)
         over |= median > READ_ONLY_LIMIT
         print_line(
-            f"analyze {run} by {user}, {which} time: read-only {statistics.median(read_only):6.3f} s | {ratio} x writable "
+            f"analyze {what} by {user}, {which} time: read-only {statistics.median(read_only):6.3f} s | {ratio} x writable "
             f"({statistics.median(writable):.3f} s) | limit {READ_ONLY_LIMIT}: {'OVER' if median > READ_ONLY_LIMIT else 'kept'}"
         )
     return over
@@ -160,7 +164,7 @@ def _owned_by(user: str, folder: Path) -> None:
         shutil.chown(path, user)
 
 
-def _analyzed_by(user: str, run: Path, own: bool, home: Path) -> list[float]:
+def _analyzed_by(user: str, run: Path, what: str, own: bool, home: Path) -> list[float]:
     """The seconds of two analyses of a copy of the run, which belongs to the user or to root."""
     left_out = shutil.ignore_patterns("*.tables.parquet", "report", "tensorboard")
     with tempfile.TemporaryDirectory() as folder:
@@ -175,9 +179,10 @@ def _analyzed_by(user: str, run: Path, own: bool, home: Path) -> list[float]:
         environment = ("env", f"HOME={home}", f"XDG_CACHE_HOME={home}", f"DPSCOPE_CACHE={cache}")
         account = pwd.getpwnam(user)
         as_user = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
+        command = (*as_user, *environment, *DPSCOPE, "analyze", str(copy), what)
         seconds = []
         for _ in range(2):
-            ended = run_process((*as_user, *environment, *DPSCOPE, "analyze", str(copy), "--report", str(report)))
+            ended = run_process((*command, "json" if what == "--format" else str(report)))
             if ended.status not in (0, 1):  # 1: the run has findings that are errors
                 sys.exit(f"analyze by {user} ended with {ended.status}: {ended.output.strip().splitlines()[-1:]}")
             seconds.append(ended.seconds)
