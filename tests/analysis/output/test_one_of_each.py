@@ -21,7 +21,7 @@ from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import Estimate, Noise
 from dpscope.analysis.traces.reading.limits import DEFAULT_LIMITS
 from dpscope.launch.commands.detect import choice_text
-from dpscope.launch.planning.skip_reasons import too_large, unshardable
+from dpscope.launch.planning.skip_reasons import too_few_devices, too_large
 from dpscope.profiling.records.run import Cell
 from tests.generated_traces.generator import write_ddp_job
 from tests.helpers.epoch_tables import HEAD
@@ -133,6 +133,6 @@ def test_of_plans_and_choices() -> None:
     choice = ScalingChoice("ddp", 1, 1, "weak", "strong", Estimate(1.2, 1.1, 1.3, 1))
     repeats = choice_text({"ddp-d2-b8": RepeatCost(Noise(0.0001, 1, 20, 1), 1.0)}, {"ddp-d2-b8": 3}, 0.05, 60.0)
     assert "with 1 repeat;" in repeats
-    said = [repeats, str(unshardable(one)), str(too_large(one, 0)), strong_or_weak(choice).message]
+    said = [repeats, str(too_few_devices(one)), str(too_large(one, 0)), strong_or_weak(choice).message]
     assert "1 device cannot make two groups" in said[1]
     assert disagreements(" | ".join(said)) == []
