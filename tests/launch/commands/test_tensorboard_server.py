@@ -1,7 +1,10 @@
 """TensorBoard's address is checked before anything starts; the plugin's processes that have ended are waited for."""
 
+import contextlib
 import multiprocessing
+import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +18,7 @@ from dpscope.launch import cli
 from dpscope.launch.commands import tensorboard_server
 from dpscope.launch.commands.tensorboard_server import check_address, serve
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
 @pytest.mark.parametrize(
@@ -77,3 +80,83 @@ def test_processes_that_have_ended_are_waited_for(tmp_path: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         serve(tmp_path, "localhost", 0, lambda address: None)
     assert not Path(f"/proc/{started[0].pid}").exists()
+
+
+LISTENING_S = 60.0
+FIRST_LINE_S = 2.0
+
+
+def run_tensorboard(tmp_path: Path, *options: object) -> "subprocess.Popen[str]":
+    """`dpscope tensorboard` of a trace, with a real server."""
+    trace = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
+    command = [sys.executable, "-u", "-m", "dpscope.launch.cli", "tensorboard", str(trace), "--host", "127.0.0.1"]
+    command += [*map(str, options), "--out", str(tmp_path / "shown")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """State of each process below one, as /proc has it: Z is defunct."""
+    parents: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            parents[int(path.parent.name)] = int(parent), state
+    found: dict[int, str] = {}
+    wanted = [pid]
+    while wanted:
+        above = wanted.pop()
+        for child, (parent, state) in parents.items():
+            if parent == above and child not in found:
+                found[child] = state
+                wanted.append(child)
+    return found
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("port", ["taken", 99999])
+def test_a_port_that_cannot_be_used_is_one_line(tmp_path: Path, port: int | str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        running = run_tensorboard(tmp_path, "--port", taken.getsockname()[1] if port == "taken" else port)
+        output, errors = running.communicate(timeout=LISTENING_S)
+    assert running.returncode == 2
+    assert output == ""
+    assert errors.count("\n") == 1
+    assert errors.startswith("dpscope: --port ")
+    assert not (tmp_path / "shown").exists()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_a_real_server_reports_progress_and_leaves_no_process(tmp_path: Path) -> None:
+    """The first line comes within 2 s; no child is defunct while it serves, and none is left after Ctrl-C."""
+    began_s = time.monotonic()
+    running = run_tensorboard(tmp_path, "--port", 0)
+    assert running.stdout is not None
+    try:
+        first = running.stdout.readline()
+        first_s = time.monotonic() - began_s
+        address = next((line for line in running.stdout if line.startswith("TensorBoard: ")), "")
+        assert first == "Writing the TensorBoard folder ...\n"
+        assert first_s <= FIRST_LINE_S, first_s
+        assert "http://127.0.0.1:" in address
+        time.sleep(3.0)  # children that ended are waited for once a second
+        children = descendants(running.pid)
+        defunct = [child for child, state in children.items() if state == "Z"]
+        for child in defunct:  # one may just have ended
+            time.sleep(2.0)
+            assert descendants(running.pid).get(child) != "Z"
+        children = descendants(running.pid)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=30) == 0
+    finally:
+        running.kill()
+        running.communicate()
+    left = [child for child in children if Path(f"/proc/{child}").exists()]
+    deadline_s = time.monotonic() + 10
+    while left and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+        left = [child for child in children if Path(f"/proc/{child}").exists()]
+    assert left == []
