@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, str] = {
     "analysis/traces/ranks analysis/traces/steps analysis/training profiling/machine profiling/records",
     "analysis/figures": "analysis/comparison analysis/costs analysis/runs analysis/stats analysis/text analysis/training "
     "profiling/records",
-    "analysis/what_if/replay": "analysis/costs analysis/stats",
+    "analysis/what_if/replay": "analysis/costs analysis/stats profiling/records",
     "analysis/what_if/profiles": "analysis/costs analysis/stats analysis/traces/ranks analysis/traces/reading "
     "analysis/traces/steps analysis/what_if/replay profiling/machine profiling/records profiling/store",
     "analysis/what_if/links": "analysis/costs profiling/records",

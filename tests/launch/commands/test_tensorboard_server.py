@@ -99,8 +99,8 @@ def descendants(pid: int) -> dict[int, str]:
     parents: dict[int, tuple[int, str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            parents[int(path.parent.name)] = int(parent), state
+            one_state, above_it = path.read_text().rpartition(")")[2].split()[:2]
+            parents[int(path.parent.name)] = int(above_it), one_state
     found: dict[int, str] = {}
     wanted = [pid]
     while wanted:
