@@ -248,6 +248,7 @@ _WHAT_IF = {
         "bound by": "The largest part of the predicted step",
     },
     "what_if_ledger": {
+        "configuration": "The measured base, or what differs from it",
         "step": "Untraced: the base's as measured, the others as predicted",
         "compute": "The base's compute plus what the replay changes of it",
         "wait": "Exposed: no compute and no transfer runs, a late rank is waited for",

@@ -186,7 +186,7 @@ def _grounds(said: RunAnswer) -> list[str]:
         grouped.setdefault((is_reason, tuple(of)), []).append(clause)
     ordered = sorted(grouped.items(), key=lambda one: -len(one[0][1]))
     return [
-        f"{', '.join(map(str, of))} device{'' if of == (1,) else 's'}: {'' if is_reason else 'based on '}{'; '.join(clauses)}"
+        f"{', '.join(map(str, of))} device{'' if of == (1,) else 's'}: {'' if is_reason else 'basis: '}{'; '.join(clauses)}"
         for (is_reason, of), clauses in ordered
     ]
 
