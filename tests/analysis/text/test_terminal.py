@@ -49,9 +49,12 @@ def test_no_line_ends_in_blanks() -> None:
         assert "22.0" in plain
 
 
-@pytest.mark.parametrize(("width", "blocks"), [(60, 1), (40, 1), (31, 2)])
+@pytest.mark.parametrize(("width", "blocks"), [(60, 1), (40, 1), (33, 1), (31, 2)])
 def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, blocks: int) -> None:
-    """Two columns of 9 take 22 with gaps of two: 60 has room for the name's 20, 40 for 18. With gaps of one 31 has 11."""
+    """Two columns of 9 take 22 with gaps of two blanks and 20 with gaps of one.
+
+    60 leaves room for the name's 20, 40 leaves 18, 33 leaves 11 or, with gaps of one blank, 13; 31 leaves 11, and 12 is the least.
+    """
     rows = (("ddp-d2-b4-bucket-1mb", "123456789", "987654321"),)
     out = io.StringIO()
     print_table(Console(file=out, width=width), TextTable("Times", ("cell", "step [ms]", "wait [ms]"), rows))
@@ -61,5 +64,7 @@ def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, b
     if width == 40:
         assert lines[-2] == "ddp-d2-b4-bucket-"
         assert lines[-1].split() == ["1mb", "123456789", "987654321"]
+    elif width == 33:
+        assert lines[-2:] == ["ddp-d2-b4-", "bucket-1mb    123456789 987654321"]
     elif blocks == 1:
         assert lines[-1].split() == list(rows[0])
