@@ -130,7 +130,7 @@ def _print_verdicts(console: Console, verdicts: Mapping[str, Verdict]) -> None:
     for name, one in verdicts.items():
         console.print()
         if name:
-            console.print(Trimmed(Text(f"Job {name}", style="bold")))
+            console.print(Trimmed(Text(f"Job {name.removeprefix('job ')}", style="bold")))
         answers = [(label, answer.text) for label, answer in zip(LABELS, one.answers, strict=True)]
         console.print(answer_grid(one.warnings, answers))
         if one.ledger is not None:

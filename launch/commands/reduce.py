@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
@@ -61,7 +60,9 @@ def reduce(
 
 
 def _said(made: "Reduced") -> str:
+    from dpscope.profiling.records.finding import counted
+
     size_kb = made.path.stat().st_size / 1e3
     known = f", {made.kept} of them already reduced" if made.kept else ""
-    ranks = "1 rank" if made.ranks == 1 else f"{counted(made.ranks, 'rank')}"
+    ranks = counted(made.ranks, "rank")
     return f"Written: {made.path} ({ranks}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with others."

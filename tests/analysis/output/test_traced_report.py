@@ -34,6 +34,7 @@ from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import dp_trace, parallel_trace, write_ddp_job, write_trace
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.paths import DATA, EXAMPLE_RUN
+from tests.helpers.several_jobs import write_job
 
 LINK = parse_link("50GB/s")
 AT_LINK = TraceRequest(LINK)
@@ -273,3 +274,12 @@ def test_a_trace_without_communication_has_its_sentence(tmp_path: Path) -> None:
         no_collective(folders[2], device=True, ranks=2)
         == f"There is no collective in these traces; the devices are {idle}"
     )
+
+
+def test_each_of_several_jobs_in_one_folder_has_its_heading(tmp_path: Path) -> None:
+    for job in (0, 1):
+        write_job(tmp_path, f"j{job}r", later_s=265.0 * job, process=100 * job)
+    console = Console(file=StringIO(), width=200)
+    print_traces([tmp_path], "table", DEFAULT_LIMITS, console, TraceRequest())
+    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line for line in lines if line.startswith("Job ")] == ["Job 1", "Job 2"]

@@ -53,7 +53,7 @@ def test_no_line_ends_in_blanks() -> None:
 def test_long_names_are_folded_where_that_keeps_a_row_in_one_block(width: int, blocks: int) -> None:
     """Two columns of 9 take 22 with gaps of two blanks and 20 with gaps of one.
 
-    60 leaves room for the name's 20, 40 leaves 18, 33 leaves 11 or, with gaps of one blank, 13; 31 leaves 11, and 12 is the least.
+    60 leaves room for the name's 20, 40 leaves 18; with gaps of one blank, 33 leaves 13 and 31 leaves 11. The least is 12.
     """
     rows = (("ddp-d2-b4-bucket-1mb", "123456789", "987654321"),)
     out = io.StringIO()
