@@ -14,6 +14,8 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
+from dpscope.analysis.traces.ranks.contention import Contention
+from dpscope.analysis.traces.ranks.ledger import whole_steps
 from dpscope.analysis.traces.ranks.step_waits import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -61,17 +63,19 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
 
 
 def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[str, object]:
-    """The lists steps, collectives, dp_phases, waits, findings, as plain data; unknown is None.
+    """The lists steps, collectives, dp_phases, waits, contention, findings, as plain data; unknown is None.
 
     Of many ranks `few` stands in place of the rows of each.
     """
     if few is not None:
-        return {**folded_content(few), "findings": msgspec.to_builtins(analysis.findings)}
+        found = {"contention": contention_records(analysis), "findings": msgspec.to_builtins(analysis.findings)}
+        return {**folded_content(few), **found}
     return {
         "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
         "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
         "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
         "waits": records(analysis.waits_caused, stragglers.COLUMNS),
+        "contention": contention_records(analysis),
         "findings": msgspec.to_builtins(analysis.findings),
     }
 
@@ -84,6 +88,48 @@ def records(table: pd.DataFrame, fields: tuple[str, ...]) -> list[dict[str, obje
 def _rounded(value: object) -> object:
     known = plain(value)
     return round(known, 6) + 0.0 if isinstance(known, float) else known  # no -0.0
+
+
+def contention_records(analysis: TraceAnalysis) -> list[dict[str, object]]:
+    """All operators together (`operator` is None), then each; with unknown values and `missing`, the reason, if nothing compares.
+
+    `contention_us` is what a step's hidden communication costs, of one operator per step of its overlapped and compared time.
+    """
+    steps, found = whole_steps(analysis.steps_with_waits), analysis.contentions
+    hidden = steps["hidden_us"].dropna()
+    on = "device" if any(one.on_device for one in analysis.summaries) else "cpu"
+    hidden_us = float(hidden.mean()) if len(hidden) else None
+    every = contention_record(found.every, hidden_us, on) | {"missing": found.reason or None}
+    total_us = found.every.overlapped_us if found.every is not None else 0.0
+    return [every] + [
+        contention_record(one, hidden_us * one.overlapped_us / total_us if hidden_us is not None else None, on)
+        | {"missing": None}
+        for one in found.by_operator
+    ]
+
+
+def contention_record(one: Contention | None, hidden_us: float | None, on: str) -> dict[str, object]:
+    """One estimate as plain data; `net_gain_us` is the hidden communication minus what it costs."""
+    cost_us = one.cost_us(hidden_us) if one is not None and hidden_us is not None else None
+    shares = one.share_interval if one is not None else None
+    ratios = one.ratio_interval if one is not None else None
+    values: dict[str, object] = {
+        "contention_us": cost_us,
+        "contention_low_us": shares.low * hidden_us if shares is not None and hidden_us is not None else None,
+        "contention_high_us": shares.high * hidden_us if shares is not None and hidden_us is not None else None,
+        "contention_ratio": one.ratio if one is not None else None,
+        "contention_ratio_low": ratios.low if ratios is not None else None,
+        "contention_ratio_high": ratios.high if ratios is not None else None,
+        "hidden_us": hidden_us,
+        "net_gain_us": hidden_us - cost_us if hidden_us is not None and cost_us is not None else None,
+        "compared_share": one.compared if one is not None else None,
+    }
+    return {
+        "operator": one.operator if one is not None else None,
+        "on": on,
+        **{name: _rounded(value) for name, value in values.items()},
+        "kernels": one.kernels if one is not None else 0,
+    }
 
 
 def to_csv(steps: pd.DataFrame, keys: tuple[str, ...] = ()) -> str:

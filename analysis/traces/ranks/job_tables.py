@@ -21,6 +21,7 @@ class JobTables:
     dp_phases: pd.DataFrame
     exposed: pd.DataFrame
     copies: pd.DataFrame
+    kernels: pd.DataFrame
     summaries: tuple[TraceSummary, ...]
     findings: tuple[Finding, ...]
     collective_owner: Any  # the summary that each collective is of, int64 array

@@ -19,7 +19,7 @@ from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.timeline_bytes import timeline_bytes, timeline_of
-from dpscope.analysis.traces.steps import breakdown, collectives, exposed
+from dpscope.analysis.traces.steps import breakdown, collectives, exposed, kernel_times
 from dpscope.profiling.records.finding import Finding
 
 COPY_COLUMNS = ("device", "step", "bytes", "model_bytes", "count")
@@ -29,13 +29,14 @@ TABLES: dict[str, tuple[str, ...]] = {
     "dp_phases": dp_phases.COLUMNS,
     "exposed": exposed.COLUMNS,
     "copies": ("rank", *COPY_COLUMNS),
+    "kernels": kernel_times.COLUMNS,
 }
 """A rank's tables and their columns; `rank` is the row's own and stands in no list."""
 
 TIMELINE = "timeline"
 READ_ON = "reduced_on"  # a column of partials alone
-_WORDS = frozenset({"kind", "moved_as", "group", "group_ranks", "phase"})
-_TRUTHS = frozenset({"partial_window", "compute_stream"})
+_WORDS = frozenset({"kind", "moved_as", "group", "group_ranks", "phase", "operator"})
+_TRUTHS = frozenset({"partial_window", "compute_stream", "overlapped"})
 _SHARES = frozenset({"compute_done", "compiled_share"})
 _KNOWN = {"exposed": ("start_us", "end_us"), "copies": ("device", "bytes", "model_bytes", "count")}  # never NA
 _FINDING = pa.struct([(name, pa.string()) for name in ("severity", "code", "message", "next_step")])

@@ -19,6 +19,7 @@ from dpscope.analysis.traces.steps.collectives import collectives, range_counts
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.exposed import exposed_stretches
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
+from dpscope.analysis.traces.steps.kernel_times import kernel_times
 from dpscope.profiling.records.finding import Finding
 
 
@@ -53,6 +54,7 @@ class RankTables:
     dp_phases: pd.DataFrame
     exposed: pd.DataFrame  # exposed_stretches
     copies: pd.DataFrame  # peer_copies
+    kernels: pd.DataFrame  # kernel_times
     summary: TraceSummary
     findings: tuple[Finding, ...]
     timeline: StepTimeline | None = None  # one whole step to draw
@@ -77,6 +79,7 @@ def rank_tables(trace: Trace) -> RankTables:
         dp_phases=dp_phases(attribution),
         exposed=exposed_stretches(attribution),
         copies=peer_copies(attribution),
+        kernels=kernel_times(attribution),
         summary=_summary(attribution),
         findings=(*trace.findings, *attribution_findings(attribution)),
         timeline=step_timeline(attribution),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
+from dpscope.analysis.traces.ranks.contention import Contentions, contentions
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
@@ -54,6 +55,7 @@ class TraceAnalysis:
     dp_phases: pd.DataFrame
     exposed: pd.DataFrame
     copies: pd.DataFrame  # peer_copies, with their rank
+    kernels: pd.DataFrame  # kernel_times
     summaries: tuple[TraceSummary, ...]
     file_findings: tuple[Finding, ...]  # of what each file shows and lacks, and whether the files fit together
     job_findings: tuple[Finding, ...]  # of what the job's steps are spent on
@@ -83,6 +85,11 @@ class TraceAnalysis:
     def ledger(self) -> Ledger | None:
         """Where a step of the job goes; None without a traced step."""
         return ledger_of(whole_steps(self.steps_with_waits), self.exposed_parts)
+
+    @cached_property
+    def contentions(self) -> Contentions:
+        """How much longer kernels run next to communication than free ones of the same class."""
+        return contentions(self.kernels)
 
     @property
     def not_split(self) -> NotSplit | None:
@@ -222,6 +229,7 @@ def _analysis(job: JobTables, findings: Sequence[Finding]) -> TraceAnalysis:
         dp_phases=job.dp_phases,
         exposed=job.exposed,
         copies=job.copies,
+        kernels=job.kernels,
         summaries=job.summaries,
         file_findings=(*findings, *job.findings, *matched.findings),
         job_findings=(),

@@ -25,12 +25,14 @@ _EPOCH_MICROSECONDS = re.compile(rb'"ts"\s*:\s*"?(\d{16})\.\d')
 _LONG_TIME = re.compile(rb'("ts"\s*:\s*"?)(\d{16})(?!\d)(?:\.(\d{1,17})\d*)?')
 _SEARCHED_WHOLE = 4  # chunks: a file may begin with much metadata, which has no times
 
+_DIGIT = re.compile(rb"\d")
 _LONGEST_NAME = 1 << 14  # characters: C++ names of kernels have hundreds
 _LONGEST_TEXT = 1 << 16  # bytes of what describes a collective; a list of 8,000 ranks has 48,000
 
 COLUMN_TYPES: dict[str, type] = {
     "start_us": np.float64, "duration_us": np.float64, "category": np.uint8, "name": np.int64,
     "thread": np.int64, "device": np.int64, "correlation": np.int64, "bytes": np.int64,
+    "shape": np.int64,
 }  # fmt: skip
 
 
@@ -135,6 +137,9 @@ class TableBuilder:
             device=self._devices(events, category),
             correlation=_of_some(events, np.flatnonzero(category >= Category.RUNTIME), _correlation),
             bytes=_of_some(events, np.flatnonzero(category == Category.MEMCPY), _bytes),
+            shape=_of_some(
+                events, np.flatnonzero((category == Category.CPU_OP) | (category == Category.KERNEL)), _shape
+            ),
         )
         self._note_processes(events, category)
         self._add_communication(events, names)
@@ -276,6 +281,13 @@ def _device(event: Event) -> int:
 
 _correlation: Callable[[Event], int] = attrgetter("args.correlation")  # of a hundred thousand events: no call of Python
 _bytes: Callable[[Event], int] = attrgetter("args.bytes")
+
+
+def _shape(event: Event) -> int:
+    """A checksum of an operator's input sizes, or of a kernel's grid and block; NONE where no size is recorded."""
+    args = event.args
+    text = bytes(args.input_dims) or bytes(args.grid) + bytes(args.block)
+    return zlib.crc32(text) if _DIGIT.search(text) else NONE
 
 
 def _integers(values: list[Any]) -> IntColumn:

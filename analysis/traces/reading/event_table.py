@@ -57,7 +57,7 @@ class EventTable:
     """Rows in file order; every column has one entry per event.
 
     `start_us` counts from the trace's own start (its earliest event is near 0); -1 stands for "none" in `device` and
-    `correlation`, and `bytes` (of copies) is -1 where the trace gives no size.
+    `correlation`; `bytes` (of copies) and `shape` are -1 where the trace gives no size.
     """
 
     start_us: FloatColumn
@@ -68,6 +68,7 @@ class EventTable:
     device: IntColumn
     correlation: IntColumn
     bytes: IntColumn
+    shape: IntColumn  # equal for equal input sizes of an operator, and for equal grids and blocks of a kernel
     names: list[str]
     communication: dict[int, CommunicationArgs]  # row -> what the trace says of it
 

@@ -33,6 +33,8 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     sequence: int | None = msgspec.field(default=None, name="Seq")
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    grid: msgspec.Raw = msgspec.Raw()
+    block: msgspec.Raw = msgspec.Raw()
     rank: int | str | None = NONE  # given where a tool fused several ranks into one file
 
 
@@ -105,7 +107,7 @@ def _lenient_args(args: dict[str, Any], args_type: type[EventArgs]) -> EventArgs
     kept: dict[str, Any] = {}
     for name, encoded in zip(args_type.__struct_fields__, args_type.__struct_encode_fields__, strict=True):
         value = args.get(encoded)
-        if name in ("input_dims", "input_type", "group_ranks", "process_name", "process_labels"):
+        if name in ("input_dims", "input_type", "grid", "block", "group_ranks", "process_name", "process_labels"):
             if value is not None:
                 kept[name] = msgspec.Raw(json.dumps(value).encode())
         elif name in ("collective_name", "dtype", "group"):

@@ -1,0 +1,85 @@
+"""Contention of one job: planted slowdowns, jobs in which nothing compares, and the real A100 trace."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dpscope.analysis.output.traces import contention_records
+from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.generated_traces.contended import Contended, write_contended_job
+from tests.generated_traces.ddp_schedule import DdpOptions
+from tests.generated_traces.generator import ddp_trace
+from tests.helpers.generated_checks import analyzed
+from tests.helpers.paths import DATA
+
+CASES = 20
+FEWEST_INSIDE = 17  # of 20 at 95%: fewer happen once in 400 sets
+
+
+def measured(folder: Path, options: Contended) -> Contention:
+    found = analyze_traces(write_contended_job(folder, options)).contentions.every
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shapes", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 1.05, 1.3])
+def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shapes: bool) -> None:
+    inside = 0
+    for seed in range(CASES):
+        found = measured(tmp_path, Contended(factor=factor, shapes=shapes, seed=seed))
+        assert found.ratio_interval is not None
+        inside += found.ratio_interval.low <= factor <= found.ratio_interval.high
+        assert found.ratio_interval.high - found.ratio_interval.low < 0.08
+    assert inside >= FEWEST_INSIDE
+
+
+def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None:
+    analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0)))
+    every, *operators = contention_records(analysis)
+    assert every["contention_ratio"] == pytest.approx(1.3)
+    hidden_us = every["hidden_us"]
+    assert isinstance(hidden_us, float)
+    assert every["contention_us"] == pytest.approx(hidden_us * (1 - 1 / 1.3))
+    assert every["net_gain_us"] == pytest.approx(hidden_us / 1.3)
+    assert every["compared_share"] == pytest.approx(1.0)
+    assert [one["operator"] for one in operators] == ["aten::mm"]
+
+
+def test_no_overlap_is_unknown_with_a_reason(tmp_path: Path) -> None:
+    found = analyze_traces(write_contended_job(tmp_path, Contended(overlap=False))).contentions
+    assert (found.every, found.reason) == (None, NO_OVERLAP)
+
+
+def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -> None:
+    """Each kernel of `ddp_trace` has one place, and it overlaps communication in every step or in none."""
+    analysis = analyzed(tmp_path, *(ddp_trace(rank, 2, DdpOptions()) for rank in range(2)))
+    assert analysis.contentions.every is None
+    assert analysis.contentions.reason.startswith(NOTHING_FREE)
+    (record,) = contention_records(analysis)
+    assert (record["contention_us"], record["contention_ratio"]) == (None, None)
+    assert record["missing"] == analysis.contentions.reason
+
+
+def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
+    """It records no input sizes: by name, grid and block alone, batch normalisation's backward pass had a ratio of 0.19."""
+    found = analyze_traces(DATA / "a100x2_ddp_resnet50_rank0.json.gz").contentions
+    assert found.every is not None
+    assert found.every.ratio == pytest.approx(1.26, abs=0.02)
+    assert found.every.is_significant
+    assert found.every.compared == pytest.approx(0.30, abs=0.01)
+    assert min(one.ratio for one in found.by_operator) > 0.95
+
+
+def test_ranks_are_compared_with_themselves() -> None:
+    """Rank 1's clock is half as fast; its kernels take twice as long, free or not."""
+    rows = [
+        {"rank": rank, "device": rank, "operator": "aten::mm", "kernel_class": 1, "unit": unit, "overlapped": overlapped,
+         "count": 1, "time_us": (rank + 1) * (120.0 if overlapped else 100.0), "overlap_us": (rank + 1) * 120.0 * overlapped}
+        for rank in range(2) for unit in range(6) for overlapped in (True, False)
+    ]  # fmt: skip
+    found = contentions(pd.DataFrame(rows)).every
+    assert found is not None
+    assert found.ratio == pytest.approx(1.2)

@@ -1,0 +1,95 @@
+"""A DDP step on GPUs whose kernels slow down by a known factor while an all-reduce runs next to them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.generated_traces.builder import DeviceWork, TraceBuilder
+from tests.generated_traces.model import Trace
+from tests.generated_traces.nccl_names import KERNEL_NAMES, OPERATORS
+from tests.generated_traces.writing import write_trace
+
+MAIN, COMPUTE, OWN = 5100, 7, 40
+KERNELS = (
+    ("ampere_sgemm_128x64_tn", [[64, 512], [512, 512]], 400.0),
+    ("ampere_sgemm_128x64_tn", [[64, 64], [64, 64]], 90.0),
+)
+
+
+@dataclass(frozen=True)
+class Contended:
+    """`factor`: duration next to communication over duration alone. `noise`: standard deviation of the logarithm of durations.
+
+    `shapes`: whether input sizes are recorded. Without them each step overlaps other kernels. `overlap`: whether any
+    all-reduce runs. The two sizes of kernels have the same name, grid and block; the shorter ones run last and are the ones
+    that overlap more often.
+    """
+
+    factor: float = 1.3
+    noise: float = 0.03
+    shapes: bool = True
+    overlap: bool = True
+    steps: int = 5
+    layers: int = 12
+    seed: int = 0
+
+
+def write_contended_job(folder: Path, options: Contended, ranks: int = 2) -> list[Path]:
+    """The traces of all ranks."""
+    paths = [folder / f"0_{rank}.pt.trace.json" for rank in range(ranks)]
+    for rank, path in enumerate(paths):
+        write_trace(_trace(rank, ranks, options), path)
+    return paths
+
+
+def _trace(rank: int, ranks: int, options: Contended) -> Trace:
+    generator = np.random.default_rng((options.seed, rank))
+    builder = TraceBuilder(pid=MAIN)
+    builder.clock[MAIN] = 0.0
+    for step in range(options.steps):
+        with builder.annotation(f"ProfilerStep#{step}", MAIN):
+            builder.synchronize(MAIN, _step(builder, rank, step, options, generator) + 20.0)
+    ids = list(range(ranks))
+    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": ranks, "ranks": ids}
+    header: Trace = {"backend": "nccl", "rank": rank, "world_size": ranks, "pg_count": 1, "pg_config": [group]}
+    return builder.trace(["NVIDIA A100-SXM4-80GB"] * ranks, header)
+
+
+def _step(builder: TraceBuilder, rank: int, step: int, options: Contended, generator: np.random.Generator) -> float:
+    """Launch one step; when its last kernel ends."""
+    total = 2 * options.layers
+    places = np.arange(total)
+    if options.shapes:
+        overlapped = (places % 6 == 4) | (places % 6 == 5) | (places >= total - 5)
+    else:
+        overlapped = generator.random(total) < 0.4
+    overlapped[[0, -1]] = False
+    now = builder.clock[MAIN] + 300.0
+    for place in places.tolist():
+        name, sizes, alone_us = KERNELS[place // options.layers]
+        alone_us *= float(np.exp(options.noise * generator.standard_normal()))
+        shown = {"Input Dims": sizes} if options.shapes else {}
+        late_us = 0.0
+        duration = alone_us
+        if overlapped[place] and options.overlap:
+            late_us = 0.25 * alone_us if place % 6 == 4 else 0.0
+            duration = late_us + (alone_us - late_us) * options.factor
+        launch = {"grid": [64, 8, 1], "block": [256, 1, 1]}
+        with builder.op("aten::mm", MAIN, **shown):
+            builder.launch(MAIN, DeviceWork(rank, COMPUTE, name, now, duration, metadata=dict(launch)))
+        if overlapped[place] and options.overlap:
+            _all_reduce(builder, rank, now + late_us, duration - late_us)
+        now += duration + 2.0
+    return now
+
+
+def _all_reduce(builder: TraceBuilder, rank: int, start: float, duration: float) -> None:
+    operator, _, called = OPERATORS["all_reduce"]
+    fields: dict[str, object] = {
+        "Collective name": called, "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2, "dtype": "Float",
+        "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
+    }  # fmt: skip
+    with builder.op(operator, MAIN), builder.op("record_param_comms", MAIN, **fields):
+        name = KERNEL_NAMES["nccl_2_19"]["all_reduce"]
+        builder.launch(MAIN, DeviceWork(rank, OWN, name, start, duration, metadata=fields))
