@@ -44,4 +44,5 @@ if __name__ == "__main__":
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     for known in (True, False):
         for planted in FACTORS:
-            print(line(planted, known, wanted), flush=True)
+            sys.stdout.write(f"{line(planted, known, wanted)}\n")
+            sys.stdout.flush()

@@ -7,6 +7,7 @@ from dpscope.analysis.comparison.row import Row, minus
 from dpscope.analysis.runs.repeats import PARTS, RunSpreads, parts_by_repeat
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval, half_width, pooled_median
+from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
 
 LEDGER = ("traced_step", *STEP_PARTS, "tracer", "slowdown")
@@ -14,6 +15,8 @@ CHANGES = ("idle", "tracer")
 """Of t_N(b) - t_1(b): what slowdown and exposed communication leave, as changes of these parts."""
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
 _NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or one repeat alone: no interval"
+_FEW_KERNELS = "too few places of kernels, or too few free kernels: no interval"
+_NO_HIDDEN = "the trace shows no communication that could be hidden"
 _NO_SINGLE = "needs communication and a traced single-device cell at this batch per device"
 
 
@@ -72,7 +75,7 @@ def put_ledger(row: Row, data: CellData, single: CellData | None, spreads: RunSp
         slowdown, bounds = changes["compute"]
         intervals = {**ledger.intervals} | ({"slowdown": bounds} if bounds is not None else {})
         ledger = replace(ledger, slowdown_us=slowdown, intervals=intervals)
-    row.ledger = ledger
+    row.ledger = ledger = _put_contention(row, ledger, data, single)
     for name in (*LEDGER, "exposed"):
         value = getattr(ledger, f"{name}_us") if ledger is not None else None
         reason = _reason(name, data) if ledger is not None else "no whole traced step"
@@ -84,6 +87,30 @@ def put_ledger(row: Row, data: CellData, single: CellData | None, spreads: RunSp
         change, bounds = changes[part] if known else (None, None)
         row.put(_NO_SINGLE, **{f"added_{part}_us": change})
         _put_bounds(row, f"added_{part}_us", change, _NO_SINGLE, bounds)
+
+
+def _put_contention(row: Row, ledger: Ledger | None, data: CellData, single: CellData | None) -> Ledger | None:
+    """The columns of contention, and the rest of the slowdown; returns the ledger with them."""
+    unknown = _NO_HIDDEN
+    if ledger is not None and ledger.hidden_us is not None:
+        row.contentions = cell_contentions(data, single)
+        ledger, unknown = with_contention(ledger, row.contentions), row.contentions.reason
+    for column in ("contention_us", "contention_ratio"):
+        value = getattr(ledger, column) if ledger is not None else None
+        bounds = ledger.intervals.get(column.removesuffix("_us")) if ledger is not None else None
+        row.put(unknown, **{column: value})
+        row.put_interval(unknown if value is None else _FEW_KERNELS, column, bounds)
+    slowdown_us, contention_us = (ledger.slowdown_us, ledger.contention_us) if ledger is not None else (None, None)
+    reason = unknown if slowdown_us is not None else _reason("slowdown", data)
+    row.put(reason, other_slowdown_us=minus(slowdown_us, contention_us))
+    return ledger
+
+
+def cell_contentions(data: CellData, single: CellData | None) -> Contentions:
+    """Against the kernels of one device at the same batch where these were traced, else against the cell's own free kernels."""
+    alone = single.kernels if single is not None and data.cell.devices > 1 else None
+    against_single = contentions(data.kernels, alone)
+    return against_single if against_single.every is not None else contentions(data.kernels)
 
 
 def _put_bounds(row: Row, column: str, value: float | None, reason: str, bounds: Interval | None) -> None:

@@ -149,6 +149,25 @@ COLUMNS = (
     *_interval("tracer_us", "tracer", "time", "communication"),
     Column("slowdown_us", "slowdown", "time", "communication", "Compute minus that of one device at the same batch"),
     *_interval("slowdown_us", "slowdown", "time", "communication"),
+    Column(
+        "contention_us", "contention", "time", "communication", "What hidden communication costs the compute next to it"
+    ),
+    *_interval("contention_us", "contention", "time", "communication"),
+    Column(
+        "contention_ratio",
+        "contention ratio",
+        "ratio",
+        "communication",
+        "Compute next to communication over the same compute on one device, or over the cell's own free kernels",
+    ),
+    *_interval("contention_ratio", "contention ratio", "ratio", "communication"),
+    Column(
+        "other_slowdown_us",
+        "other slowdown",
+        "time",
+        "communication",
+        "Slowdown minus contention: clocks, caches, host",
+    ),
     Column("communication_us", "comm.", "time", "communication", "Union of communication (dp-host: host copies)"),
     *_range("communication_us", "comm.", "time", "communication", RANK_RANGE, *_OF_RANKS),
     Column("hidden_us", "hidden", "time", "communication", "Communication while the device computes"),

@@ -22,6 +22,7 @@ from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.runs.traced_job import knows_batch
 from dpscope.analysis.runs.variant_savings import single_device_baselines, strategy_pairs
 from dpscope.analysis.stats.samples import Estimate, Spread, ratio_estimate
+from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.calibration import Calibration
@@ -108,6 +109,7 @@ class Comparison:
     other_engines: Mapping[str, str] = field(default_factory=dict)  # by cell, where it ran on another one
     costs: tuple[StrategyCost, ...] = ()
     ledgers: Mapping[str, Ledger] = field(default_factory=dict)  # by cell, where a step was traced
+    contentions: Mapping[str, Contentions] = field(default_factory=dict)  # by cell, where communication was traced
     variants: Mapping[str, str] = field(
         default_factory=dict
     )  # by cell, of those with other options than their strategy's
@@ -159,6 +161,7 @@ def compare(
         calibrated_engine=calibration.nccl_engine if calibration is not None else None,
         other_engines=_other_engines(run, calibration),
         ledgers={name: row.ledger for name, row in rows.items() if row.ledger is not None},
+        contentions={name: row.contentions for name, row in rows.items() if row.contentions is not None},
         costs=strategy_costs(run.measured, rows, spreads.step),
         variants={
             name: data.cell.variant

@@ -9,6 +9,7 @@ import pandas as pd
 from dpscope.analysis.comparison.columns import INTERVAL, NAMES, RANK_RANGE
 from dpscope.analysis.stats.samples import Estimate, Interval, Range
 from dpscope.analysis.text.units import plain
+from dpscope.analysis.traces.ranks.contention import Contentions
 from dpscope.analysis.traces.ranks.ledger import Ledger
 
 CellValues = Mapping[str, object]
@@ -22,6 +23,7 @@ class Row:
     values: dict[str, object] = field(default_factory=lambda: dict.fromkeys(NAMES))
     reasons: dict[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
+    contentions: Contentions | None = None
 
     def number(self, column: str) -> float | None:
         return number(self.values, column)

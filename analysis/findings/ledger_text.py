@@ -3,7 +3,7 @@
 from dpscope.analysis.findings.late_rank import LateRank
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import TextTable
-from dpscope.analysis.text.units import Unit, choose_unit, show
+from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import is_known, traits_of
@@ -69,7 +69,18 @@ def _parts(ledger: Ledger, late: LateRank | None, unit: Unit) -> str:
 
 def _hidden(ledger: Ledger, unit: Unit) -> str:
     hidden = (ledger.communication_us or 0.0) - (ledger.exposed_us or 0.0)
-    return f"; {_time(hidden, unit)} more is hidden behind compute" if hidden > _NOTHING * ledger.traced_step_us else ""
+    if hidden <= _NOTHING * ledger.traced_step_us:
+        return ""
+    return f"; {_time(hidden, unit)} more is hidden behind compute{_contention(ledger)}"
+
+
+def _contention(ledger: Ledger) -> str:
+    """What hiding costs, where that is significant."""
+    cost_us, ratios = ledger.contention_us, ledger.intervals.get("contention_ratio")
+    if cost_us is None or ledger.contention_ratio is None or ratios is None or ratios.low <= 1.0:
+        return ""
+    factors = f"{ledger.contention_ratio:.2f}x; {CONFIDENCE:.0%} interval {ratios.low:.2f} to {ratios.high:.2f}"
+    return f", which slows that compute ({factors}) and so costs {show_time(cost_us)}"
 
 
 def _device(ledger: Ledger, unit: Unit) -> str:

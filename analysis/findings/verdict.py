@@ -22,6 +22,7 @@ from dpscope.analysis.findings.strategy_gaps import gap_sentence, range_said
 from dpscope.analysis.runs.run_data import CellData, RunData
 from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, verdict
 from dpscope.analysis.text.units import choose_unit, sentence, show, show_time
+from dpscope.analysis.traces.ranks.contention import contentions, with_contention
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -164,8 +165,8 @@ def traces_verdict(data: CellData) -> Verdict:
     """The verdict on a job of foreign traces alone, without models: what `run_verdict` gives of them but for the ring formula."""
     windows = data.whole_windows()
     ledger = ledger_of(windows, data.exposed_parts) if len(windows) else None
-    if ledger is not None and not data.communication_known:
-        ledger = None
+    if ledger is not None:
+        ledger = with_contention(ledger, contentions(data.kernels)) if data.communication_known else None
     return _of_traces(data, None, ledger, None)
 
 

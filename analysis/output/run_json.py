@@ -8,7 +8,7 @@ import msgspec
 import pandas as pd
 
 from dpscope.analysis.comparison.compare import Comparison
-from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, records
+from dpscope.analysis.output.traces import COLLECTIVE_FIELDS, STEP_FIELDS, WAIT_FIELDS, contention_records, records
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.stats.scaling_laws import ScalingFit
@@ -27,11 +27,11 @@ UNKNOWN_WITH_COMMUNICATION = (
 
 
 def run_json(report: Report) -> str:
-    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, memory, nccl, findings.
+    """`verdict`, and the lists cells, gaps, predictions, scaling, steps, collectives, dp_phases, waits, contention, memory, nccl.
 
-    And `training`, which is `training_content`, null where nothing was trained in the folder. Unknown is null. `cells` has
-    the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat. `dp_phases` and
-    `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
+    And `findings`, and `training`, which is `training_content`, null where nothing was trained in the folder. Unknown is null.
+    `cells` has the comparison's columns and `missing` (column -> why); the rows of traces also name cell and repeat.
+    `dp_phases` and `waits` hold no cell whose communication the trace does not show; waits are of whole steps.
     """
     reasons: dict[str, dict[str, str]] = {}
     for (cell, column), why in report.comparison.reasons.items():
@@ -51,6 +51,7 @@ def run_json(report: Report) -> str:
             "collectives": _all(report, "collectives", COLLECTIVE_FIELDS),
             "dp_phases": _of_known(report, dp_phases.COLUMNS, lambda data: data.dp_phases),
             "waits": _of_known(report, stragglers.COLUMNS, CellData.waits),
+            "contention": contention_of_cells(report),
             "memory": memory_records(report),
             "nccl": report.nccl.content(),
             "training": training_content(report.run.training) if report.run.training else None,
@@ -91,6 +92,17 @@ def memory_records(report: Report) -> list[dict[str, object]]:
         for data in report.run.measured
         for repeat, rank in data.ranks
         for memory in rank.memory
+    ]
+
+
+def contention_of_cells(report: Report) -> list[dict[str, object]]:
+    """`contention_records` of each cell whose trace shows communication."""
+    return [
+        {"cell": name, **record}
+        for name, found in report.comparison.contentions.items()
+        for record in contention_records(
+            found, report.comparison.ledgers[name].hidden_us, report.run.cells[name].on_device
+        )
     ]
 
 

@@ -14,8 +14,7 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, Unit, choose_unit, plain, show, show_time, text
 from dpscope.analysis.traces.data_parallel import phases as dp_phases
 from dpscope.analysis.traces.ranks import stragglers
-from dpscope.analysis.traces.ranks.contention import Contention
-from dpscope.analysis.traces.ranks.ledger import whole_steps
+from dpscope.analysis.traces.ranks.contention import Contention, Contentions
 from dpscope.analysis.traces.ranks.step_waits import EXPOSED
 from dpscope.analysis.traces.ranks.trace_analysis import TraceAnalysis
 from dpscope.analysis.traces.steps.event_kind import ROOTED
@@ -68,14 +67,14 @@ def trace_content(analysis: TraceAnalysis, few: Folded | None = None) -> dict[st
     Of many ranks `few` stands in place of the rows of each.
     """
     if few is not None:
-        found = {"contention": contention_records(analysis), "findings": msgspec.to_builtins(analysis.findings)}
+        found = {"contention": contention_of_traces(analysis), "findings": msgspec.to_builtins(analysis.findings)}
         return {**folded_content(few), **found}
     return {
         "steps": records(analysis.steps_with_waits, (*STEP_FIELDS, *WAIT_FIELDS)),
         "collectives": records(analysis.collectives, COLLECTIVE_FIELDS),
         "dp_phases": records(analysis.dp_phases, dp_phases.COLUMNS),
         "waits": records(analysis.waits_caused, stragglers.COLUMNS),
-        "contention": contention_records(analysis),
+        "contention": contention_of_traces(analysis),
         "findings": msgspec.to_builtins(analysis.findings),
     }
 
@@ -90,21 +89,25 @@ def _rounded(value: object) -> object:
     return round(known, 6) + 0.0 if isinstance(known, float) else known  # no -0.0
 
 
-def contention_records(analysis: TraceAnalysis) -> list[dict[str, object]]:
+def contention_of_traces(analysis: TraceAnalysis) -> list[dict[str, object]]:
+    """`contention_records` of a job."""
+    ledger, on_device = analysis.ledger, any(one.on_device for one in analysis.summaries)
+    return contention_records(analysis.contentions, ledger.hidden_us if ledger is not None else None, on_device)
+
+
+def contention_records(found: Contentions, hidden_us: float | None, on_device: bool) -> list[dict[str, object]]:
     """All operators together (`operator` is None), then each; with unknown values and `missing`, the reason, if nothing compares.
 
-    `contention_us` is what a step's hidden communication costs, of one operator per step of its overlapped and compared time.
+    `contention_us` is what a step's hidden communication costs. An operator's `hidden_us` is its share of that, by the
+    overlapped time that was compared.
     """
-    steps, found = whole_steps(analysis.steps_with_waits), analysis.contentions
-    hidden = steps["hidden_us"].dropna()
-    on = "device" if any(one.on_device for one in analysis.summaries) else "cpu"
-    hidden_us = float(hidden.mean()) if len(hidden) else None
-    every = contention_record(found.every, hidden_us, on) | {"missing": found.reason or None}
     total_us = found.every.overlapped_us if found.every is not None else 0.0
-    return [every] + [
-        contention_record(one, hidden_us * one.overlapped_us / total_us if hidden_us is not None else None, on)
-        | {"missing": None}
-        for one in found.by_operator
+    shares = [(found.every, hidden_us)]
+    for one in found.by_operator:
+        shares.append((one, hidden_us * one.overlapped_us / total_us if hidden_us is not None else None))
+    return [
+        contention_record(one, own_us, "device" if on_device else "cpu") | {"missing": found.reason or None}
+        for one, own_us in shares
     ]
 
 

@@ -15,7 +15,7 @@ from dpscope.profiling.store.errors import DpscopeError, unreadable
 from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
-PARTIAL_VERSION = 6  # raise it when a column is added, removed, or means something else
+PARTIAL_VERSION = 7  # raise it when a column is added, removed, or means something else
 SUFFIX = ".dpscope"
 MADE_FROM = pa.schema(
     [

@@ -51,6 +51,7 @@ class CellData:
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)  # step_breakdown + the columns of step_waits
     exposed_parts: pd.DataFrame = field(default_factory=pd.DataFrame)
     collectives: pd.DataFrame = field(default_factory=pd.DataFrame)
+    kernels: pd.DataFrame = field(default_factory=pd.DataFrame)  # kernel_times
     dp_phases: pd.DataFrame = field(default_factory=pd.DataFrame)  # of DataParallel and dp-host
     copies: pd.DataFrame = field(default_factory=pd.DataFrame)  # between devices: rank, device, step, bytes, count
     timelines: tuple[tuple[int, StepTimeline], ...] = ()  # (repeat, a rank's step), of the first repeat with traces
@@ -266,6 +267,7 @@ def load_cell(folder: RunFolder, planned: PlannedCell) -> CellData:
         steps=_of_repeats(read, lambda one: one.steps_with_waits),
         exposed_parts=_of_repeats(read, lambda one: one.exposed_parts),
         collectives=_of_repeats(read, lambda one: one.collectives),
+        kernels=_of_repeats(read, lambda one: one.kernels),
         dp_phases=_of_repeats(read, lambda one: one.dp_phases),
         copies=_of_repeats(read, copies_between_devices),
         timelines=tuple(timelines),

@@ -48,6 +48,7 @@ def _cell(job: TracedJob, analyses: Sequence[TraceAnalysis]) -> CellData:
         steps=_together([one.steps_with_waits.assign(repeat=repeat) for repeat, one in told]),
         exposed_parts=_together([one.exposed_parts.assign(repeat=repeat) for repeat, one in told]),
         collectives=_together([one.collectives.assign(repeat=repeat) for repeat, one in told]),
+        kernels=_together([one.kernels.assign(repeat=repeat) for repeat, one in told]),
         dp_phases=_together([one.dp_phases.assign(repeat=repeat) for repeat, one in told]),
         copies=_together([copies_between_devices(one).assign(repeat=repeat) for repeat, one in told]),
         timelines=tuple((repeat, timeline) for repeat, one in told for timeline in one.timelines),

@@ -37,6 +37,7 @@ class Contended:
 
 def write_contended_job(folder: Path, options: Contended, ranks: int = 2) -> list[Path]:
     """The traces of all ranks."""
+    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"0_{rank}.pt.trace.json" for rank in range(ranks)]
     for rank, path in enumerate(paths):
         write_trace(_trace(rank, ranks, options), path)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.traces.ranks.ledger import Ledger
 
 NO_OVERLAP = "no kernel ran while communication ran"
 NOTHING_FREE = (
@@ -17,7 +18,7 @@ NOTHING_FREE = (
 _FEWEST_KERNELS = 3
 _OWN_VARIANCE = 6
 _LEAST_COMPARED = 0.1  # of the overlapped compute time: below it the ratio does not represent the step
-_CLASS = ["rank", "device", "kernel_class"]
+_CLASS = ["repeat", "rank", "device", "kernel_class"]
 
 
 @dataclass(frozen=True)
@@ -56,35 +57,66 @@ class Contentions:
     reason: str = ""
 
 
-def contentions(kernels: pd.DataFrame) -> Contentions:
-    """From `kernel_times` of one or several ranks; each rank's kernels are compared with its own."""
-    kernels = kernels.assign(rank=kernels["rank"].fillna(-1), device=kernels["device"].fillna(-1))
+def contentions(kernels: pd.DataFrame, alone: pd.DataFrame | None = None) -> Contentions:
+    """From `kernel_times` of one or several ranks, with a column `repeat` where there are several.
+
+    Each rank's kernels are compared with its own free ones, or with those of `alone`, the same step without communication.
+    """
+    if kernels.empty:
+        return Contentions(None, reason=NO_OVERLAP)
+    kernels = _with_keys(kernels)
     overlapped = kernels[kernels["overlapped"]]
     if overlapped.empty:
         return Contentions(None, reason=NO_OVERLAP)
-    free = _free_means(kernels[~kernels["overlapped"]])
-    matched = overlapped.merge(free, on=_CLASS)
+    keys = _CLASS
+    if alone is None or alone.empty:
+        free = _free_means(kernels[~kernels["overlapped"]], keys)
+    else:
+        keys = ["kernel_class"]
+        free = _free_means(_with_keys(alone[~alone["overlapped"]]), keys)
+    matched = overlapped.merge(free, on=keys)
     total_us = float(overlapped["overlap_us"].sum())
     compared = float(matched["overlap_us"].sum()) / total_us
     if int(matched["count"].sum()) < _FEWEST_KERNELS or compared < _LEAST_COMPARED:
         share = f"; comparable ones did for {compared:.0%} of the overlapped compute time" if compared else ""
         return Contentions(None, reason=NOTHING_FREE + share)
     freedom = int((free["units"] - 1).sum())
+    matched = matched.assign(free_class=matched.groupby(keys).ngroup())
     every = _estimate(None, matched, freedom, compared)
     if every is None:
         return Contentions(None, reason="the kernels took longer next to communication than that communication lasted")
     return Contentions(every, tuple(_of_operators(matched, overlapped, freedom)))
 
 
-def _free_means(free: pd.DataFrame) -> pd.DataFrame:
+def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
+    """The ledger with what its hidden communication costs."""
+    every, hidden_us = found.every, ledger.hidden_us
+    if every is None or hidden_us is None:
+        return ledger
+    intervals = dict(ledger.intervals)
+    if every.share_interval is not None:
+        low, high = every.share_interval
+        intervals["contention"] = Interval(low * hidden_us, high * hidden_us)
+    if every.ratio_interval is not None:
+        intervals["contention_ratio"] = every.ratio_interval
+    return replace(ledger, contention_us=every.cost_us(hidden_us), contention_ratio=every.ratio, intervals=intervals)
+
+
+def _with_keys(kernels: pd.DataFrame) -> pd.DataFrame:
+    return kernels.assign(
+        repeat=kernels.get("repeat", 0), rank=kernels["rank"].fillna(-1), device=kernels["device"].fillna(-1)
+    )
+
+
+def _free_means(free: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Of each class the mean duration of its units, how many there are, and the variance of one, relative to the mean.
 
     The variance is the class's own from _OWN_VARIANCE units on, that of all classes together below.
     """
     free = free.assign(mean_us=(free["time_us"] / free["count"]).astype(float))
-    grouped = free.groupby(_CLASS)["mean_us"]
+    grouped = free.groupby(keys)["mean_us"]
     free = free.assign(square=(free["mean_us"] / grouped.transform("mean") - 1.0) ** 2)
-    means = free.groupby(_CLASS).agg(free_us=("mean_us", "mean"), units=("mean_us", "size"), squares=("square", "sum"))
+    means = free.groupby(keys).agg(free_us=("mean_us", "mean"), units=("mean_us", "size"), squares=("square", "sum"))
     pooled = means["squares"].sum() / max(1, (means["units"] - 1).sum())
     own = means["squares"] / (means["units"] - 1).clip(lower=1)
     return means.assign(variance=own.where(means["units"] >= _OWN_VARIANCE, pooled)).reset_index()
@@ -117,7 +149,7 @@ def _estimate(operator: str | None, matched: pd.DataFrame, freedom: int, compare
     half = None
     if len(clusters) >= _FEWEST_KERNELS and freedom >= 2:
         matched = matched.assign(expected_us=matched["count"] * matched["free_us"])
-        classes = matched.groupby(_CLASS).agg(
+        classes = matched.groupby("free_class").agg(
             expected_us=("expected_us", "sum"), units=("units", "first"), variance=("variance", "first")
         )
         squares = classes["expected_us"].astype(float) ** 2 * classes["variance"]

@@ -50,6 +50,8 @@ class Ledger:
     devices_exposed_us: float | None = None
     tracer_us: float | None = None
     slowdown_us: float | None = None
+    contention_us: float | None = None  # of compute: what hidden communication costs
+    contention_ratio: float | None = None  # compute next to communication over the same compute alone
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95%, over repeats, by name without _us
 
     @property
@@ -58,6 +60,12 @@ class Ledger:
         if self.exposed_other_us is None:
             return None
         return (self.exposed_wait_us or 0.0) + (self.exposed_transfer_us or 0.0) + self.exposed_other_us
+
+    @property
+    def hidden_us(self) -> float | None:
+        """Communication behind compute."""
+        known = self.communication_us is not None and self.exposed_us is not None
+        return (self.communication_us or 0.0) - (self.exposed_us or 0.0) if known else None
 
     @property
     def is_split(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from dpscope.analysis.traces.ranks.contention import Contentions, contentions
+from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.drawn_ranks import MOST_TO_DRAW, drawn_ranks
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts
 from dpscope.analysis.traces.ranks.idle_findings import idle_findings
@@ -84,7 +84,8 @@ class TraceAnalysis:
     @cached_property
     def ledger(self) -> Ledger | None:
         """Where a step of the job goes; None without a traced step."""
-        return ledger_of(whole_steps(self.steps_with_waits), self.exposed_parts)
+        found = ledger_of(whole_steps(self.steps_with_waits), self.exposed_parts)
+        return with_contention(found, self.contentions) if found is not None else None
 
     @cached_property
     def contentions(self) -> Contentions:

@@ -94,7 +94,8 @@ def _has_many_places(kernels: pd.DataFrame) -> bool:
     overlapped = kernels[kernels["overlapped"]].drop_duplicates(["device", "kernel_class", "place"])
     free = kernels[~kernels["overlapped"]].drop_duplicates(["device", "kernel_class", "place"])
     spare = len(free) - len(free.drop_duplicates(["device", "kernel_class"]))
-    return bool((kernels["sizes"] >= 0).all()) and min(len(overlapped), spare) >= _FEWEST_UNITS
+    found = min(len(overlapped), spare) if len(overlapped) else spare
+    return bool((kernels["sizes"] >= 0).all()) and found >= _FEWEST_UNITS
 
 
 def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:

@@ -1,13 +1,18 @@
 """Contention of one job: planted slowdowns, jobs in which nothing compares, and the real A100 trace."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from dpscope.analysis.output.traces import contention_records
+from dpscope.analysis.comparison.cell_ledger import cell_contentions
+from dpscope.analysis.findings.ledger_text import cost_text
+from dpscope.analysis.output.traces import contention_of_traces
+from dpscope.analysis.runs.run_data import CellData
 from dpscope.analysis.traces.ranks.contention import NO_OVERLAP, NOTHING_FREE, Contention, contentions
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.records.run import Cell
 from tests.generated_traces.contended import Contended, write_contended_job
 from tests.generated_traces.ddp_schedule import DdpOptions
 from tests.generated_traces.generator import ddp_trace
@@ -38,7 +43,7 @@ def test_intervals_hold_the_planted_slowdown(tmp_path: Path, factor: float, shap
 
 def test_without_noise_the_factor_and_the_cost_are_exact(tmp_path: Path) -> None:
     analysis = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0)))
-    every, *operators = contention_records(analysis)
+    every, *operators = contention_of_traces(analysis)
     assert every["contention_ratio"] == pytest.approx(1.3)
     hidden_us = every["hidden_us"]
     assert isinstance(hidden_us, float)
@@ -58,7 +63,7 @@ def test_kernels_that_never_run_free_are_unknown_with_a_reason(tmp_path: Path) -
     analysis = analyzed(tmp_path, *(ddp_trace(rank, 2, DdpOptions()) for rank in range(2)))
     assert analysis.contentions.every is None
     assert analysis.contentions.reason.startswith(NOTHING_FREE)
-    (record,) = contention_records(analysis)
+    (record,) = contention_of_traces(analysis)
     assert (record["contention_us"], record["contention_ratio"]) == (None, None)
     assert record["missing"] == analysis.contentions.reason
 
@@ -73,6 +78,26 @@ def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
     assert min(one.ratio for one in found.by_operator) > 0.95
 
 
+@pytest.mark.parametrize("shapes", [True, False])
+def test_a_run_compares_with_one_device(tmp_path: Path, shapes: bool) -> None:
+    """The kernels of one device have the same classes; nothing else of them is the same trace."""
+    job = analyze_traces(write_contended_job(tmp_path, Contended(factor=1.3, shapes=shapes)))
+    alone = analyze_traces(write_contended_job(tmp_path / "one", Contended(overlap=False, shapes=shapes, seed=7), 1))
+    data = [
+        CellData(Cell("ddp" if devices > 1 else "single", devices, 8), None, kernels=analysis.kernels.assign(repeat=0))
+        for devices, analysis in ((2, job), (1, alone))
+    ]
+    found = cell_contentions(*data).every
+    assert found is not None
+    assert found.ratio_interval is not None
+    assert found.ratio_interval.low < 1.3 < found.ratio_interval.high
+    only_overlapped = replace(data[0], kernels=data[0].kernels[data[0].kernels["overlapped"]])
+    assert cell_contentions(only_overlapped, None).every is None
+    against_one = cell_contentions(only_overlapped, data[1]).every
+    assert against_one is not None
+    assert against_one.ratio == pytest.approx(found.ratio)
+
+
 def test_ranks_are_compared_with_themselves() -> None:
     """Rank 1's clock is half as fast; its kernels take twice as long, free or not."""
     rows = [
@@ -83,3 +108,13 @@ def test_ranks_are_compared_with_themselves() -> None:
     found = contentions(pd.DataFrame(rows)).every
     assert found is not None
     assert found.ratio == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("factor", "stated"), [(1.3, True), (1.0, False)])
+def test_the_cost_sentence_names_significant_contention_only(tmp_path: Path, factor: float, stated: bool) -> None:
+    found = analyze_traces(write_contended_job(tmp_path, Contended(factor=factor, seed=2))).ledger
+    assert found is not None
+    text = cost_text("DDP", "ddp", found, None)
+    assert "more is hidden behind compute" in text
+    assert ("which slows that compute (1.3" in text) is stated
+    assert ("and so costs" in text) is stated
