@@ -95,11 +95,14 @@ def _put_contention(row: Row, ledger: Ledger | None, data: CellData, single: Cel
     if ledger is not None and ledger.hidden_us is not None:
         row.contentions = cell_contentions(data, single)
         ledger, unknown = with_contention(ledger, row.contentions), row.contentions.reason
-    for column in ("contention_us", "contention_ratio"):
+    bounds = {
+        "contention_us": ledger.intervals.get("contention") if ledger is not None else None,
+        "contention_ratio": ledger.contention_ratio_interval if ledger is not None else None,
+    }
+    for column, interval in bounds.items():
         value = getattr(ledger, column) if ledger is not None else None
-        bounds = ledger.intervals.get(column.removesuffix("_us")) if ledger is not None else None
         row.put(unknown, **{column: value})
-        row.put_interval(unknown if value is None else _FEW_KERNELS, column, bounds)
+        row.put_interval(unknown if value is None else _FEW_KERNELS, column, interval)
     slowdown_us, contention_us = (ledger.slowdown_us, ledger.contention_us) if ledger is not None else (None, None)
     reason = unknown if slowdown_us is not None else _reason("slowdown", data)
     row.put(reason, other_slowdown_us=minus(slowdown_us, contention_us))

@@ -76,7 +76,7 @@ def _hidden(ledger: Ledger, unit: Unit) -> str:
 
 def _contention(ledger: Ledger) -> str:
     """What hiding costs, where that is significant."""
-    cost_us, ratios = ledger.contention_us, ledger.intervals.get("contention_ratio")
+    cost_us, ratios = ledger.contention_us, ledger.contention_ratio_interval
     if cost_us is None or ledger.contention_ratio is None or ratios is None or ratios.low <= 1.0:
         return ""
     factors = f"{ledger.contention_ratio:.2f}x; {CONFIDENCE:.0%} interval {ratios.low:.2f} to {ratios.high:.2f}"

@@ -9,6 +9,7 @@ from dpscope.analysis.findings.predictions import collective_table, off_notes
 from dpscope.analysis.findings.scaling import law_table, scaling_table
 from dpscope.analysis.findings.strategy_costs import cost_table
 from dpscope.analysis.report.comparison_tables import gap_table, views_by_name
+from dpscope.analysis.report.contention_table import contention_table
 from dpscope.analysis.report.link_projection import projection_table
 from dpscope.analysis.report.phase_table import run_phases
 from dpscope.analysis.report.wait_table import rank_table, run_waits
@@ -60,6 +61,7 @@ def report_tables(run: RunData, comparison: Comparison) -> dict[str, TextTable]:
         "scaling": scaling_table(comparison),
         "laws": law_table(comparison),
         "breakdown": views.get("breakdown"),
+        "contention": contention_table(comparison),
         "phases": views.get("phases"),
         "traffic": views.get("traffic"),
         "dp_phases": run_phases({data.cell.name: data.dp_phases for data in known}),

@@ -42,6 +42,17 @@ _DIFFERENCE = {
     "high": "Upper end of the speedup's 95% interval",
 }
 
+_CONTENTION = {
+    **_CELL_MEANING,
+    "operator": "The operator that launched the kernels; on a CPU an operator that calls no other",
+    "ratio": "Compute next to communication over the same compute on one device, or over the cell's own free kernels",
+    "95% interval": "Of the ratio; NA with too few kernels",
+    "hidden": "Communication behind this compute",
+    "cost": "What that communication costs the compute: hidden x (1 - 1/ratio)",
+    "net gain": "Hidden communication minus its cost",
+    "compared": "Share of the overlapped compute time for which comparable kernels ran without communication",
+}
+
 TRAINING_MEANINGS = {
     "test_accuracy": {
         **_CELL_MEANING,
@@ -288,6 +299,7 @@ _OF_TABLE = {
     "dp_phases": _PHASES,
     "ranks": _RANKS,
     "waits": _WAITS,
+    "contention": _CONTENTION,
     "identity": _IDENTITY,
     "reasons": _REASONS,
     "collectives": _COLLECTIVES,

@@ -81,7 +81,7 @@ SECTIONS = (
         "Phases and traffic of a step",
         "How much time does each phase take, and what was moved?",
         ("phases",),
-        ("breakdown", "phases", "traffic"),
+        ("breakdown", "contention", "phases", "traffic"),
         terms=("communication", "hidden", "exposed", "wait", "transfer", "idle"),
     ),
     Section(

@@ -97,9 +97,13 @@ def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
     if every.share_interval is not None:
         low, high = every.share_interval
         intervals["contention"] = Interval(low * hidden_us, high * hidden_us)
-    if every.ratio_interval is not None:
-        intervals["contention_ratio"] = every.ratio_interval
-    return replace(ledger, contention_us=every.cost_us(hidden_us), contention_ratio=every.ratio, intervals=intervals)
+    return replace(
+        ledger,
+        contention_us=every.cost_us(hidden_us),
+        contention_ratio=every.ratio,
+        contention_ratio_interval=every.ratio_interval,
+        intervals=intervals,
+    )
 
 
 def _with_keys(kernels: pd.DataFrame) -> pd.DataFrame:

@@ -52,6 +52,7 @@ class Ledger:
     slowdown_us: float | None = None
     contention_us: float | None = None  # of compute: what hidden communication costs
     contention_ratio: float | None = None  # compute next to communication over the same compute alone
+    contention_ratio_interval: Interval | None = None  # 95%
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95%, over repeats, by name without _us
 
     @property

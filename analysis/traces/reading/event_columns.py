@@ -287,7 +287,7 @@ def _shape(event: Event) -> int:
     """A checksum of an operator's input sizes, or of a kernel's grid and block; NONE where no size is recorded."""
     args = event.args
     text = bytes(args.input_dims) or bytes(args.grid) + bytes(args.block)
-    return zlib.crc32(text) if _DIGIT.search(text) else NONE
+    return zlib.crc32(text.translate(None, b" \t\r\n")) if _DIGIT.search(text) else NONE
 
 
 def _integers(values: list[Any]) -> IntColumn:

@@ -169,7 +169,7 @@ def test_data_parallel_runs_no_ring(tmp_path: Path) -> None:
 def test_json_holds_the_row_and_the_predictions_where_models_are_asked_for(traces: Path) -> None:
     analysis = analyze_traces([traces])
     plain, modelled = traces_json({"": analysis}, None), json.loads(traces_json({"": analysis}, reported(traces)))
-    assert set(json.loads(plain)) == {"steps", "collectives", "dp_phases", "waits", "findings"}
+    assert set(json.loads(plain)) == {"steps", "collectives", "dp_phases", "waits", "contention", "findings"}
     assert modelled["cells"][0]["ring_us"] == pytest.approx(390.4)
     assert modelled["cells"][0]["missing"]["batch_size"].startswith("traces alone")
     assert {one["kind"] for one in modelled["predictions"]} == {"all_reduce", "broadcast"}
